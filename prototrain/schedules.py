@@ -1,14 +1,15 @@
 """Learning-rate schedules: pure functions from the step to the value.
 
-Each function here returns a schedule. A schedule takes the number of completed steps, a Python int or an integer scalar
-tensor, and returns a float32 scalar tensor, eagerly and inside a graph. The arithmetic is in int64 and float64: float32
-cannot tell one step from the next beyond 2**24.
+Each function returns a schedule: from the number of completed steps, a Python int or an integer scalar tensor, to a
+float32 scalar tensor, eagerly and inside a graph. The arithmetic is in int64 and float64, since float32 cannot
+distinguish neighbouring steps beyond 2**24.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -37,7 +38,7 @@ def exponential(value: float, decay_rate: float, decay_steps: int, *, staircase:
         value: the value at step 0.
         decay_rate: the factor per `decay_steps`, above 0.
         decay_steps: a number of steps, at least 1.
-        staircase: whether the exponent is rounded down, so that the value falls once in `decay_steps`.
+        staircase: whether the exponent is rounded down.
 
     Raises:
         ConfigError: an argument is out of its range.
@@ -104,8 +105,7 @@ def cosine(initial: float, decay_steps: int, final: float = 0.0) -> Schedule:
     _require(decay_steps >= 1, f"cosine: decay_steps must be at least 1, got {decay_steps}")
 
     def schedule(step: Any) -> tf.Tensor:
-        share = tf.cast(tf.minimum(_int64(step), decay_steps), tf.float64) / decay_steps
-        return tf.cast(_half_cosine(share, initial, final), tf.float32)
+        return tf.cast(_half_cosine(_share(step, decay_steps), initial, final), tf.float32)
 
     return schedule
 
@@ -122,7 +122,7 @@ def polynomial(initial: float, decay_steps: int, final: float = 0.0, power: floa
     _require(power > 0, f"polynomial: power must be above 0, got {power}")
 
     def schedule(step: Any) -> tf.Tensor:
-        left = 1.0 - tf.cast(tf.minimum(_int64(step), decay_steps), tf.float64) / decay_steps
+        left = 1.0 - _share(step, decay_steps)
         return tf.cast(final + (initial - final) * tf.pow(left, tf.constant(power, tf.float64)), tf.float32)
 
     return schedule
@@ -139,10 +139,9 @@ def cosine_restarts(
     Args:
         initial: the top of the first cycle.
         first_period: the length of the first cycle in steps, at least 1.
-        period_factor: how many times longer each cycle is than the one before (the paper's T_mult); a whole number, so
-            that restarts fall on exact steps.
+        period_factor: the length of each cycle relative to the one before (the paper's T_mult), a whole number.
         initial_factor: the top of each cycle relative to the one before.
-        final: what each cycle falls to.
+        final: the end of each cycle.
 
     Raises:
         ConfigError: `first_period` or `period_factor` is below 1, or not whole.
@@ -182,9 +181,8 @@ def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
         return schedule
 
     def warmed(step: Any) -> tf.Tensor:
-        now = _int64(step)
-        target = tf.cast(schedule(tf.maximum(now, steps)), tf.float64)
-        share = tf.cast(tf.minimum(now, steps), tf.float64) / steps
+        target = tf.cast(schedule(tf.maximum(_int64(step), steps)), tf.float64)
+        share = _share(step, steps)
         # Written so that a share of 1 gives the schedule's own bits.
         return tf.cast(start * (1.0 - share) + target * share, tf.float32)
 
@@ -200,8 +198,8 @@ def from_config(config: Config) -> Schedule | None:
     method = config.get("model.lr_schedule.method")
     if method is None:
         return None
-    start = config["model.lr_schedule.warmup_start"]
-    return warmup(_of_method(config, method), config["model.lr_schedule.warmup_steps"], start)
+    steps, start = (config[f"model.lr_schedule.warmup_{name}"] for name in ("steps", "start"))
+    return warmup(_of_method(config, method), steps, start)
 
 
 def _of_method(config: Config, method: str) -> Schedule:
@@ -234,17 +232,16 @@ def _of_method(config: Config, method: str) -> Schedule:
 
 
 def _scalar(function: Callable[[tf.Tensor], Any], key: str) -> Schedule:
-    """Wrap a user's function, so that it always gets an int64 tensor and a wrong result is named."""
+    """A user's function as a schedule; an error about its result names the key."""
 
     def schedule(step: Any) -> tf.Tensor:
         result = function(_int64(step))
-        try:
+        value = tf.constant("")
+        with suppress(TypeError, ValueError):
             value = tf.convert_to_tensor(result)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{key}: must return a scalar number, got {type(result).__name__}") from error
-        if not (value.dtype.is_floating or value.dtype.is_integer) or value.shape.rank not in (0, None):
-            got = f"got shape {value.shape} and type {value.dtype.name}"
-            raise ConfigError(f"{key}: must return a scalar number, {got}")
+        is_number = value.dtype.is_floating or value.dtype.is_integer
+        if not is_number or value.shape.rank not in (0, None):
+            raise ConfigError(f"{key}: must return a scalar number, got {result!r}")
         return tf.cast(tf.ensure_shape(value, ()), tf.float32)
 
     return schedule
@@ -253,6 +250,11 @@ def _scalar(function: Callable[[tf.Tensor], Any], key: str) -> Schedule:
 def _int64(step: Any) -> tf.Tensor:
     # A Python int would become an int32 tensor, which ends at 2**31.
     return tf.constant(step, tf.int64) if isinstance(step, int) else tf.cast(step, tf.int64)
+
+
+def _share(step: Any, steps: int) -> tf.Tensor:
+    """Return the share of `steps` that is completed, at most 1, float64."""
+    return tf.cast(tf.minimum(_int64(step), steps), tf.float64) / steps
 
 
 def _passed(boundaries: Sequence[int], step: tf.Tensor) -> tf.Tensor:

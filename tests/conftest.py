@@ -48,7 +48,7 @@ COMPATIBILITY = (
     # Callbacks.
     "tests/callbacks/evaluation/test_validation.py::test_training_is_the_same_with_and_without",
     "tests/callbacks/hyperparameters/test_hyper_params.py",
-    "tests/callbacks/hyperparameters/test_learning_rate.py::test_each_step_has_its_rate_also_after_a_resume[adam]",
+    "tests/callbacks/hyperparameters/test_learning_rate.py::test_each_step_has_its_rate_also_after_a_resume",
     "tests/callbacks/writers/test_tensorboard_writer.py",
     "tests/callbacks/saving/test_model_saver.py",
     "tests/callbacks/stopping/test_stop_on_nan.py::test_without_it_the_run_goes_on",

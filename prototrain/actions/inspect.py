@@ -63,11 +63,9 @@ def callback_table(callbacks: Sequence[Callback]) -> Table:
 
 def _when(callback: Callback) -> str:
     if isinstance(callback, PeriodicTrigger):
-        units = {
-            "step": callback.every_k_steps, "epoch": callback.every_k_epochs, "second": callback.every_n_seconds
-        }  # fmt: skip
-        times = [f"after each {unit}" if k == 1 else f"every {k} {unit}s" for unit, k in units.items() if k]
-        times += ["before training"] * ("before_train" in callback.schedule)
+        intervals = callback.intervals.items()
+        times = [f"after each {unit[:-1]}" if k == 1 else f"every {k} {unit}" for unit, k in intervals]
+        times += ["before training"] * callback.is_due_at_start
         return " and ".join(times + ["at the end"] * callback.at_end)
     if isinstance(callback, ProxyCallback):
         return f"{_when(callback.callback)} ({type(callback).__name__})"

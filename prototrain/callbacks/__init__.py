@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     from prototrain.callbacks.monitor import Best, Monitor
     from prototrain.callbacks.profiling.graph_profiler import GraphProfiler
     from prototrain.callbacks.profiling.progress_bar import ProgressBar
-    from prototrain.callbacks.profiling.tensors import DumpParamAsImage, DumpTensorAsImage, DumpTensors, ProcessTensors
+    from prototrain.callbacks.profiling.tensors import (
+        ActivationSummary,
+        DumpParamAsImage,
+        DumpTensorAsImage,
+        DumpTensors,
+        ParamSummary,
+        ProcessTensors,
+        TensorSummary,
+    )
     from prototrain.callbacks.profiling.trackers import (
         EstimatedTimeLeft,
         GPUMemoryTracker,
@@ -39,9 +47,7 @@ if TYPE_CHECKING:
         HostMemoryTracker,
         ThroughputTracker,
     )
-    from prototrain.callbacks.saving.best_saver import MaxSaver, MinSaver
-    from prototrain.callbacks.saving.model_saver import ModelSaver
-    from prototrain.callbacks.saving.save_on_exit import SaveOnExit
+    from prototrain.callbacks.saving import MaxSaver, MinSaver, ModelSaver, SaveOnExit
     from prototrain.callbacks.scheduling import (
         AssignVariables,
         CallbackFactory,
@@ -54,7 +60,6 @@ if TYPE_CHECKING:
     from prototrain.callbacks.writers.mlflow_writer import MLflowWriter
     from prototrain.callbacks.writers.scalar_printer import ScalarPrinter
     from prototrain.callbacks.writers.summaries import GradientNorm, MovingAverageSummary, Summaries
-    from prototrain.callbacks.writers.tensor_summaries import ActivationSummary, ParamSummary, TensorSummary
     from prototrain.callbacks.writers.tensorboard_writer import TensorBoardWriter
     from prototrain.callbacks.writers.wandb_writer import WandbWriter
     from prototrain.checkpoint.weights import averaged_weights
@@ -75,19 +80,17 @@ _MODULES = {
     "callbacks.monitor": "Best Monitor",
     "callbacks.profiling.graph_profiler": "GraphProfiler",
     "callbacks.profiling.progress_bar": "ProgressBar",
-    "callbacks.profiling.tensors": "DumpParamAsImage DumpTensorAsImage DumpTensors ProcessTensors",
+    "callbacks.profiling.tensors": "ActivationSummary DumpParamAsImage DumpTensorAsImage DumpTensors ParamSummary "
+    "ProcessTensors TensorSummary",
     "callbacks.profiling.trackers": "EstimatedTimeLeft GPUMemoryTracker GPUUtilizationTracker "
     "HostMemoryTracker ThroughputTracker",
-    "callbacks.saving.best_saver": "MaxSaver MinSaver",
-    "callbacks.saving.model_saver": "ModelSaver",
-    "callbacks.saving.save_on_exit": "SaveOnExit",
+    "callbacks.saving": "MaxSaver MinSaver ModelSaver SaveOnExit",
     "callbacks.scheduling": "AssignVariables CallbackFactory EnableCallbackIf PeriodicCallback RunOp",
     "callbacks.stopping": "CheckNumerics EarlyStopping StopAfter StopOnNaN",
     "callbacks.writers.json_writer": "JSONWriter StatJSON",
     "callbacks.writers.mlflow_writer": "MLflowWriter",
     "callbacks.writers.scalar_printer": "ScalarPrinter",
     "callbacks.writers.summaries": "GradientNorm MovingAverageSummary Summaries",
-    "callbacks.writers.tensor_summaries": "ActivationSummary ParamSummary TensorSummary",
     "callbacks.writers.tensorboard_writer": "TensorBoardWriter",
     "callbacks.writers.wandb_writer": "WandbWriter",
     "checkpoint.weights": "averaged_weights",

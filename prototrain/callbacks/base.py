@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import IntEnum
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -13,30 +14,21 @@ from prototrain.errors import CallbackError
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-
+_HOOKS = ("before_train", "after_train", "before_epoch", "after_epoch", "before_run", "after_run")
+_TRIGGERS = ("trigger_step", "trigger_epoch", "trigger")
 _TENSORPACK = {
+    **{f"_{name}": name for name in (*_HOOKS, *_TRIGGERS, "chief_only")},
     "_setup_graph": "setup",
-    "_before_train": "before_train",
-    "_after_train": "after_train",
-    "_before_epoch": "before_epoch",
-    "_after_epoch": "after_epoch",
-    "_before_run": "before_run",
-    "_after_run": "after_run",
-    "_trigger_step": "trigger_step",
-    "_trigger_epoch": "trigger_epoch",
-    "_trigger": "trigger",
-    "_chief_only": "chief_only",
     "process_scalar": "put_scalar",
 }
-"""Names of hooks in tensorpack and their names here."""
 
 
 class Priority(IntEnum):
     """Order of callbacks within one hook, smallest first; equal ones keep the order of the list.
 
-    Callbacks that state no priority run with the evaluations, in the order of the list. Then those that decide by what
-    was measured, those that write and those that save follow, so that a checkpoint holds the measurements and decisions
-    of the same step. A checkpoint that a score points to is kept before other weights replace those that were measured.
+    By default callbacks run with the evaluations. Those that decide by what was measured, those that write and those
+    that save follow, so a checkpoint holds the measurements and decisions of its step. A best checkpoint is kept before
+    other weights replace those that were measured.
     """
 
     EVALUATE = 100
@@ -62,17 +54,15 @@ class Callback:
 
     Say *what* happens in `trigger`, and let the user say *when* with `every`: ``MyCallback().every(steps=100)``.
 
-    `self.trainer` gives access to the run. Its counters are `global_step`, `epoch_num`, `local_step`,
-    `steps_per_epoch`, `total_steps` and `is_endless`; `outputs` and `watched` hold the last step's values, `state` what
-    is in every checkpoint, `callbacks` all callbacks and `outcome`, in `after_train`, how the run has ended. Record
-    scalars with `monitors.put_scalar`, print with `log`, measure with `evaluate`, write a checkpoint with `save`, and
-    raise `StopTraining` to end the run. `Trainer` explains each of these.
+    `self.trainer` gives access to the run: `global_step`, `epoch_num`, `outputs`, `state`, and all that `Trainer`
+    explains. Record scalars with `trainer.monitors.put_scalar`, print with `trainer.log`, write a checkpoint with
+    `trainer.save`, and raise `StopTraining` to end the run.
 
     Attributes:
         trainer: the trainer, set before `setup`.
-        at_end: whether the callback is due at the end of a run that ends within an interval or an epoch. Set it to
-            False if `trigger` or `after_epoch` changes the training, so that a run that is extended later equals one
-            that never ended.
+        at_end: whether the callback is due at the end of a run that ends within an interval or an epoch. False if
+            `trigger` or `after_epoch` changes the training, so that a run that is extended later equals one that
+            never ended.
         chief_only: run only on the chief of several workers.
         priority: the order within a hook, see `Priority`.
         state_key: the name of this callback's state in a checkpoint; the class's name if None. Two callbacks with state
@@ -90,9 +80,9 @@ class Callback:
         super().__init_subclass__(**keywords)
         if cls.__module__.startswith("prototrain."):
             return
-        base = next(kind for kind in cls.__mro__[1:] if kind.__module__.startswith("prototrain."))
+        own = {name for kind in cls.__mro__ if not kind.__module__.startswith("prototrain.") for name in vars(kind)}
         for name, here in _TENSORPACK.items():
-            if name in vars(cls) and getattr(cls, here, None) is getattr(base, here, None):
+            if name in vars(cls) and here not in own:
                 raise CallbackError(f"{cls.__name__} has {name}, tensorpack's name of {here}; call it {here}")
 
     def setup(self) -> None:
@@ -110,8 +100,8 @@ class Callback:
     def before_epoch(self) -> None:
         """Called right before the steps of an epoch.
 
-        A run that is resumed within an epoch calls it again if the checkpoint has no state of this callback, and undoes
-        what that changes in `trainer.state`.
+        A run that is resumed within an epoch calls it again if the checkpoint has no state of this callback; changes
+        of `trainer.state` are then undone.
         """
 
     def after_epoch(self) -> None:
@@ -141,23 +131,17 @@ class Callback:
         """What this callback does, without knowing when."""
 
     def next_step(self, step: int) -> int | None:
-        """Return the next step at which `trigger_step` must run. The loop asks before each call of the trainer.
+        """Return the next step at which `trigger_step` must run, larger than `step`, or None if it is not known yet.
 
-        Args:
-            step: the number of completed steps.
-
-        Returns:
-            a number of completed steps larger than `step`, or None if it is not known yet. By default `step + 1` if the
-            class overrides `trigger_step`.
+        By default `step + 1` if the class overrides `trigger_step`. The loop asks before each call of the trainer.
         """
         return step + 1 if self.overrides("trigger_step") else None
 
     def watches(self) -> Collection[str] | None:
-        """Return the tensors that `trigger` needs from the step it runs after. Asked once, after `setup`.
+        """Return the names of tensors, in the model's mapping or in the batch, that `trigger` needs from its step.
 
-        Returns:
-            names of tensors in the model's mapping or in the batch, which `trainer.watched` then has, or None for
-            nothing. An empty collection asks for `trainer.summary_events` only.
+        They are then in `trainer.watched`. An empty collection asks for `trainer.summary_events` only, None for
+        nothing. Asked once, after `setup`.
         """
         return None
 
@@ -205,13 +189,6 @@ class Callback:
         return f"{self.name}()"
 
 
-def _forwarded(hook: str) -> Any:
-    def forward(self: ProxyCallback, *arguments: Any) -> Any:
-        return getattr(self.callback, hook)(*arguments)
-
-    return forward
-
-
 class ProxyCallback(Callback):
     """Forwards every hook to another callback. Base of callbacks that change when, or whether, another one runs.
 
@@ -241,20 +218,16 @@ class ProxyCallback(Callback):
         self.callback.trainer = self.trainer
         self.callback.setup()
 
-    check_run = _forwarded("check_run")
-    before_train = _forwarded("before_train")
-    after_train = _forwarded("after_train")
-    before_epoch = _forwarded("before_epoch")
-    after_epoch = _forwarded("after_epoch")
-    before_run = _forwarded("before_run")
-    after_run = _forwarded("after_run")
-    trigger_step = _forwarded("trigger_step")
-    trigger_epoch = _forwarded("trigger_epoch")
-    trigger = _forwarded("trigger")
-    next_step = _forwarded("next_step")
-    watches = _forwarded("watches")
-    state_dict = _forwarded("state_dict")
-    load_state_dict = _forwarded("load_state_dict")
+
+def _forwarding(hook: str) -> Callable[..., Any]:
+    def forward(self: ProxyCallback, *arguments: Any) -> Any:
+        return getattr(self.callback, hook)(*arguments)
+
+    return forward
+
+
+for _hook in (*_HOOKS, *_TRIGGERS, "check_run", "next_step", "watches", "state_dict", "load_state_dict"):
+    setattr(ProxyCallback, _hook, _forwarding(_hook))
 
 
 class PeriodicTrigger(ProxyCallback):
@@ -289,31 +262,22 @@ class PeriodicTrigger(ProxyCallback):
         super().__init__(callback)
         if not callback.overrides("trigger"):
             raise CallbackError(f"{callback.name} has no trigger(), so there is nothing to run at an interval")
-        intervals = {"steps": every_k_steps, "epochs": every_k_epochs, "seconds": every_n_seconds}
-        for unit, interval in intervals.items():
+        given = {"steps": every_k_steps, "epochs": every_k_epochs, "seconds": every_n_seconds}
+        self.intervals = {unit: interval for unit, interval in given.items() if interval is not None}
+        for unit, interval in self.intervals.items():
             kind = Real if unit == "seconds" else Integral  # NumPy's numbers too
-            right = isinstance(interval, kind) and not isinstance(interval, bool) and interval > 0
-            if interval is not None and not right:
+            if not isinstance(interval, kind) or isinstance(interval, bool) or not interval > 0:
                 raise CallbackError(f"{callback.name}: an interval in {unit} must be positive, got {interval!r}")
-        if not before_train and all(interval is None for interval in intervals.values()):
+        if not before_train and not self.intervals:
             raise CallbackError(f"{callback.name}: say how often, for example .every(steps=100)")
-        self.every_k_steps = None if every_k_steps is None else int(every_k_steps)
-        self.every_k_epochs = None if every_k_epochs is None else int(every_k_epochs)
-        self.every_n_seconds = every_n_seconds
-        self._before_train = before_train
+        self.is_due_at_start = before_train
         self._clock = clock
         self._last_time = clock()
         self._last_step = -1
 
     def __repr__(self) -> str:
-        return f"{self.callback!r}.every({self.schedule})"
-
-    @property
-    def schedule(self) -> str:
-        """The intervals in words, for tables."""
-        intervals = {"steps": self.every_k_steps, "epochs": self.every_k_epochs, "seconds": self.every_n_seconds}
-        words = [f"{unit}={interval}" for unit, interval in intervals.items() if interval is not None]
-        return ", ".join(words + ["before_train=True"] * self._before_train)
+        words = [f"{unit}={interval}" for unit, interval in self.intervals.items()]
+        return f"{self.callback!r}.every({', '.join(words + ['before_train=True'] * self.is_due_at_start)})"
 
     def setup(self) -> None:
         super().setup()
@@ -322,17 +286,17 @@ class PeriodicTrigger(ProxyCallback):
     def before_train(self) -> None:
         self.callback.before_train()
         self._last_time = self._clock()
-        if self._before_train and self.trainer.global_step == 0:
+        if self.is_due_at_start and self.trainer.global_step == 0:
             self.fire()
 
     def next_step(self, step: int) -> int | None:
         due = [self.trainer.total_steps] if self.at_end else []
-        if self.every_k_steps is not None:
-            due.append(_next_multiple(step, self.every_k_steps))
-        if self.every_k_epochs is not None:
-            due.append(_next_multiple(step, self.every_k_epochs * self.trainer.steps_per_epoch))
-        if self.every_n_seconds is not None and self._clock() - self._last_time >= self.every_n_seconds:
-            due.append(step + 1)
+        for unit, interval in self.intervals.items():
+            if unit != "seconds":
+                steps = int(interval) * (self.trainer.steps_per_epoch if unit == "epochs" else 1)
+                due.append((step // steps + 1) * steps)
+            elif self._clock() - self._last_time >= interval:
+                due.append(step + 1)
         return min(due, default=None)
 
     def trigger_step(self) -> None:
@@ -355,10 +319,6 @@ class PeriodicTrigger(ProxyCallback):
             self.trigger()
 
 
-def _next_multiple(step: int, interval: int) -> int:
-    return (step // interval + 1) * interval
-
-
 def chain(callback: Callback) -> Iterator[Callback]:
     """Yield a callback and, if it is a proxy, the callbacks that it stands for, the innermost last."""
     yield callback
@@ -370,4 +330,21 @@ def chain(callback: Callback) -> Iterator[Callback]:
 def innermost(callback: Callback) -> Callback:
     """Return the callback behind any number of proxies."""
     *_, found = chain(callback)
+    return found
+
+
+def compiled_pattern(who: str, pattern: str) -> re.Pattern[str]:
+    """Compile a regular expression that `who` was given; a CallbackError if it is none."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise CallbackError(f"{who}: {pattern!r} is not a regular expression: {error}") from error
+
+
+def matching_variables(who: str, variables: Mapping[str, Any], pattern: str) -> dict[str, Any]:
+    """The variables whose full names match a regular expression that `who` was given; a CallbackError if none does."""
+    compiled = compiled_pattern(who, pattern)
+    found = {name: variable for name, variable in variables.items() if compiled.fullmatch(name)}
+    if not found:
+        raise CallbackError(f"{who}: no trained variable has the name {pattern!r}; there are: {', '.join(variables)}")
     return found

@@ -6,11 +6,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback, chain, innermost
-from prototrain.callbacks.monitor import Monitor, runs_code_of_user
+from prototrain.callbacks.monitor import Monitor
+from prototrain.callbacks.scalar_registry import runs_code_of_user
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.signals import AFTER_STEP
 from prototrain.system.waiting import announcing
@@ -30,17 +31,13 @@ class CallbackGroup:
 
     Attributes:
         callbacks: in the order in which they run; only the chief has those that are `chief_only`.
-        unfinished: whether callbacks of the present step have still to run. A checkpoint records it; the resumed run
+        unfinished: whether callbacks of the current step have still to run. A checkpoint records it; the resumed run
             then calls all callbacks of that step again.
-        watching: whether a callback looks at the tensors of the step that `next_step` named last.
+        watching: whether a callback looks at the tensors of the step that `next_step` returned last.
         has_ended: whether `after_train` has begun.
         failure: the error that ended the run, for callbacks in `after_train`.
         late_failure: the first error of an `after_train`.
-        seconds: the time that each callback has taken.
         variables: those that callbacks change along with the iterations and save in their own state.
-
-    Raises:
-        CallbackError: something in the list is not a callback, or two callbacks would share their saved state.
     """
 
     def __init__(self, trainer: Trainer, callbacks: Iterable[Callback] = ()) -> None:
@@ -62,18 +59,15 @@ class CallbackGroup:
         self._in_epoch = False  # between `before_epoch` and `after_epoch`
         self._begun_at = -1  # the step of the last `before_epoch`
         self._triggered_at = -1  # the step of the last `trigger_epoch`
-        self._outer = sys.exception()  # what the caller is handling, which is no failure of this run
+        self._outer = sys.exception()  # an error that the caller is handling is no failure of this run
         self.unfinished = self.watching = self.has_ended = False
-        self.late_failure: BaseException | None = None
         self.failure: BaseException | None = None
-        self.seconds: dict[Callback, float] = dict.fromkeys(self.callbacks, 0.0)
+        self.late_failure: BaseException | None = None
         self.variables: list[Any] = []
+        self._seconds: dict[Callback, float] = dict.fromkeys(self.callbacks, 0.0)
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self.callbacks)
-
-    def __len__(self) -> int:
-        return len(self.callbacks)
 
     @property
     def watched_names(self) -> set[str]:
@@ -96,8 +90,7 @@ class CallbackGroup:
         """Give every callback its trainer and let it prepare."""
         self._trainer.monitors.attach(one for one in map(innermost, self.callbacks) if isinstance(one, Monitor))
         for callback in self.callbacks:
-            inner = innermost(callback)
-            earlier = vars(inner).get("trainer", self._trainer)
+            earlier = vars(innermost(callback)).get("trainer", self._trainer)
             if earlier is not self._trainer and earlier.global_step:
                 self._from_elsewhere.add(callback)
             callback.trainer = self._trainer
@@ -107,11 +100,7 @@ class CallbackGroup:
         self._watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
 
     def check(self) -> None:
-        """Let callbacks check, after a restore and before the run writes anything, that they can do their work.
-
-        Raises:
-            CallbackError: the run begins with the state that a callback has of a run of another trainer.
-        """
+        """Call `check_run` of all; refuse a new run with a callback that has the state of another one."""
         for callback in self._by_key.values():
             if callback in self._from_elsewhere and self._trainer.global_step == 0:
                 raise CallbackError(f"{callback!r} has the state of another trainer's run; make a new one for this run")
@@ -120,7 +109,7 @@ class CallbackGroup:
             self._trainer.stop.check()
 
     def before_train(self) -> None:
-        """Call `before_train` of all, also where one of them finds that there is nothing more to train."""
+        """Call `before_train` of all."""
         self._run("before_train", self._overriding["before_train"])
 
     def after_train(self) -> None:
@@ -137,8 +126,9 @@ class CallbackGroup:
                 if worst is None:
                     self.late_failure = error
                 else:
-                    worst.add_note(f"after_train of {callback.name} failed as well: {type(error).__name__}: {error}")
-                    self._trainer.log(f"after_train of {callback.name} failed: {type(error).__name__}: {error}")
+                    text = f"after_train of {callback.name} failed as well: {type(error).__name__}: {error}"
+                    worst.add_note(text)
+                    self._trainer.log(text)
         self._set_up = []
         if self.late_failure is not None:
             raise self.late_failure
@@ -148,13 +138,13 @@ class CallbackGroup:
     def before_run(self) -> None:
         """Call `before_run` of all, while an iteration is traced or, in Python, before it."""
         for callback in self._overriding["before_run"]:
-            with _Noting(callback, "before_run"):
+            with _naming(callback, "before_run"):
                 callback.before_run()
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         """Call `after_run` of all, while an iteration is traced or, in Python, after it."""
         for callback in self._overriding["after_run"]:
-            with _Noting(callback, "after_run"):
+            with _naming(callback, "after_run"):
                 callback.after_run(outputs)
 
     # -- epochs and steps ---------------------------------------------------------------------------------------------
@@ -162,7 +152,7 @@ class CallbackGroup:
     def before_epoch(self) -> None:
         """Call `before_epoch` of all.
 
-        Where a run is resumed within an epoch, that was done before the checkpoint: this calls those of which the
+        If a run is resumed within an epoch, that was done before the checkpoint: this calls those of which the
         checkpoint has no state, and undoes what they change in the trainer's state.
         """
         step, due = self._trainer.counter.step, self._overriding["before_epoch"]
@@ -175,21 +165,10 @@ class CallbackGroup:
             self._run("before_epoch", [callback for callback in due if callback not in self._restored])
 
     def next_step(self, after: int | None = None) -> int:
-        """Ask every callback for its next step.
-
-        Args:
-            after: a number of completed steps; by default the present one.
-
-        Returns:
-            the nearest step, at most the end of the epoch or of the run.
-
-        Raises:
-            CallbackError: a callback named a step that is over.
-        """
-        trainer = self._trainer
-        step = trainer.counter.step if after is None else after
+        """The nearest step that a callback asks for after this one, at most the end of the epoch or of the run."""
+        step = self._trainer.counter.step if after is None else after
         self._due = []
-        end = nearest = trainer.run.next_boundary
+        end = nearest = self._trainer.run.next_boundary
         for callback in self._scheduled:
             due = callback.next_step(step)
             if due is None:
@@ -200,13 +179,13 @@ class CallbackGroup:
             nearest = min(nearest, due)
         if self._watchers:
             watching = [callback for callback, due in self._due if due == nearest]
-            if nearest == end:  # periodic ones have said what they want of the end of an epoch
+            if nearest == end:  # periodic ones have said whether they are due at the end of an epoch
                 watching += [callback for callback in self._by_epoch if not isinstance(callback, PeriodicTrigger)]
             self.watching = any(callback in self._watchers for callback in watching)
         return nearest
 
     def trigger_step(self) -> None:
-        """Run the callbacks that asked for the present step."""
+        """Run the callbacks that asked for the current step."""
         step = self._trainer.counter.step
         self._stepped = self.unfinished = True
         is_last = step < self._trainer.run.next_boundary
@@ -219,11 +198,11 @@ class CallbackGroup:
             self.trigger_step()
 
     def after_epoch(self) -> None:
-        """Call `after_epoch`; where the end of the run cuts the epoch short, only of those that are due `at_end`."""
+        """Call `after_epoch`; if the end of the run cuts the epoch short, only of those that are due `at_end`."""
         if self._in_epoch:
             self._in_epoch = False
-            due = [one for one in self._overriding["after_epoch"] if one.at_end or not self._is_cut]
-            self._run("after_epoch", due)
+            due = self._overriding["after_epoch"]
+            self._run("after_epoch", [callback for callback in due if callback.at_end or not self._is_cut])
 
     def trigger_epoch(self) -> None:
         """Run the callbacks that are due after an epoch, or at the end of the run."""
@@ -236,11 +215,10 @@ class CallbackGroup:
         self._run("trigger_epoch", due, is_last=True)
 
     def trigger_last(self) -> None:
-        """Run what is due where a run ends early; `total_steps` is the present step by now."""
+        """Run the callbacks that are due when a run ends early; `total_steps` is the current step by then."""
         if not self._stepped and not self.unfinished:
             return
-        hooks = (self.after_epoch, self.trigger_epoch) if self._stepped else (self.repeat_step, self.trigger_epoch)
-        for hook in hooks:
+        for hook in (self.after_epoch if self._stepped else self.repeat_step, self.trigger_epoch):
             with suppress(StopTraining):
                 hook()
 
@@ -249,16 +227,11 @@ class CallbackGroup:
         return self._trainer.local_step != self._trainer.steps_per_epoch
 
     def _run(self, hook: str, callbacks: Sequence[Callback], *, is_last: bool = False) -> None:
-        """Call a hook of several callbacks.
+        """Call a hook of several callbacks, which are the last ones of the step if `is_last`.
 
-        One that raises StopTraining does not keep the others from this step: its scalars are still written and its
-        checkpoint is still saved, then the run ends.
-
-        Args:
-            hook: its name.
-            callbacks: in their order.
-            is_last: whether the step's callbacks have all run then. A checkpoint that one of them writes counts those
-                behind it as done if they only save.
+        If one raises StopTraining, the others run as well: the step's scalars are still written and its checkpoint is
+        still saved, then the run ends. A checkpoint that one of them writes counts those behind it as done if they
+        only save.
         """
         stop: StopTraining | None = None
         at_start = hook == "before_train" or (hook == "before_epoch" and not self._stepped)
@@ -286,26 +259,22 @@ class CallbackGroup:
             raise stop
 
     def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
-        """Call one hook: what it records bears its name, its time is taken, and a stop says what it waits for.
+        """Call one hook, and take its time.
 
-        A second signal interrupts the user's code.
-
-        Args:
-            callback: whose hook.
-            hook: its name.
-            at_start: whether this is before the first step, where long operations are announced.
+        Errors, messages about a stop, and the scalars that it records name the callback. A second signal interrupts
+        the user's code.
         """
         trainer, label = self._trainer, self._labels[callback]
         shown = "before_train" if hook == "check_run" else hook
         what, when = f"{shown} of {label}", None if at_start else AFTER_STEP
-        is_end, is_of_user = hook == "after_train", callback in self._of_user
+        waiting = trainer.stop.waiting_for(what, when=when, interruptible=callback in self._of_user)
         begin = time.perf_counter()
         try:
             with (
-                _Noting(callback, shown),
+                _naming(callback, shown),
                 announcing(what, trainer.log) if at_start else nullcontext(),
-                nullcontext() if is_end else trainer.stop.waiting_for(what, when=when, interruptible=is_of_user),
-                trainer.monitors.recorded_by(label),
+                nullcontext() if hook == "after_train" else waiting,
+                trainer.monitors.registry.recorded_by(label),
             ):
                 if hook == "setup":  # no monitor is set up yet
                     callback.setup()
@@ -315,7 +284,7 @@ class CallbackGroup:
                 for event in trainer.summaries.take():
                     trainer.monitors.put_summary(event.summary)
         finally:
-            self.seconds[callback] += time.perf_counter() - begin
+            self._seconds[callback] += time.perf_counter() - begin
 
     # -- what a checkpoint holds --------------------------------------------------------------------------------------
 
@@ -325,47 +294,45 @@ class CallbackGroup:
         return sorted(self._by_key)
 
     def state_dict(self) -> dict[str, Any]:
-        """The callbacks' states by key, and whether all callbacks of the present step have run."""
+        """The callbacks' states by key, and whether all callbacks of the current step have run."""
         with announcing("asking the callbacks for their states", self._trainer.log):
             states = {key: callback.state_dict() for key, callback in self._by_key.items()}
         return {"states": states, "unfinished": self.unfinished, "epoch_begun_at": self._begun_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give every callback its state back, if the checkpoint has one of it."""
+        """Restore the state of every callback that the checkpoint has one of."""
         for key, callback in self._by_key.items():
             if key in state["states"]:
                 try:
                     callback.load_state_dict(state["states"][key])
                 except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                    said = f"{type(error).__name__}: {error}"
-                    raise CheckpointError(f"the state of {key} cannot be taken back: {said}") from error
+                    text = f"{type(error).__name__}: {error}"
+                    raise CheckpointError(f"the state of {key} cannot be restored: {text}") from error
                 if callback.overrides("state_dict"):
                     self._restored.add(callback)
         self.unfinished, self._begun_at = bool(state["unfinished"]), int(state["epoch_begun_at"])
 
     def times(self) -> dict[str, float]:
         """The seconds that each callback has taken, by name, the longest first."""
-        longest = sorted(self.seconds.items(), key=lambda item: -item[1])
+        longest = sorted(self._seconds.items(), key=lambda item: -item[1])
         return {self._labels[callback]: taken for callback, taken in longest}
 
 
-class _Noting:
-    """Notes on an error which hook of which callback it came from."""
-
-    def __init__(self, callback: Callback, hook: str) -> None:
-        self._callback, self._hook = callback, hook
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, StopTraining):
-            error.add_note(f"in {self._hook} of {self._callback.name}")
+@contextmanager
+def _naming(callback: Callback, hook: str) -> Iterator[None]:
+    """Add to an error which hook of which callback it came from."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, StopTraining):
+            error.add_note(f"in {hook} of {callback.name}")
+        raise
 
 
 def _runs_each_step(callback: Callback) -> bool:
     for one in chain(callback):
         if isinstance(one, PeriodicTrigger):
-            return one.every_k_steps == 1
+            return one.intervals.get("steps") == 1
         if isinstance(one, ProxyCallback) and type(one).next_step is not ProxyCallback.next_step:
             return False  # has a schedule
     inner = innermost(callback)
@@ -377,31 +344,22 @@ def _is_periodic(callback: Callback) -> bool:
 
 
 def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a list") -> list[Callback]:
-    """The members of a list of callbacks.
-
-    Args:
-        callbacks: the list.
-        of: what an error says of something else than a list.
-
-    Raises:
-        CallbackError: it is not a list, something in it is not a callback, or one is in it twice.
-    """
+    """The members of a list of callbacks; a CallbackError, beginning with `of`, if it is something else."""
     if isinstance(callbacks, Callback):
         raise CallbackError(f"{of}; write [{callbacks!r}]")
     if not isinstance(callbacks, Iterable):
-        kind = "None" if callbacks is None else type(callbacks).__name__
-        raise CallbackError(f"{of}, not {kind}{'; use [] for none' if callbacks is None else ''}")
+        raise CallbackError(f"{of}, not {callbacks!r}; use [] for none")
     found = list(callbacks)
     for callback in found:
         if not isinstance(callback, Callback):
-            raise CallbackError(f"not a callback: {_not_one(callback)}")
+            raise CallbackError(f"not a callback: {_hint(callback)}")
         if sum(other is callback for other in found) > 1:
             raise CallbackError(f"{callback!r} is in the list twice; make a second one")
     return found
 
 
-def _not_one(value: Any) -> str:
-    """Say what is in the list, and what to write instead."""
+def _hint(value: Any) -> str:
+    """Describe something that is not a callback, with what to write instead."""
     kind = value if isinstance(value, type) else type(value)
     keras = sys.modules.get("keras")
     if keras is not None and issubclass(kind, keras.callbacks.Callback):
@@ -429,11 +387,10 @@ def _by_state_key(callbacks: Iterable[Callback]) -> dict[str, Callback]:
     for callback in callbacks:
         if callback.state_key is None and not callback.overrides("state_dict"):
             continue
-        key = callback.state_key or callback.name
-        if key in keys:
+        other = keys.setdefault(callback.state_key or callback.name, callback)
+        if other is not callback:
             raise CallbackError(
-                f"two callbacks would save their state as {key!r} ({keys[key]!r} and {callback!r}); "
-                "give one of them another state_key"
+                f"two callbacks would save their state as {callback.state_key or callback.name!r} ({other!r} and "
+                f"{callback!r}); give one of them another state_key"
             )
-        keys[key] = callback
     return keys

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 Startable = threading.Thread | BaseProcess
+_COMMAND_SECONDS = 10.0
 
 
 class DebugShell(Callback):
-    """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch` at hand.
+    """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch` as variables.
 
     Leaving the shell (Ctrl-D) continues the run, whatever was raised in it.
     """
@@ -35,13 +36,15 @@ class DebugShell(Callback):
 
 
 class InjectShell(Callback):
-    """Opens the same shell as `DebugShell` when a file exists as it is triggered.
+    """Opens the same shell as `DebugShell` if a file exists when it is triggered.
 
-    ``touch INJECT_SHELL.tmp`` asks for it; the file is deleted. ``InjectShell().every(seconds=5)`` looks often at no
-    cost. Without a terminal to read from, it prints a line and the run continues.
+        InjectShell().every(seconds=5)
+
+    ``touch INJECT_SHELL.tmp`` asks for it; the file is deleted. Without a terminal to read from, it prints a line and
+    the run continues.
 
     Args:
-        file: the file, seen from the directory that the run was started in.
+        file: the file, relative to the directory that the run was started in.
     """
 
     def __init__(self, file: str | Path = "INJECT_SHELL.tmp") -> None:
@@ -58,29 +61,30 @@ class InjectShell(Callback):
 
 
 def open_shell(trainer: Trainer) -> None:
-    """Open IPython with a trainer and what belongs to it at hand."""
+    """Open IPython with a trainer, its model, config and first batch as variables."""
     names: dict[str, Any] = {
         "trainer": trainer,
         "model": getattr(trainer, "model", None),
         "config": trainer.config,
         "batch": getattr(getattr(trainer, "data", None), "first_batch", None),
     }
-    banner = "trainer, model, config, batch are at hand; trainer.run_steps(1) trains a step, Ctrl-D continues\n"
-    with trainer.stop.suspended():  # Ctrl-C is to interrupt what was typed, not the run
+    banner = "variables: trainer, model, config, batch; trainer.run_steps(1) trains a step, Ctrl-D continues\n"
+    with trainer.stop.suspended():  # Ctrl-C interrupts the shell's command, not the run
         import IPython  # takes a second, and few runs open a shell
 
         IPython.embed(user_ns=names, banner1=banner, colors="neutral")
 
 
 class SendMonitorData(Callback):
-    """Runs a shell command with the newest values of scalars in it, whenever triggered. A failure is reported once.
+    """Runs a shell command with the newest values of scalars in it, whenever triggered.
 
-        SendMonitorData("curl -s -d 'loss={vld/loss}' https://example.org/runs/7", ["vld/loss"])
+        SendMonitorData("curl -s -d 'loss={vld/loss}' https://example.org/runs/7", ["vld/loss"]).every(steps=100)
+
+    A command that takes more than ten seconds is given up. A failure is reported once.
 
     Args:
         command: its ``{name}`` fields are replaced by the values; ``{{`` and ``}}`` stand for braces.
         names: of the scalars; the command is not run before all of them have a value.
-        timeout: seconds after which the command is given up.
 
     Raises:
         CallbackError: the command has a field that is not among the names.
@@ -88,14 +92,13 @@ class SendMonitorData(Callback):
 
     priority = Priority.WRITE
 
-    def __init__(self, command: str, names: str | Sequence[str], *, timeout: float = 10.0) -> None:
+    def __init__(self, command: str, names: str | Sequence[str]) -> None:
         self.command = command
         self.names = [names] if isinstance(names, str) else list(names)
-        self._timeout = timeout
-        self._reported = False
+        self._has_failed = False
         try:
             command.format(**dict.fromkeys(self.names, 0.0))
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
+        except (LookupError, ValueError, AttributeError) as error:
             raise CallbackError(f"SendMonitorData: {command!r} does not fit the names {self.names}: {error}") from error
 
     def trigger(self) -> None:
@@ -103,20 +106,19 @@ class SendMonitorData(Callback):
         if not set(self.names) <= set(monitors.names()):
             return
         command = self.command.format(**{name: monitors.latest(name) for name in self.names})
-        problem = ""
         try:
-            done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=self._timeout)
-            if done.returncode:
-                problem = f"exit code {done.returncode}: {done.stderr.strip()}"
-        except (OSError, subprocess.TimeoutExpired) as error:
-            problem = str(error)
-        if problem and not self._reported:
-            self._reported = True
-            self.trainer.log(f"WARNING: SendMonitorData failed: {problem}; this is reported once")
+            subprocess.run(command, shell=True, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            stderr = getattr(error, "stderr", None) or ""
+            if not self._has_failed:
+                self.trainer.log(f"WARNING: SendMonitorData failed: {error} {stderr.strip()}; this is reported once")
+            self._has_failed = True
 
 
 class StartProcOrThread(Callback):
     """Starts processes or threads before the first step and ends them after the last.
+
+        StartProcOrThread(threading.Thread(target=serve), stop=server.shutdown)
 
     A process is terminated, and killed if that does not end it. A thread cannot be terminated: `stop` has to tell it to
     end. A thread that does not end is reported and left as a daemon, with which Python can exit.
@@ -127,8 +129,7 @@ class StartProcOrThread(Callback):
         timeout: the seconds that all of them together have to end.
 
     Raises:
-        CallbackError: an object in the list is neither a process nor a thread; when the run begins, if one was
-            started before.
+        CallbackError: when the run begins, if one of them cannot be started, such as one that was started before.
     """
 
     def __init__(
@@ -138,10 +139,7 @@ class StartProcOrThread(Callback):
         stop: Callable[[], Any] | None = None,
         timeout: float = 5.0,
     ) -> None:
-        self._all = [startable] if isinstance(startable, (threading.Thread, BaseProcess)) else list(startable)
-        for one in self._all:
-            if not isinstance(one, (threading.Thread, BaseProcess)):
-                raise CallbackError(f"StartProcOrThread: neither a process nor a thread: {one!r}")
+        self._all = [startable] if isinstance(startable, Startable) else list(startable)
         self._stop = stop
         self._timeout = timeout
         self._started: list[Startable] = []
@@ -160,16 +158,16 @@ class StartProcOrThread(Callback):
         started, self._started = self._started, []
         if self._stop is not None:
             self._stop()
-        processes = [one for one in started if isinstance(one, BaseProcess)]
-        for process in processes:
-            process.terminate()
+        for one in started:
+            if isinstance(one, BaseProcess):
+                one.terminate()
         until = time.monotonic() + self._timeout
         for one in started:
-            if one in processes or self._stop is not None:
+            if isinstance(one, BaseProcess) or self._stop is not None:
                 one.join(max(until - time.monotonic(), 0.0))
                 if one.is_alive():
                     end = "is killed" if isinstance(one, BaseProcess) else "is left running"
                     self.trainer.log(f"StartProcOrThread: {one.name} did not end when it was told to, and {end}")
-        for process in processes:
-            process.kill()
-            process.join()
+            if isinstance(one, BaseProcess):
+                one.kill()
+                one.join()

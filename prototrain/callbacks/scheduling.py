@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, ProxyCallback
-from prototrain.callbacks.writers.tensor_summaries import matching
+from prototrain.callbacks.base import Callback, ProxyCallback, matching_variables
 from prototrain.errors import CallbackError
 from prototrain.tf_private import KerasVariable
 
@@ -29,7 +28,7 @@ class CallbackFactory(Callback):
         before_train: see `Callback.before_train`.
         trigger: see `Callback.trigger`.
         after_train: see `Callback.after_train`.
-        priority: when it runs among those of the same hook, see `Priority`.
+        priority: the order within a hook, see `Priority`.
     """
 
     def __init__(
@@ -41,13 +40,12 @@ class CallbackFactory(Callback):
         after_train: Hook | None = None,
         priority: int = Callback.priority,
     ) -> None:
-        self._hooks = {"setup": setup, "before_train": before_train, "trigger": trigger, "after_train": after_train}
+        self._functions = {"setup": setup, "before_train": before_train, "trigger": trigger, "after_train": after_train}
         self.priority = priority
 
     def overrides(self, hook: str) -> bool:
-        if hook == "trigger_epoch":
-            hook = "trigger"  # what it does after an epoch is its trigger
-        return self._hooks[hook] is not None if hook in self._hooks else super().overrides(hook)
+        hook = "trigger" if hook == "trigger_epoch" else hook
+        return self._functions[hook] is not None if hook in self._functions else super().overrides(hook)
 
     def setup(self) -> None:
         self._call("setup")
@@ -62,7 +60,7 @@ class CallbackFactory(Callback):
         self._call("after_train")
 
     def _call(self, hook: str) -> None:
-        function = self._hooks[hook]
+        function = self._functions[hook]
         if function is not None:
             function(self)
 
@@ -73,7 +71,7 @@ class RunOp(Callback):
         RunOp(lambda: target.assign(weights))
 
     Args:
-        function: called without arguments, such as ``lambda: target.assign(weights)``.
+        function: called without arguments.
         run_before: call it before the first step of training (not of a resumed run).
         run_as_trigger: call it in `trigger`, by default after each epoch.
         run_step: add it to every iteration; it is then traced into the compiled step and may use TensorFlow ops only.
@@ -98,27 +96,20 @@ class RunOp(Callback):
             )
         self.function = function
         self._run_before = run_before
-        self._run_as_trigger = run_as_trigger
-        self._run_step = run_step
+        self._runs = {"after_run": run_step, "trigger": run_as_trigger, "trigger_epoch": run_as_trigger}
 
     def overrides(self, hook: str) -> bool:
-        if hook == "after_run":
-            return self._run_step
-        if hook in ("trigger", "trigger_epoch"):
-            return self._run_as_trigger
-        return super().overrides(hook)
+        return self._runs[hook] if hook in self._runs else super().overrides(hook)
 
     def before_train(self) -> None:
         if self._run_before and self.trainer.global_step == 0:
             self.function()
 
     def after_run(self, outputs: dict[str, Any]) -> None:
-        if self._run_step:
-            self.function()
+        self.function()
 
     def trigger(self) -> None:
-        if self._run_as_trigger:
-            self.function()
+        self.function()
 
 
 class AssignVariables(Callback):
@@ -129,7 +120,7 @@ class AssignVariables(Callback):
     Args:
         function: from a variable to its new value, or to None to leave it; traced, so that it may use TensorFlow
             operations only.
-        regex: matches whole names of trained variables.
+        regex: matches full names of trained variables.
 
     Raises:
         CallbackError: at setup, if no trained variable has such a name.
@@ -142,7 +133,7 @@ class AssignVariables(Callback):
         self.regex = regex
 
     def setup(self) -> None:
-        self._variables = matching(self.name, self.trainer.trained_variables, self.regex)
+        self._variables = matching_variables(self.name, self.trainer.trained_variables, self.regex)
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         trained = getattr(self.trainer, "trainable", self._variables)  # without those that are frozen for now
@@ -152,20 +143,8 @@ class AssignVariables(Callback):
                 variable.assign(value)
 
 
-def _if_enabled(hook: str) -> Any:
-    def forward(self: ConditionalCallback) -> None:
-        if self.is_enabled():
-            getattr(self.callback, hook)()
-
-    return forward
-
-
-class ConditionalCallback(ProxyCallback):
-    """Forwards hooks only while `is_enabled` is true; `setup`, `before_train` and `after_train` always.
-
-    Args:
-        callback: the callback to pass hooks on to.
-    """
+class _ConditionalCallback(ProxyCallback):
+    """Forwards hooks only while `is_enabled` is true; `setup`, `before_train` and `after_train` always."""
 
     def is_enabled(self) -> bool:
         """Whether the hooks on the host run now."""
@@ -174,28 +153,32 @@ class ConditionalCallback(ProxyCallback):
     def overrides(self, hook: str) -> bool:
         return self.callback.overrides(hook)
 
-    before_epoch = _if_enabled("before_epoch")
-    after_epoch = _if_enabled("after_epoch")
-    trigger_step = _if_enabled("trigger_step")
-    trigger_epoch = _if_enabled("trigger_epoch")
-    trigger = _if_enabled("trigger")
+
+def _forwarding_if_enabled(hook: str) -> Callable[[_ConditionalCallback], None]:
+    def forward(self: _ConditionalCallback) -> None:
+        if self.is_enabled():
+            getattr(self.callback, hook)()
+
+    return forward
 
 
-class EnableCallbackIf(ConditionalCallback):
+for _hook in ("before_epoch", "after_epoch", "trigger_step", "trigger_epoch", "trigger"):
+    setattr(_ConditionalCallback, _hook, _forwarding_if_enabled(_hook))
+
+
+class EnableCallbackIf(_ConditionalCallback):
     """Runs the hooks of another callback only while a condition holds.
 
     Args:
-        callback: whose hooks are run.
+        callback: its hooks are run.
         condition: takes the trainer; called right before a hook.
 
     Raises:
-        CallbackError: the condition is not a function, or the callback has hooks that are traced into the step.
+        CallbackError: the callback has hooks that are traced into the step.
     """
 
     def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
         super().__init__(callback)
-        if not callable(condition):
-            raise CallbackError(f"EnableCallbackIf of {callback.name}: the condition must be a function of the trainer")
         if callback.overrides("before_run") or callback.overrides("after_run"):
             raise CallbackError(
                 f"EnableCallbackIf of {callback.name}: its before_run or after_run is traced into the step; use "
@@ -207,14 +190,14 @@ class EnableCallbackIf(ConditionalCallback):
         return bool(self._condition(self.trainer))
 
 
-class PeriodicCallback(ConditionalCallback):
+class PeriodicCallback(_ConditionalCallback):
     """Runs all hooks of another callback only in every k-th step or epoch.
 
     `PeriodicTrigger` is about `trigger` alone and replaces the callback's schedule; this one thins it out, including
     hooks that are traced into the step. With both intervals a hook runs when either fits.
 
     Args:
-        callback: whose hooks are run.
+        callback: its hooks are run.
         every_k_steps: enable it in the steps whose number is a multiple of this.
         every_k_epochs: enable it in the epochs whose number is a multiple of this.
 
@@ -227,12 +210,12 @@ class PeriodicCallback(ConditionalCallback):
     ) -> None:
         super().__init__(callback)
         given = [interval for interval in (every_k_steps, every_k_epochs) if interval is not None]
-        if not given or not all(isinstance(k, Integral) and not isinstance(k, bool) and k > 0 for k in given):
+        if not given or not all(isinstance(k, Integral) and k > 0 for k in given):
             raise CallbackError(
                 f"PeriodicCallback of {callback.name}: give every_k_steps or every_k_epochs, a positive whole number"
             )
-        self._every_k_steps = None if every_k_steps is None else int(every_k_steps)
-        self._every_k_epochs = None if every_k_epochs is None else int(every_k_epochs)
+        self._every_k_steps = every_k_steps and int(every_k_steps)
+        self._every_k_epochs = every_k_epochs and int(every_k_epochs)
 
     def is_enabled(self) -> bool:
         return bool(self._fits(self.trainer.global_step, self.trainer.epoch_num))
@@ -244,7 +227,7 @@ class PeriodicCallback(ConditionalCallback):
         self._run_in_step("after_run", outputs)
 
     def _run_in_step(self, hook: str, *arguments: Any) -> None:
-        """Run a hook if the step that is under way is its turn: a bool in Python, and a tensor where it is traced."""
+        """Run a hook if the current step is one of the chosen: a bool in Python, and a tensor if it is traced."""
         completed = self.trainer.counter.begun
         fits = self._fits(completed + 1, completed // self.trainer.steps_per_epoch + 1)
 

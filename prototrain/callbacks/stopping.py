@@ -1,8 +1,7 @@
-"""Callbacks that end a run: after a time, without improvement, and when numbers are not finite."""
+"""Callbacks that end a run: after a time, without improvement, and at non-finite numbers."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.base import Callback, Priority, compiled_pattern
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.checkpoint.weights import AVERAGES
@@ -21,23 +20,23 @@ from prototrain.tf_private import KerasVariable
 class EarlyStopping(Callback):
     """Ends the run when a scalar has not improved in so many measurements.
 
-    Trigger it where the scalar is measured: ``.every(steps=100)`` with ``Validation().every(steps=100)``. A run that
-    was stopped stays stopped: started again it ends at once, unless it is given more patience.
+        EarlyStopping("vld/loss", mode="min", patience=3).every(steps=100)  # with Validation().every(steps=100)
 
-    With `restore_best`, the model's variables, and their moving averages if there are any, get their best values back
-    when this ends the run, so the last checkpoint holds them; unless `MinSaver` or `MaxSaver` keeps that very step for
-    another score. A run that ends otherwise keeps its last values. The best values are part of every checkpoint, which
-    grows by the size of the model.
+    A run that was stopped stays stopped: started again it ends at once, unless it is given more patience.
+
+    With `restore_best`, the model's variables and their moving averages get their best values back when this ends the
+    run, so the last checkpoint holds them, unless `MinSaver` or `MaxSaver` keeps that very step for another score. The
+    best values are part of every checkpoint, which grows by the size of the model.
 
     Args:
         stat: the scalar's name, such as "vld/loss".
         mode: "min" if the scalar should become smaller, "max" if larger.
-        patience: how many measurements in a row may bring no improvement.
+        patience: the number of measurements in a row without improvement that ends the run.
         min_delta: by how much, at least, a value must be better to count.
         restore_best: whether the model gets its best weights back when this ends the run.
 
     Raises:
-        CallbackError: an argument is out of its range; while training, if the scalar was not measured at the present
+        CallbackError: an argument is out of its range; while training, if the scalar was not measured at the current
             step.
     """
 
@@ -48,8 +47,8 @@ class EarlyStopping(Callback):
     def __init__(
         self, stat: str, *, mode: Mode, patience: int, min_delta: float = 0.0, restore_best: bool = False
     ) -> None:
-        if not isinstance(patience, int | np.integer) or isinstance(patience, bool) or patience < 1:
-            raise CallbackError(f"EarlyStopping: patience must be a whole number of at least 1, got {patience!r}")
+        if patience < 1:
+            raise CallbackError(f"EarlyStopping: patience must be at least 1, got {patience!r}")
         self.stat = stat
         self.patience = patience
         self.state_key = f"EarlyStopping/{stat}"
@@ -62,12 +61,10 @@ class EarlyStopping(Callback):
         self._copies: list[tuple[Any, tf.Variable]] = []
 
     def setup(self) -> None:
-        if self._restore_best:
-            self._copies = self._copy_variables()
-
-    def _copy_variables(self) -> list[tuple[Any, tf.Variable]]:
+        if not self._restore_best:
+            return
         state = self.trainer.state
-        mine = f"{OF_CALLBACKS}{self.state_key}/"
+        prefix = f"{OF_CALLBACKS}{self.state_key}/"
         model = self.trainer.model_variables
         if not model:
             raise CallbackError(
@@ -76,12 +73,12 @@ class EarlyStopping(Callback):
         # With averages, it is those that were measured.
         model = {**model, **{name: entry for name, entry in state.items() if name.startswith(AVERAGES)}}
         for name, variable in model.items():
-            if mine + name not in state:
-                state[mine + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
-        return [(variable, state[mine + name]) for name, variable in model.items()]
+            if prefix + name not in state:
+                state[prefix + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
+        self._copies = [(variable, state[prefix + name]) for name, variable in model.items()]
 
     def check_run(self) -> None:
-        self.trainer.monitors.require(self, self.stat)
+        self.trainer.monitors.registry.require(self, self.stat)
 
     def before_train(self) -> None:
         self._stop_if_done()
@@ -99,17 +96,16 @@ class EarlyStopping(Callback):
             return
         self._waited += 1
         if self._waited >= self.patience and self.best.step is not None:
-            self._put_back()
+            self._put_back(step)
         self._stop_if_done()
 
-    def _put_back(self) -> None:
+    def _put_back(self, step: int) -> None:
         for variable, copy in self._copies:
             variable.assign(copy)
-        step, experiment = self.trainer.global_step, self.trainer.experiment
-        if self._copies and experiment is not None and self.trainer.run.checkpoints.path(step).exists():
+        if self._copies and self.trainer.experiment is not None and self.trainer.run.checkpoints.path(step).exists():
             self.trainer.log(
-                f"EarlyStopping: the checkpoint of step {step} stays as it was measured; the weights of step "
-                f"{self.best.step} are put back in this process, and again by every resume"
+                f"EarlyStopping: the checkpoint of step {step} keeps the measured weights; the weights of step "
+                f"{self.best.step} are restored in this process, and again by every resume"
             )
 
     def _stop_if_done(self) -> None:
@@ -131,10 +127,10 @@ class EarlyStopping(Callback):
 class StopAfter(Callback):
     """Ends the run when it has been training for so long. The times of all runs that were resumed add up.
 
+        StopAfter(hours=8)
+
     Args:
-        hours: how long; the three are added.
-        minutes: likewise.
-        seconds: likewise.
+        hours, minutes, seconds: how long; they are added.
         clock: returns the time in seconds.
 
     Raises:
@@ -165,20 +161,17 @@ class StopAfter(Callback):
 
     def before_train(self) -> None:
         self._begin = self._clock()
-        self._stop_if_over()
+        self.trigger_step()
 
     def next_step(self, step: int) -> int | None:
         return step + 1 if self.elapsed >= self._limit else None
 
     def trigger_step(self) -> None:
-        self._stop_if_over()
+        if self.elapsed >= self._limit:
+            raise StopTraining(f"its time is up: {self.elapsed:.0f} s of {self._limit:.0f} s")
 
     def after_train(self) -> None:
         self._earlier, self._begin = self.elapsed, None
-
-    def _stop_if_over(self) -> None:
-        if self.elapsed >= self._limit:
-            raise StopTraining(f"its time is up: {self.elapsed:.0f} s of {self._limit:.0f} s")
 
     def state_dict(self) -> dict[str, Any]:
         return {"elapsed": self.elapsed}
@@ -190,16 +183,13 @@ class StopAfter(Callback):
 class StopOnNaN(Callback):
     """Ends the run with an error at the very step whose loss, gradient or learning rate is NaN or infinite.
 
-    In a tower trainer the test is part of the compiled step and the bad update is not applied, so the last whole step
-    can be saved. In a plain-Python trainer every scalar that `run_step` returns is tested.
+    In a tower trainer the test is part of the compiled step and the bad update is not applied. In a plain-Python
+    trainer every scalar that `run_step` returns is tested.
 
-    An update by finite gradients can still overflow. So all variables, including those of the optimizer and of
-    callbacks, are tested before each checkpoint and at the end of the run. A checkpoint that is not finite is neither
-    written nor resumed from. The run ends with an error that names the variables, and a resume uses the last good
-    checkpoint.
-
-    A variable that was not finite before the first step, such as a mask of -inf, is named once and not tested; if it
-    was infinite, a NaN in it still counts.
+    All variables, including those of the optimizer and of callbacks, are tested before each checkpoint and at the end
+    of the run. A checkpoint that is not finite is neither written nor resumed from: the run ends with an error that
+    names the variables, and a resume uses the last good checkpoint. A variable that was not finite before the first
+    step, such as a mask of -inf, is named once and not tested; if it was infinite, a NaN in it still counts.
 
     Args:
         ignore: a regular expression; variables whose names it matches are not tested.
@@ -211,10 +201,7 @@ class StopOnNaN(Callback):
     chief_only = False  # all workers must do the same updates
 
     def __init__(self, *, ignore: str | None = None) -> None:
-        try:
-            re.compile(ignore or "")
-        except re.error as error:
-            raise CallbackError(f"StopOnNaN: ignore={ignore!r} is not a regular expression: {error}") from error
+        compiled_pattern("StopOnNaN(ignore=...)", ignore or "")
         self.ignore = ignore
 
     def setup(self) -> None:
@@ -224,33 +211,30 @@ class StopOnNaN(Callback):
 
     def after_train(self) -> None:
         """Test the last state before it is saved."""
-        trainer = self.trainer
-        if trainer.global_step == trainer.run.began_at or not trainer.run.state_is_sound:
+        trainer, run = self.trainer, self.trainer.run
+        if trainer.global_step == run.began_at or not run.state_is_sound or not (found := run.find_not_finite()):
             return
-        found = trainer.run.find_not_finite()
-        if found is None:
-            return
-        trainer.run.reject_state()
-        said = f"after step {trainer.global_step}, {found}; {trainer.run.resume_point()}"
+        run.reject_state()
+        text = f"after step {trainer.global_step}, {found}; {run.resume_point()}"
         if trainer.callbacks.failure is None:
-            raise NonFiniteError(said)
-        trainer.log(f"WARNING: {said}")
+            raise NonFiniteError(text)
+        trainer.log(f"WARNING: {text}")
 
 
 class CheckNumerics(Callback):
-    """Ends the run with an error when, at the time it is triggered, a variable holds a NaN or an infinity.
+    """Ends the run with an error if a variable holds a NaN or an infinity when it is triggered.
 
-    It runs before anything is saved at that step, and what SaveOnExit then writes is set aside: the newest checkpoint
-    keeps finite weights. `StopOnNaN` looks at losses and gradients instead, in every step.
+    It runs before anything is saved at that step: the newest checkpoint keeps finite weights.
     """
 
     def trigger(self) -> None:
-        state = {name: entry for name, entry in self.trainer.state.items() if _is_float_variable(entry)}
-        bad = [name for name, variable in state.items() if not np.isfinite(tf.convert_to_tensor(variable)).all()]
+        bad = [
+            name
+            for name, entry in self.trainer.state.items()
+            if isinstance(entry, (tf.Variable, KerasVariable))
+            and tf.as_dtype(entry.dtype).is_floating
+            and not np.isfinite(tf.convert_to_tensor(entry)).all()
+        ]
         if bad:
             self.trainer.run.reject_state()
             raise NonFiniteError(f"after step {self.trainer.global_step}, {', '.join(bad)} is not finite")
-
-
-def _is_float_variable(entry: Any) -> bool:
-    return isinstance(entry, (tf.Variable, KerasVariable)) and tf.as_dtype(entry.dtype).is_floating

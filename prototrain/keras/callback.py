@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from prototrain.callbacks.base import Callback, Priority, innermost
-from prototrain.callbacks.saving.save_on_exit import save_ahead
+from prototrain.callbacks.saving import save_ahead
 from prototrain.checkpoint.values import decode, encode
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.waiting import announcing

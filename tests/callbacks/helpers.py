@@ -21,6 +21,13 @@ class Puts(Callback):
             self.trainer.monitors.put_scalar(name, value)
 
 
+class EachStep(Callback):
+    """Makes the loop ask for each step."""
+
+    def trigger_step(self) -> None:
+        pass
+
+
 class Fails(Callback):
     """Raises after a step, once everything else of that step has happened."""
 

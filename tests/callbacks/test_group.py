@@ -1,8 +1,9 @@
-"""Order, shared state, unfinished steps, and the time callbacks take."""
+"""Order, saved state, unfinished steps, and mistakes in the list."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +16,22 @@ from prototrain.callbacks import (
     EarlyStopping,
     HyperParam,
     HyperParamSetterWithFunc,
+    JSONWriter,
     KerasCallback,
     ModelSaver,
     PeriodicCallback,
     Priority,
+    ProxyCallback,
     SaveOnExit,
+    StartProcOrThread,
+    Summaries,
+    Validation,
 )
-from prototrain.callbacks.base import ProxyCallback
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.errors import CallbackError
 from prototrain.launch import _own_callbacks as own_callbacks
-from tests.tiny import CountingTrainer, Recorder
+from tests.callbacks.helpers import EachStep
+from tests.tiny import CountingTrainer, Recorder, tiny_trainer
 
 
 class Named(Callback):
@@ -60,26 +66,16 @@ def test_order_is_by_priority_then_by_the_list() -> None:
     assert "".join(order) == "abcde"
 
 
-@pytest.mark.parametrize("proxied", [False, True])
-def test_two_callbacks_with_one_state_key_are_refused(proxied: bool) -> None:
-    second = Named("a", [])
-    with pytest.raises(CallbackError, match="state_key"):
-        CountingTrainer().train([Named("a", []), second.every(steps=1) if proxied else second], max_steps=1)
-
-
-@pytest.mark.parametrize("wrong", [0, 3])
-def test_a_next_step_that_is_over_is_refused(wrong: int) -> None:
+def test_two_callbacks_with_one_state_key_and_a_next_step_that_is_over_are_refused() -> None:
     class Confused(Callback):
         def next_step(self, step: int) -> int | None:
-            return 3 if step < 3 else wrong
+            return 3
 
-    with pytest.raises(CallbackError, match=r"Confused.next_step\(3\) returned"):
+    for second in (Named("a", []), Named("a", []).every(steps=1)):
+        with pytest.raises(CallbackError, match="state_key"):
+            CountingTrainer().train([Named("a", []), second], max_steps=1)
+    with pytest.raises(CallbackError, match=r"Confused.next_step\(3\) returned 3"):
         CountingTrainer().train([Confused()], max_steps=5)
-
-
-class EachStep(Callback):
-    def trigger_step(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -166,8 +162,7 @@ def test_a_callback_that_failed_runs_again_after_a_resume(tmp_path: Path) -> Non
     ("given", "message", "of_model"),
     [
         (None, "must be a list, not None", "must return a list of callbacks, not None; use .. for none"),
-        (5, "must be a list, not int", "must return a list of callbacks, not int"),
-        (Callback, "must be a list, not type", "must return a list of callbacks, not type"),
+        (5, "must be a list, not 5", "must return a list of callbacks, not 5"),
         (Callback(), "must be a list; write .Callback", "must return a list of callbacks; write .Callback"),
         ("ab", "not a callback: 'a'", "not a callback: 'a'"),
         ([Callback], "write it with parentheses", "write it with parentheses"),
@@ -189,13 +184,26 @@ def test_a_model_may_have_callbacks_or_none() -> None:
         own_callbacks(SimpleNamespace(callbacks=[one]))
 
 
-def test_a_state_that_json_cannot_hold_is_an_error_that_names_it(tmp_path: Path) -> None:
-    class Odd(Callback):
-        def state_dict(self) -> dict[str, Any]:
-            return {"set": {1}}
+def test_the_state_of_another_run_is_refused_at_the_start_and_restored_by_a_resume(experiment: Path) -> None:
+    summaries = Summaries()
+    callbacks = [summaries.every(steps=2), JSONWriter(), ModelSaver().every(steps=3)]
+    CountingTrainer(experiment=experiment).train(callbacks, max_steps=3)
+    with pytest.raises(CallbackError, match="has the state of another trainer's run; make a new one"):
+        CountingTrainer().train([summaries.every(steps=2)], max_steps=3)
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train(callbacks, max_steps=6)
+    assert [step for step, _ in trainer.monitors.history("trn/loss")] == [2, 3, 4, 6]
 
-    with pytest.raises(Exception, match=r"the callbacks' state.*\['set'\] cannot be saved: a set"):
-        CountingTrainer(experiment=tmp_path).train([Odd(), SaveOnExit()], max_steps=1)
+
+def test_callbacks_without_state_may_be_used_again(experiment: Path) -> None:
+    callbacks = [Validation().every(steps=2), JSONWriter(), ModelSaver().every(steps=3)]
+    starter = StartProcOrThread(threading.Thread(target=lambda: None))
+    trainers = [tiny_trainer(experiment / name) for name in ("first", "second")]
+    trainers[0].train([starter, *callbacks], max_steps=3)
+    with pytest.raises(CallbackError, match="cannot be started"):  # a thread starts once
+        trainers[1].train([starter], max_steps=1)
+    trainers[1].train(callbacks, max_steps=3)
+    assert all((experiment / name / "metrics.jsonl").exists() for name in ("first", "second"))
 
 
 class Holder:

@@ -21,20 +21,21 @@ from prototrain.callbacks import (
     HyperParam,
     Inferencer,
     InferenceRunner,
+    JSONWriter,
     LearningRate,
     ModelSaver,
+    Monitor,
     PeriodicCallback,
     PeriodicTrigger,
     ProcessTensors,
+    ProxyCallback,
     RunOp,
     SaveOnExit,
     ScheduledHyperParamSetter,
     SendMonitorData,
-    StartProcOrThread,
     StopAfter,
     StopOnNaN,
     TensorBoardWriter,
-    ThroughputTracker,
     Validation,
 )
 from prototrain.callbacks.writers.tracker import needed
@@ -51,24 +52,21 @@ ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]
     (lambda **given: PeriodicCallback(Recorder(), **given), ({}, {"every_k_steps": 0}), "a positive whole number"),
     (lambda **given: PeriodicCallback(Recorder(), **given), ({"every_k_epochs": 1.5},), "a positive whole number"),
     (ExponentialMovingAverage, (0.0, 1.0, 2.0), "between 0 and 1"),
-    (Validation, ({"batches": n} for n in (-1, 1.5, None, True)), "batches must be a whole number"),
     (HyperParam, (3,), "HyperParam takes a variable"),
     (lambda **given: ScheduledHyperParamSetter("rate", **given), ({"schedule": []},), "ScheduledHyperParamSetter/rate"),
     (lambda given: ScheduledHyperParamSetter("rate", given), ([(3, 1), (3, 2)],), "points in ascending order"),
     (lambda given: ScheduledHyperParamSetter("rate", [(1, 1)], interp=given), ("cubic",), "interp must be"),
     (LearningRate, (0.1,), "takes a function of the step"),
-    (StartProcOrThread, (["sleep"],), "neither a process nor a thread: 'sleep'"),
     (lambda given: SendMonitorData(given, ["vld/loss"]), ("{vld/lost}", "{}", "{vld/loss"), "does not fit the names"),
-    (ThroughputTracker, (0,), "samples must be positive"),
     (GraphProfiler, ({"steps": 0},), "at least 1"),
     (ModelSaver, ({"max_to_keep": 0}, {"max_to_keep": -1}), "max_to_keep must be at least 1"),
     (ModelSaver, ({"interval": "often"},), "interval must be"),
-    (ModelSaver, ({"failures_per_day": 1.0}, {"interval": "auto", "failures_per_day": 0}), "failures_per_day must be"),
+    (ModelSaver, ({"interval": "auto", "failures_per_day": 0},), "failures_per_day positive"),
     (lambda: ModelSaver(interval="auto").every(steps=3), ({},), r"\.every\(\) has no place"),
     (RunOp, (WEIGHT.assign(1.0), None, tf.constant(1), [WEIGHT.assign]), "RunOp takes a function"),
     (EarlyStopping, ({"stat": "x", "mode": "auto", "patience": 1},), 'mode must be "min" or "max"'),
-    (EarlyStopping, ({"stat": "x", "mode": "min", "patience": n} for n in (0, 1.5)), "patience must be a whole number"),
-    (StopOnNaN, ({"ignore": "("},), r"ignore='\(' is not a regular expression"),
+    (EarlyStopping, ({"stat": "x", "mode": "min", "patience": 0},), "patience must be at least 1"),
+    (StopOnNaN, ({"ignore": "("},), r"'\(' is not a regular expression"),
     (StopAfter, ({"hours": 0.0}, {"hours": -1.0}), "give a time"),
     (Best, ({"mode": "lowest"}, {"mode": "min", "min_delta": -1.0}), "m(ode|in_delta) must be"),
     (
@@ -103,8 +101,10 @@ def halves(step: Any) -> Any:
         (CountingTrainer, [ModelSaver()], "ModelSaver needs a directory"),
         (CountingTrainer, [SaveOnExit()], "SaveOnExit needs a directory"),
         (CountingTrainer, [TensorBoardWriter()], "TensorBoardWriter needs a directory"),
+        (CountingTrainer, [JSONWriter()], "JSONWriter needs a directory"),
         (CountingTrainer, [DumpTensorAsImage("x")], "DumpTensorAsImage needs a directory"),
         (CountingTrainer, [Validation()], r"CountingTrainer has not; define it, or give Validation\(evaluate=...\)"),
+        (tiny_trainer, [Validation(batches=-1)], "Validation: batches must be a whole number, 0 for all, got -1"),
         (CountingTrainer, [Validation(evaluate=lambda *_: None).every(steps=1)], "returned None, not scalars by name"),
         (
             CountingTrainer,
@@ -137,3 +137,18 @@ def test_a_callback_that_does_not_fit_its_trainer(
 ) -> None:
     with pytest.raises(Exception, match=message):
         trainer().train(callbacks, max_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("base", "members", "message"),
+    [
+        (Callback, ["_trigger_epoch"], "Old has _trigger_epoch, .* call it trigger_epoch"),
+        (ProxyCallback, ["_setup_graph"], "_setup_graph, .* call it setup"),
+        (Monitor, ["process_scalar"], "process_scalar, .* call it put_scalar"),
+        (Callback, ["_chief_only"], "_chief_only, .* call it chief_only"),
+    ],
+)
+def test_hooks_under_tensorpack_s_names(base: type[Any], members: list[str], message: str) -> None:
+    with pytest.raises(CallbackError, match=message):
+        type("Old", (base,), dict.fromkeys(members, lambda self: None))
+    type("New", (Callback,), dict.fromkeys(["trigger_epoch", "_trigger_epoch"], lambda self: None))

@@ -1,4 +1,4 @@
-"""Scalars reach every monitor, once, and are remembered."""
+"""Scalars reach every monitor, once, and are remembered; which values are better."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import Monitor, SaveOnExit, Summaries
+from prototrain.callbacks import Best, Monitor, SaveOnExit, Summaries
 from prototrain.callbacks.monitor import HISTORY_LENGTH
 from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer
@@ -29,14 +29,12 @@ class Collects(Monitor):
     def flush(self) -> None:
         self.flushed += 1
 
-
-class Periodic(Collects):
     def trigger(self) -> None:
         pass
 
 
 def test_every_monitor_gets_every_scalar_also_behind_a_proxy() -> None:
-    plain, proxied = Collects(), Periodic()
+    plain, proxied = Collects(), Collects()
     CountingTrainer().train([plain, proxied.every(steps=100), Summaries().every(steps=1)], max_steps=2)
     assert plain.got == proxied.got == [("trn/loss", 1.0, 1), ("trn/loss", 0.5, 2)]
     assert plain.flushed >= 2
@@ -62,17 +60,14 @@ def test_many_scalars_at_once_are_all_recorded_or_none() -> None:
     assert trainer.monitors.history("vld/a") == [(0, 1.0)]
 
 
-@pytest.mark.parametrize("value", [1, 1.0, np.float32(1), np.array(1.0), tf.constant(1.0), tf.Variable(1), True])
-def test_any_single_number_is_taken(value: object) -> None:
-    trainer = CountingTrainer()
-    trainer.monitors.put_scalar("x", value)
-    assert trainer.monitors.history("x") == [(0, 1.0)]
-
-
-@pytest.mark.parametrize("value", [None, "much", [1, 2], np.zeros(3), tf.zeros([2])], ids=repr)
-def test_anything_else_is_refused(value: object) -> None:
-    with pytest.raises(CallbackError, match="scalar 'x' must be a single number"):
-        CountingTrainer().monitors.put_scalar("x", value)
+def test_values() -> None:
+    for value in (1, 1.0, np.float32(1), np.array(1.0), tf.constant(1.0), tf.Variable(1), True):
+        monitors = CountingTrainer().monitors
+        monitors.put_scalar("x", value)
+        assert monitors.history("x") == [(0, 1.0)]
+    for wrong in (None, "much", [1, 2], np.zeros(3), tf.zeros([2])):
+        with pytest.raises(CallbackError, match="scalar 'x' must be a single number"):
+            monitors.put_scalar("x", wrong)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +91,9 @@ def test_history_and_latest() -> None:
         monitors.latest("trn/loss", at_step=4)
     with pytest.raises(CallbackError, match="no scalar 'loss'; did you mean 'trn/loss'"):
         monitors.latest("loss")
-
-
-def test_history_is_bounded() -> None:
-    monitors = CountingTrainer().monitors
     for value in range(HISTORY_LENGTH + 5):
         monitors.put_scalar("x", value)
-    assert len(monitors.history("x")) == HISTORY_LENGTH
-    assert monitors.latest("x") == HISTORY_LENGTH + 4
+    assert len(monitors.history("x")) == HISTORY_LENGTH and monitors.latest("x") == HISTORY_LENGTH + 4
 
 
 def test_history_survives_a_resume(experiment: Path) -> None:
@@ -116,3 +106,20 @@ def test_history_survives_a_resume(experiment: Path) -> None:
     trainer.train([Summaries().every(steps=1)], max_steps=3)
     assert [step for step, _ in trainer.monitors.history("trn/loss")] == [1, 2, 3]
     assert math.isnan(trainer.monitors.latest("nan"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "min_delta", "values", "better"),
+    [
+        ("min", 0.0, [3.0, 2.0, 2.0, 2.5, 1.0], [True, True, False, False, True]),
+        ("max", 0.0, [3.0, 2.0, 4.0, 4.0], [True, False, True, False]),
+        ("min", 0.5, [3.0, 2.6, 2.4], [True, False, True]),
+        ("max", 0.5, [1.0, 1.5, 1.6], [True, False, True]),
+        ("min", 0.0, [math.nan, math.inf, 1.0, math.nan, -math.inf], [False, True, True, False, True]),
+    ],
+)
+def test_which_values_are_better(mode: str, min_delta: float, values: list[float], better: list[bool]) -> None:
+    best, other = Best(mode, min_delta=min_delta), Best(mode)  # type: ignore[arg-type]
+    assert [best.update(value, step) for step, value in enumerate(values)] == better
+    other.load_state_dict(best.state_dict())
+    assert (other.value, other.step) == (best.value, best.step)

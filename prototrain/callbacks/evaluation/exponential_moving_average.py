@@ -14,15 +14,17 @@ from prototrain.errors import CallbackError
 
 
 class ExponentialMovingAverage(Callback):
-    """Averages the trained weights over the steps, and measures held-out data with the averages in their place.
+    """Averages the trained weights over the steps, and measures held-out data with the averages.
+
+        ExponentialMovingAverage(0.999)
 
     After each step ``average += (1 - decay) * (weight - average)``, inside the compiled call. `Validation`,
-    `InferenceRunner` and what runs inside `applied` see the averages; training continues with the weights, exactly as
-    if there were no average. The averages are saved with every checkpoint as
+    `InferenceRunner` and code inside `applied` see the averages; training continues with the weights, exactly as if
+    there were no average. The averages are saved with every checkpoint as
     ``callbacks/ExponentialMovingAverage/<name>``; `averaged_weights` reads them from there.
 
     Args:
-        decay: between 0 and 1, such as 0.999: how much of the average stays in each step.
+        decay: between 0 and 1: how much of the average stays in each step.
 
     Raises:
         CallbackError: `decay` is out of its range; at setup, if there is nothing to average.
@@ -37,22 +39,22 @@ class ExponentialMovingAverage(Callback):
 
     def setup(self) -> None:
         state = self.trainer.state
-        weights = {name: v for name, v in self.trainer.trained_variables.items() if _is_averaged(v)}
-        if not weights:
+        trained = self.trainer.trained_variables.items()
+        self._weights = {name: weight for name, weight in trained if tf.as_dtype(weight.dtype).is_floating}
+        if not self._weights:
             raise CallbackError(f"ExponentialMovingAverage: {type(self.trainer).__name__} has no trainable variables")
-        # By name, since layers may be thawed between two runs: their averages begin then.
-        self._begun = {name for name in weights if AVERAGES + name in state}
-        for name, weight in weights.items():
+        # By name, since layers may be unfrozen between two runs: their averages begin then.
+        self._begun = {name for name in self._weights if AVERAGES + name in state}
+        for name, weight in self._weights.items():
             state.setdefault(AVERAGES + name, tf.Variable(tf.convert_to_tensor(weight), trainable=False))
-        self._pairs = [(weight, state[AVERAGES + name]) for name, weight in weights.items()]
-        self._names = list(weights)
+        self._pairs = [(weight, state[AVERAGES + name]) for name, weight in self._weights.items()]
         self.trainer.evaluation_scopes.append(self.applied)
 
     def before_train(self) -> None:
-        for name, (weight, average) in zip(self._names, self._pairs, strict=True):
+        for name, (weight, average) in zip(self._weights, self._pairs, strict=True):
             if name not in self._begun:
                 average.assign(weight)
-        self._begun.update(self._names)
+        self._begun.update(self._weights)
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         for weight, average in self._pairs:
@@ -60,7 +62,7 @@ class ExponentialMovingAverage(Callback):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the averages in the weights' place, and the weights back at the end."""
+        """Context manager in which the weights have the values of the averages."""
         kept = [tf.identity(tf.convert_to_tensor(weight)) for weight, _ in self._pairs]
         try:
             for weight, average in self._pairs:
@@ -71,11 +73,7 @@ class ExponentialMovingAverage(Callback):
                 weight.assign(value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"decay": self.decay, "names": self._names}
+        return {"decay": self.decay, "names": list(self._weights)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._begun.update(state.get("names", self._names))  # earlier versions averaged all weights
-
-
-def _is_averaged(variable: Any) -> bool:
-    return bool(tf.as_dtype(variable.dtype).is_floating)
+        self._begun.update(state["names"])

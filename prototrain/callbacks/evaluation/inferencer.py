@@ -14,7 +14,7 @@ from prototrain.model.net import loss_weight
 
 
 class Inferencer:
-    """Turns a model's tensors on held-out data into scalars: sums over the examples, and what follows from the sums.
+    """Turns a model's tensors on held-out data into scalars: sums over the batches, and what follows from the sums.
 
     A share of mistakes, for example:
 
@@ -24,14 +24,15 @@ class Inferencer:
 
             def result(self, sums):
                 return {"mistakes": sums[0] / sums[1]}
+
+    Attributes:
+        scalar_names: of the result; by default they are not known before a pass.
     """
 
-    def scalar_names(self) -> Sequence[str]:
-        """Return the names of what `result` gives; by default they are not known before a pass."""
-        return ["*"]
+    scalar_names: Sequence[str] = ("*",)
 
     def reset(self) -> None:
-        """Forget what was seen; called before each pass."""
+        """Called before each pass."""
 
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
         """Look at one batch; traced.
@@ -59,7 +60,7 @@ class ScalarStats(Inferencer):
     """
 
     def __init__(self, names: str | Sequence[str]) -> None:
-        self.names = [names] if isinstance(names, str) else list(names)
+        self.names = self.scalar_names = [names] if isinstance(names, str) else list(names)
 
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
         of_batch = loss_weight(net)
@@ -72,9 +73,6 @@ class ScalarStats(Inferencer):
             found += [weight, tf.math.multiply_no_nan(tf.reduce_mean(value), weight)]
         return found
 
-    def scalar_names(self) -> Sequence[str]:
-        return self.names
-
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         return {name: _ratio(sums[2 * i + 1], sums[2 * i]) for i, name in enumerate(self.names)}
 
@@ -83,13 +81,13 @@ class ClassificationError(Inferencer):
     """The share of wrong examples.
 
     Args:
-        wrong: the name of a tensor with one entry for each example: true, or not 0, where the model was wrong.
-        name: what the scalar is called.
+        wrong: the name of a tensor with one entry for each example: true, or not 0, if the model was wrong.
+        name: of the scalar.
     """
 
     def __init__(self, wrong: str = "wrong", *, name: str = "error") -> None:
         self.wrong = wrong
-        self.name = name
+        self.scalar_names = [name]
 
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
         wrong = tensor(net, self.wrong)
@@ -99,15 +97,12 @@ class ClassificationError(Inferencer):
             )
         return [tf.math.count_nonzero(wrong), tf.size(wrong)]
 
-    def scalar_names(self) -> Sequence[str]:
-        return [self.name]
-
     def result(self, sums: Sequence[float]) -> dict[str, float]:
-        return {self.name: _ratio(sums[0], sums[1])}
+        return {self.scalar_names[0]: _ratio(sums[0], sums[1])}
 
 
 class BinaryClassificationStats(Inferencer):
-    """Precision, recall, F1 and the counts behind them; what would be 0 / 0 is 0.
+    """Precision, recall, F1, accuracy and the counts behind them; 0 / 0 is 0.
 
     Args:
         predicted: the name of a tensor of 0 and 1, or of booleans, for each example.
@@ -119,14 +114,12 @@ class BinaryClassificationStats(Inferencer):
         self.predicted = predicted
         self.label = label
         self.prefix = prefix
+        self.scalar_names = list(self.result([0.0] * 4))
 
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
         predicted, label = (tf.reshape(tf.cast(tensor(net, n), tf.bool), [-1]) for n in (self.predicted, self.label))
         both = (predicted & label, predicted & ~label, ~predicted & label, ~predicted & ~label)
         return [tf.math.count_nonzero(cell) for cell in both]
-
-    def scalar_names(self) -> Sequence[str]:
-        return list(self.result([0.0] * 4))
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         true_positive, false_positive, false_negative, true_negative = sums
@@ -151,19 +144,15 @@ class KerasMetric(Inferencer):
     Args:
         metric: such as ``keras.metrics.AUC()``.
         names: of the tensors that its `update_state` takes, in order; usually labels and predictions.
-        name: what the scalar is called; the metric's own name if None.
+        name: of the scalar; the metric's own name if None.
     """
 
     def __init__(self, metric: keras.metrics.Metric, *names: str, name: str | None = None) -> None:
-        if not isinstance(metric, keras.metrics.Metric):
-            raise CallbackError(f"KerasMetric takes a Keras metric, such as keras.metrics.AUC(), not {metric!r}")
         if not names:
-            raise CallbackError(
-                f"KerasMetric({metric.name}): name the tensors that it takes, such as 'labels', 'logits'"
-            )
+            raise CallbackError(f"KerasMetric({metric.name}): name the tensors that it takes, as 'labels', 'logits'")
         self.metric = metric
         self.names = names
-        self.name = name or str(metric.name)
+        self.scalar_names = [name or str(metric.name)]
 
     def reset(self) -> None:
         self.metric.reset_state()
@@ -172,19 +161,12 @@ class KerasMetric(Inferencer):
         self.metric.update_state(*(tensor(net, name) for name in self.names))
         return []
 
-    def scalar_names(self) -> Sequence[str]:
-        return [self.name]
-
     def result(self, sums: Sequence[float]) -> dict[str, float]:
-        return {self.name: float(self.metric.result())}
+        return {self.scalar_names[0]: float(self.metric.result())}
 
 
 def tensor(net: Mapping[str, Any], name: str) -> tf.Tensor:
-    """A tensor of the model by name.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """A tensor of the model by name; a ModelError if there is none."""
     if name not in net:
         raise ModelError(f"the model has no tensor {name!r}; it has: {', '.join(net)}")
     return tf.convert_to_tensor(net[name])

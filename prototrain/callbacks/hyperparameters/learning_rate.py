@@ -17,14 +17,16 @@ from prototrain.tf_private import KerasVariable
 class LearningRate(Callback):
     """Sets the optimizer's learning rate before each step, inside the compiled call.
 
-    Being a function of the step alone it needs no state: a resumed run has the rate that the uninterrupted run had.
+        LearningRate(schedules.cosine(0.1, 10_000))
+
+    It needs no state: a resumed run has the rate that the uninterrupted run had.
 
     Args:
         schedule: takes the number of completed steps (an int64 scalar tensor) and returns the rate.
 
     Raises:
-        CallbackError: the schedule is not a function, or not made of TensorFlow operations, or the optimizer has one of
-            its own.
+        CallbackError: the schedule is not a function, or not made of TensorFlow operations, or the optimizer was made
+            with a schedule.
         NonFiniteError: with `StopOnNaN` in the list, before the first step, if the rate is not finite there.
     """
 
@@ -41,14 +43,12 @@ class LearningRate(Callback):
         return self.trainer.optimizer
 
     def setup(self) -> None:
-        optimizer = self.optimizer
-        if optimizer is None:
+        if self.optimizer is None:
+            kind = type(self.trainer).__name__
+            raise CallbackError(f"LearningRate needs a trainer with an optimizer; {kind} has none")
+        if not isinstance(self.optimizer.learning_rate, KerasVariable):
             raise CallbackError(
-                f"LearningRate needs a trainer with an optimizer; {type(self.trainer).__name__} has none"
-            )
-        if not isinstance(optimizer.learning_rate, KerasVariable):
-            raise CallbackError(
-                f"LearningRate: the {optimizer.name} optimizer was made with a schedule; "
+                f"LearningRate: the {self.optimizer.name} optimizer was made with a schedule; "
                 "make it with a number, or leave LearningRate out"
             )
 

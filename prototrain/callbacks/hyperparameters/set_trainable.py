@@ -1,4 +1,4 @@
-"""Freezing and unfreezing of weights while a run lasts."""
+"""Freezing and unfreezing of weights during a run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class SetTrainable(Callback):
         SetTrainable("backbone/block[12]/.*", False).at(epoch=3)
 
     The layers and variables get the same `trainable`, as in Keras: a frozen batch normalisation uses its statistics and
-    keeps them. The step is traced again once, and the optimizer keeps its state: moments of weights that are unfrozen
-    begin at zero, those of frozen weights rest in the checkpoint. A resumed run has what is in force at its step. When
-    the run ends, the layers are as trainable as they were before.
+    keeps them. The step is traced again once, and the optimizer keeps its state: moments of unfrozen weights begin at
+    zero, those of frozen weights stay in the checkpoint. A resumed run trains the weights of its step. After the run,
+    the layers are as trainable as before it.
 
     Args:
-        regex: matches the whole name of a layer, such as ``backbone/conv1``, or of a variable, such as
-            ``backbone/conv1/kernel``; a layer includes what is inside it.
-        trainable: whether they are to be trained.
+        regex: matches the full name of a layer, such as ``backbone/conv1``, or of a variable, such as
+            ``backbone/conv1/kernel``; a layer includes the layers inside it.
+        trainable: whether they are trained.
 
     Raises:
         CallbackError: at setup, if nothing has such a name, `at` was not called, several in the list are not in the
@@ -33,51 +33,42 @@ class SetTrainable(Callback):
     at_end = False
 
     def __init__(self, regex: str, trainable: bool) -> None:
-        if not isinstance(trainable, bool):
-            raise CallbackError(f"SetTrainable: say True to train the weights or False to freeze them: {trainable!r}")
         self.regex = regex
         self.trainable = trainable
-        self._step = self._epoch = 0
-        self._is_timed = False
+        self._step = self._epoch = -1
 
     def at(self, *, step: int | None = None, epoch: int | None = None) -> Self:
-        """Say when: as soon as this number of steps, or of epochs, is completed; 0 is the start of training."""
+        """Set the time: as soon as this number of steps, or of epochs, is completed; 0 is the start of training."""
         given = epoch if step is None else step
-        if (step is None) == (epoch is None) or not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        if (step is None) == (epoch is None) or not isinstance(given, int) or given < 0:
             raise CallbackError(f"{self!r}: say .at(step=N) or .at(epoch=N), N at least 0; got {step=}, {epoch=}")
-        self._step, self._epoch, self._is_timed = step or 0, epoch or 0, True
+        self._step, self._epoch = step or 0, epoch or 0
         return self
 
     @property
     def step(self) -> int:
-        """The number of completed steps from which on it is in force."""
+        """The number of completed steps after which the weights change."""
         return self._step + self._epoch * (self.trainer.steps_per_epoch if self._epoch else 1)
 
     def setup(self) -> None:
-        if not self._is_timed:
+        if self._step < 0:
             raise CallbackError(f"{self!r}: say when, for example .at(step=1000)")
         mine = [callback for callback in map(innermost, self.trainer.callbacks) if isinstance(callback, SetTrainable)]
-        earlier = mine[mine.index(self) - 1] if mine[0] is not self else None
-        if earlier is not None and earlier.step > self.step:
-            raise CallbackError(f"{earlier!r} stands ahead of {self!r}; list them in the order of their steps")
+        for earlier in mine[: mine.index(self)]:
+            if earlier.step > self.step:
+                raise CallbackError(f"{earlier!r} comes before {self!r}; list them in the order of their steps")
         if not hasattr(self.trainer, "_weights_to_change"):
             raise CallbackError(f"{self!r}: {type(self.trainer).__name__} has no layers to freeze or unfreeze")
         self.trainer._weights_to_change(repr(self), self.regex, self.trainable)
 
     def before_train(self) -> None:
         if self.step <= self.trainer.global_step:
-            self.trigger()
+            self.trigger_step()
 
     def next_step(self, step: int) -> int | None:
         return self.step if step < self.step else None
 
     def trigger_step(self) -> None:
-        self.trigger()
-
-    def trigger_epoch(self) -> None:
-        pass  # `trigger_step` has run
-
-    def trigger(self) -> None:
         before, after = self.trainer._set_trainable(self.regex, self.trainable)  # type: ignore[attr-defined]
         self.trainer.log(
             f"{self!r}: {after} variables are trained from step {self.trainer.global_step + 1} on (before: {before})"

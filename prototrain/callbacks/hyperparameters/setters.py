@@ -1,9 +1,8 @@
-"""Hyperparameters, and callbacks that change them while a run lasts."""
+"""Hyperparameters, and callbacks that change them during a run."""
 
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -21,25 +20,23 @@ from prototrain.tf_private import KerasVariable
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_LINE = re.compile(r"\s*([^:=]+?)\s*[:=]\s*(\S+)\s*")  # of hyper.txt
-
 
 class HyperParam:
     """A variable, or an attribute of a Python object, that holds one number.
-
-    A traced step reads a Python attribute once, when it is traced: a value that the model uses must be a variable.
 
         HyperParam("learning_rate")             # the optimizer's
         HyperParam(rate, name="dropout_rate")   # a tf.Variable
         HyperParam(sampler, "temperature")      # an attribute
 
+    A traced step reads a Python attribute once, when it is traced: a value that the model uses must be a variable.
+
     Args:
         target: "learning_rate", the name of a variable in `trainer.state`, a variable, or an object with `attribute`.
         attribute: the attribute's name, for an object.
-        name: what the value is called in metrics.jsonl, as ``hyper/<name>``, and in hyper.txt.
+        name: of the value in metrics.jsonl, as ``hyper/<name>``, and in hyper.txt.
 
     Raises:
-        CallbackError: the target is none of these, or has no name.
+        CallbackError: the target is none of these.
     """
 
     def __init__(self, target: Any, attribute: str | None = None, *, name: str | None = None) -> None:
@@ -48,68 +45,62 @@ class HyperParam:
             raise CallbackError(
                 f"HyperParam takes a variable, a variable's name, or an object and the name of an attribute: {target!r}"
             )
-        own_name = str(target.name).split(":")[0] if is_variable else target if isinstance(target, str) else None
-        self.name: str = name or attribute or own_name or ""
-        self._given = target
-        self._trainer: Trainer | None = None  # where what was given by name is looked up
+        self.name: str = name or attribute or (str(target.name).split(":")[0] if is_variable else target)
+        self._target = target
         self._attribute = attribute
 
     def connect(self, trainer: Trainer) -> None:
-        """Find a variable that was given by name, in this trainer, for a run that begins.
-
-        Raises:
-            CallbackError: there is no such variable or attribute.
-        """
-        if self._attribute is not None:
-            if not hasattr(self._given, self._attribute):
-                raise CallbackError(f"HyperParam: {type(self._given).__name__} has no attribute {self._attribute!r}")
-        elif isinstance(self._given, str):
-            self._find(self._given, trainer)
-            self._trainer = trainer
+        """Begin a run of a trainer; a CallbackError if it has no such variable, or the object no such attribute."""
+        self._trainer = trainer
+        if self._attribute is not None and not hasattr(self._target, self._attribute):
+            raise CallbackError(f"HyperParam: {type(self._target).__name__} has no attribute {self._attribute!r}")
+        self.get()
 
     @property
-    def _target(self) -> Any:
-        """What holds the value; a name is looked up each time, since unfreezing makes a new optimizer."""
-        return self._given if self._trainer is None else self._find(self._given, self._trainer)
-
-    @staticmethod
-    def _find(name: str, trainer: Trainer) -> Any:
-        if name == "learning_rate" and trainer.optimizer is not None:
-            return trainer.optimizer.learning_rate
-        found = trainer.state.get(name)
-        if not isinstance(found, (tf.Variable, KerasVariable)):
-            known = [key for key, entry in trainer.state.items() if isinstance(entry, (tf.Variable, KerasVariable))]
+    def _variable(self) -> Any:
+        """The variable; one with a name is looked up each time, since unfreezing makes a new optimizer."""
+        name = self._target
+        if not isinstance(name, str):
+            return name
+        if name == "learning_rate" and self._trainer.optimizer is not None:
+            return self._trainer.optimizer.learning_rate
+        state = self._trainer.state.items()
+        known = {key: entry for key, entry in state if isinstance(entry, (tf.Variable, KerasVariable))}
+        if name not in known:
             raise CallbackError(
                 f"HyperParam: the trainer has no variable {name!r}; it has: {', '.join(known) or 'none'}"
             )
-        return found
+        return known[name]
+
+    @property
+    def is_learning_rate(self) -> bool:
+        """Whether this is the learning rate of the trainer's optimizer."""
+        optimizer = self._trainer.optimizer
+        return self._attribute is None and optimizer is not None and self._variable is optimizer.learning_rate
 
     def get(self) -> float:
-        """The value in force."""
+        """The current value."""
         if self._attribute is not None:
             return float(getattr(self._target, self._attribute))
-        return float(tf.convert_to_tensor(self._target))
+        return float(tf.convert_to_tensor(self._variable))
 
     def set(self, value: float) -> None:
-        """Put another value in force."""
+        """Change the value."""
         if self._attribute is not None:
             setattr(self._target, self._attribute, value)
         else:
             # As an array, since TensorFlow keeps every Python number that it has made a tensor of.
-            self._target.assign(np.asarray(value, tf.as_dtype(self._target.dtype).as_numpy_dtype))
-
-    def is_learning_rate_of(self, trainer: Trainer) -> bool:
-        """Whether this is the learning rate of the trainer's optimizer."""
-        return trainer.optimizer is not None and self._target is trainer.optimizer.learning_rate
+            variable = self._variable
+            variable.assign(np.asarray(value, tf.as_dtype(variable.dtype).as_numpy_dtype))
 
     def __repr__(self) -> str:
         return f"HyperParam({self.name!r})"
 
 
 class HyperParamSetter(Callback):
-    """Sets a hyperparameter when triggered, by default after each epoch. A subclass says to what.
+    """Sets a hyperparameter when triggered, by default after each epoch. A subclass defines `new_value`.
 
-    Each change is recorded as ``hyper/<name>`` at the step it is made at, and printed. The value in force is saved with
+    Each change is recorded as ``hyper/<name>`` at the step it is made at, and printed. The current value is saved with
     every checkpoint, so a resumed run has the one that the uninterrupted run had.
 
     Args:
@@ -140,7 +131,7 @@ class HyperParamSetter(Callback):
         self._restored: float | None = None
         self._triggered_at = -1
         scheduled = any(isinstance(innermost(callback), LearningRate) for callback in self.trainer.callbacks)
-        if scheduled and self.param.is_learning_rate_of(self.trainer):
+        if scheduled and self.param.is_learning_rate:
             raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
 
     def before_train(self) -> None:
@@ -153,29 +144,27 @@ class HyperParamSetter(Callback):
             self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", self.param.get())
 
     def trigger(self) -> None:
-        if self.trainer.global_step == self._triggered_at:
+        step = self.trainer.global_step
+        if step == self._triggered_at:
             return  # a resumed run calls the callbacks of its step again if one of them had failed
         value = self.new_value()
-        self._triggered_at = self.trainer.global_step
+        self._triggered_at = step
         old = self.param.get()
         if value is None or value == old:
             return
         self._set(value)
-        # What is in force may differ from what was asked for: a float32 variable rounds.
-        now = self.param.get()
+        now = self.param.get()  # may differ from `value`: a float32 variable rounds
         if now != old:
-            if self.trainer.global_step:  # before the first step it has a value already
+            if step:  # before the first step it has a value already
                 self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", now)
-            self.trainer.log(
-                f"{self.param.name} is {now:g} from step {self.trainer.global_step + 1} on (it was {old:g})"
-            )
+            self.trainer.log(f"{self.param.name} is {now:g} from step {step + 1} on (it was {old:g})")
 
     def _set(self, value: float) -> None:
-        trainer = self.trainer
         # Other hyperparameters may be infinite, such as a limit that does not limit.
-        is_wrong = math.isnan(value) or (math.isinf(value) and self.param.is_learning_rate_of(trainer))
-        if trainer.check_finite and is_wrong:
-            raise NonFiniteError(f"{self.name}: {self.param.name} is to be {value} after step {trainer.global_step}")
+        is_wrong = math.isnan(value) or (math.isinf(value) and self.param.is_learning_rate)
+        if self.trainer.check_finite and is_wrong:
+            step = self.trainer.global_step
+            raise NonFiniteError(f"{self.name}: {self.param.name} is to be {value} after step {step}")
         self.param.set(value)
 
     def state_dict(self) -> dict[str, Any]:
@@ -188,9 +177,11 @@ class HyperParamSetter(Callback):
 class HyperParamSetterWithFunc(HyperParamSetter):
     """Sets a hyperparameter to what a function returns, after each epoch or as `every` says.
 
+        HyperParamSetterWithFunc("learning_rate", lambda epoch, rate: rate * 0.9)
+
     Args:
         param: the hyperparameter, or what `HyperParam` takes first.
-        function: takes the number of completed epochs (0 before the first step) and the value in force; returns the
+        function: takes the number of completed epochs (0 before the first step) and the current value; returns the
             new value, or None to leave it.
     """
 
@@ -201,16 +192,17 @@ class HyperParamSetterWithFunc(HyperParamSetter):
     def new_value(self) -> float | None:
         return self._function(self.trainer.global_step // self.trainer.steps_per_epoch, self.param.get())
 
-    def first_value(self) -> float | None:
-        return self.new_value()
+    first_value = new_value
 
 
 class ScheduledHyperParamSetter(HyperParamSetter):
     """Sets a hyperparameter by a table of ``(when, value)``.
 
-    The value holds from the point on: that many epochs, or steps, are completed. Before the first point the
-    hyperparameter is left alone. By steps and ``interp="linear"`` it is set after every step, which makes each compiled
-    call one step long; a learning rate is better set by ``LearningRate(schedules.linear(...))``, inside the call.
+        ScheduledHyperParamSetter("learning_rate", [(0, 0.1), (30, 0.01)])
+
+    The value holds as soon as that many epochs, or steps, are completed. With ``interp="linear"`` by steps it is set
+    after every step, which makes each compiled call one step long; ``LearningRate(schedules.linear(...))`` sets a
+    learning rate inside the call.
 
     Args:
         param: the hyperparameter, or what `HyperParam` takes first.
@@ -232,7 +224,7 @@ class ScheduledHyperParamSetter(HyperParamSetter):
     ) -> None:
         super().__init__(param)
         self.points = [(int(when), float(value)) for when, value in schedule]
-        if not self.points or any(a[0] >= b[0] for a, b in pairwise(self.points)) or self.points[0][0] < 0:
+        if not self.points or any(a[0] >= b[0] for a, b in pairwise(self.points)):
             raise CallbackError(
                 f"{self.state_key}: the schedule needs (when, value) points in ascending order, got {schedule}"
             )
@@ -275,10 +267,12 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
 
 class HumanHyperParamSetter(HyperParamSetter):
-    """Sets a hyperparameter to what stands in a file of the experiment directory, read whenever triggered.
+    """Sets a hyperparameter to the value in a file of the experiment directory, read whenever triggered.
 
-    The file has lines like ``learning_rate: 0.001`` (or with ``=``); empty lines and those that begin with # are
-    skipped, the last line of a name counts. A line that cannot be understood is reported once and ignored.
+        HumanHyperParamSetter("learning_rate").every(seconds=5)
+
+    The file has lines like ``learning_rate: 0.001`` (or with ``=``), and comments that begin with #; the last line of
+    a name counts. A line that cannot be understood is reported once and ignored.
 
     Args:
         param: the hyperparameter, or what `HyperParam` takes first.
@@ -288,7 +282,6 @@ class HumanHyperParamSetter(HyperParamSetter):
     def __init__(self, param: HyperParam | Any, *, file_name: str = "hyper.txt") -> None:
         super().__init__(param)
         self._file_name = file_name
-        self._reported: set[str] = set()
 
     def setup(self) -> None:
         super().setup()
@@ -301,49 +294,38 @@ class HumanHyperParamSetter(HyperParamSetter):
             return None
         value = None
         for line in text.splitlines():
-            if not line.strip() or line.lstrip().startswith("#"):
+            name, sign, number = line.replace("=", ":", 1).partition(":")
+            if not line.strip() or line.lstrip().startswith("#") or (sign and name.strip() != self.param.name):
                 continue
-            match = _LINE.fullmatch(line)
-            if match is not None and match[1] != self.param.name:
-                continue
-            number = None if match is None else _as_finite(match[2])
-            if number is not None:
-                value = number
-            elif line not in self._reported:
-                self._reported.add(line)
-                self.trainer.log(
+            try:
+                value = float(number)
+            except ValueError:
+                self.trainer.run.say_once(
                     f"WARNING: {self._path}: ignored the line {line!r}; write it like {self.param.name}: 0.001"
                 )
         return value
 
-    def first_value(self) -> float | None:
-        return self.new_value()
-
-
-def _as_finite(text: str) -> float | None:
-    try:
-        return float(text) if math.isfinite(float(text)) else None
-    except ValueError:
-        return None
+    first_value = new_value
 
 
 class StatMonitorParamSetter(HyperParamSetter):
     """Changes a hyperparameter when a scalar has not improved enough in its last k measurements.
 
+        StatMonitorParamSetter("learning_rate", "vld/loss", lambda rate: rate / 2, mode="min", last_k=3)
+
     The first of the last k + 1 measurements is compared with the ones after it. After a change the count starts again.
-    Trigger it where the scalar is measured: ``.every(steps=100)`` with ``Validation().every(steps=100)``.
+    Trigger it at the steps of the measurement.
 
     Args:
         param: the hyperparameter, or what `HyperParam` takes first.
         stat: the scalar's name, such as "vld/loss".
-        function: from the value in force to the new one, such as ``lambda rate: rate / 2``.
+        function: from the current value to the new one.
         mode: "min" if the scalar should become smaller, "max" if larger.
         last_k: the number of measurements.
         min_delta: by how much at least one of them must be better than the one before them.
 
     Raises:
-        CallbackError: `mode` or `last_k` is wrong; while training, if the scalar was not measured at the present
-            step.
+        CallbackError: `mode` or `last_k` is wrong; while training, if the scalar was not measured at the current step.
     """
 
     priority = Priority.DECIDE
@@ -364,12 +346,12 @@ class StatMonitorParamSetter(HyperParamSetter):
         self.stat = stat
         self._function = function
         self._mode: Mode = mode
-        self._last_k = last_k
         self._min_delta = Best(mode, min_delta=min_delta).min_delta
+        self._last_k = last_k
         self._recent: list[float] = []
 
     def check_run(self) -> None:
-        self.trainer.monitors.require(self, self.stat)
+        self.trainer.monitors.registry.require(self, self.stat)
 
     def new_value(self) -> float | None:
         value = self.trainer.monitors.latest(self.stat, at_step=self.trainer.global_step)

@@ -11,12 +11,14 @@ from prototrain.errors import CallbackError
 
 
 class GraphProfiler(Callback):
-    """Profiles a few steps with TensorFlow's profiler; TensorBoard's profile tab shows the outcome.
+    """Profiles a few steps with TensorFlow's profiler, for TensorBoard's profile tab.
 
-    The files go into ``summaries/plugins/profile/``. Each of the steps is a separate call, marked as a step.
+        GraphProfiler(first_step=100, steps=3)
+
+    The files are below ``summaries/plugins/profile/``. Each of the steps is a separate call, marked as a step.
 
     Args:
-        first_step: the first step that is profiled; not the very first, which is spent on tracing.
+        first_step: the first step that is profiled; the very first one of a run includes tracing.
         steps: how many.
 
     Raises:
@@ -28,49 +30,38 @@ class GraphProfiler(Callback):
             raise CallbackError(f"GraphProfiler: first_step and steps must be at least 1, got {first_step} and {steps}")
         self._before = first_step - 1
         self._last = first_step - 1 + steps
-        self._running = False
-        self._step = ExitStack()  # ends the mark of the step that is under way
+        self._is_running = False
+        self._step = ExitStack()  # ends the mark of the current step
 
     def setup(self) -> None:
         self._directory = self.trainer.require_experiment("GraphProfiler").summaries
 
     def before_train(self) -> None:
-        if self.trainer.global_step == self._before:
-            self._start()
+        self.trigger_step()
 
     def next_step(self, step: int) -> int | None:
-        if self._running:
+        if self._is_running:
             return step + 1
         return self._before if step < self._before else None
 
     def trigger_step(self) -> None:
-        if not self._running:
-            if self.trainer.global_step == self._before:
-                self._start()
-            return
+        step = self.trainer.global_step
+        if not self._is_running and step == self._before:
+            tf.profiler.experimental.start(str(self._directory))
+            self._is_running = True
         self._step.close()
-        if self.trainer.global_step >= self._last:
+        if self._is_running and step < self._last:
+            self._step.enter_context(tf.profiler.experimental.Trace("train", step_num=step + 1, _r=1))
+        elif self._is_running:
             self._stop()
-        else:
-            self._mark()
 
     def after_train(self) -> None:
-        if self._running:
+        if self._is_running:
             self._stop()
 
-    def _start(self) -> None:
-        tf.profiler.experimental.start(str(self._directory))
-        self._running = True
-        self._mark()
-
-    def _mark(self) -> None:
-        step = tf.profiler.experimental.Trace("train", step_num=self.trainer.global_step + 1, _r=1)
-        self._step.enter_context(step)
-
     def _stop(self) -> None:
-        self._running = False
+        self._is_running = False
         self._step.close()
         tf.profiler.experimental.stop()
-        self.trainer.log(
-            f"profiled up to step {self.trainer.global_step}; look at it in TensorBoard: {self._directory}"
-        )
+        step = self.trainer.global_step
+        self.trainer.log(f"profiled up to step {step}; look at it in TensorBoard: {self._directory}")

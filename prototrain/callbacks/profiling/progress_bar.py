@@ -1,4 +1,4 @@
-"""How far the run is."""
+"""Progress of the run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from prototrain.errors import CallbackError
 from prototrain.system.terminal import in_notebook
 from prototrain.system.wording import matching
 
+_BAR_SECONDS, _LINE_SECONDS = 0.5, 10.0  # between two updates
 _WIDE = 100  # columns: a narrower terminal has no room for the epoch
-_USUAL = ("loss",)  # which not every trainer has
 
 
 class ProgressBar(Callback):
     """Shows epoch, step, speed and scalars as a bar on a terminal or in a notebook, and as plain lines elsewhere.
 
+        ProgressBar(scalars=["loss", "vld/*"])
+
     Args:
-        scalars: names of those of the step, such as ``loss``, and of recorded ones, such as ``vld/accuracy``, of which
-            it shows the newest value; patterns with * in them. One that has no value yet is left out.
-        refresh_seconds: how often the bar moves.
-        line_seconds: how often a line is printed where there is no terminal.
+        scalars: names of the step's scalars, such as ``loss``, and of recorded ones, such as ``vld/accuracy``, whose
+            newest values it shows; patterns with * in them. Scalars without a value yet are left out.
         clock: returns the time in seconds.
 
     Raises:
@@ -36,39 +36,29 @@ class ProgressBar(Callback):
 
     priority = Priority.WRITE
 
-    def __init__(
-        self,
-        *,
-        scalars: Sequence[str] = _USUAL,
-        refresh_seconds: float = 0.5,
-        line_seconds: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, *, scalars: Sequence[str] = ("loss",), clock: Callable[[], float] = time.monotonic) -> None:
         if isinstance(scalars, str):
             raise CallbackError(f"ProgressBar takes a list of names of scalars, not the text {scalars!r}")
         self._scalars = list(scalars)
-        self._refresh_seconds = refresh_seconds
-        self._line_seconds = line_seconds
         self._clock = clock
         self._bar: Any = None
 
     def before_train(self) -> None:
         trainer = self.trainer
-        self._begin = self._shown = self._clock()
+        self._begin = self._shown_at = self._clock()
         self._first_step = trainer.global_step
         self._total = None if trainer.is_endless else trainer.total_steps
-        live = (sys.stderr.isatty() or in_notebook()) and trainer.global_step < trainer.total_steps
-        self._interval = self._refresh_seconds if live else self._line_seconds
-        if live:
+        if (sys.stderr.isatty() or in_notebook()) and trainer.global_step < trainer.total_steps:
             self._bar = tqdm(total=self._total, initial=trainer.global_step, unit=" steps", dynamic_ncols=True)
 
     def next_step(self, step: int) -> int | None:
         # A bar shows the first step as soon as it is done; tracing it can take a while.
-        first = self._bar is not None and step == self._first_step
-        return step + 1 if first or self._clock() - self._shown >= self._interval else self._total
+        is_first = self._bar is not None and step == self._first_step
+        pause = _LINE_SECONDS if self._bar is None else _BAR_SECONDS
+        return step + 1 if is_first or self._clock() - self._shown_at >= pause else self._total
 
     def trigger_step(self) -> None:
-        self._shown = self._clock()
+        self._shown_at = self._clock()
         if self._bar is None:
             self.trainer.log(self._line())
         else:
@@ -80,22 +70,21 @@ class ProgressBar(Callback):
             self._bar.close()
             self._bar = None
         known = self._values()
-        missing = [name for name in self._scalars if not matching(known, [name]) and self._scalars != [*_USUAL]]
+        missing = [name for name in self._scalars if not matching(known, [name]) and name != "loss"]
         if missing and known:
             names = ", ".join(map(repr, missing))
             self.trainer.log(f"ProgressBar: there was no scalar {names} to be shown; there are: {', '.join(known)}")
 
     def _move(self) -> None:
-        trainer = self.trainer
         if shutil.get_terminal_size().columns >= _WIDE:
             self._bar.set_description(self._epoch(), refresh=False)
         self._bar.set_postfix(self._shown_scalars(), refresh=False)
-        self._bar.update(trainer.global_step - self._bar.n)
+        self._bar.update(self.trainer.global_step - self._bar.n)
         self._bar.refresh()
 
     def _line(self) -> str:
         step, total = self.trainer.global_step, self._total
-        speed = (step - self._first_step) / max(self._shown - self._begin, 1e-9)
+        speed = (step - self._first_step) / max(self._shown_at - self._begin, 1e-9)
         words = [self._epoch(), f"step {step}" + (f" of {total}" if total else ""), f"{speed:.4g} steps/s"]
         if total and step < total and speed:
             words.append(f"{tqdm.format_interval((total - step) / speed)} left")

@@ -1,4 +1,4 @@
-"""Speed, time left, memory, and how busy the GPUs are."""
+"""Speed, time left, memory, and utilization of the GPUs."""
 
 from __future__ import annotations
 
@@ -7,48 +7,43 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
-from prototrain.errors import CallbackError
 from prototrain.system.wording import in_words
+
+_GIB = 2**30
+_SAMPLE_SECONDS = 1.0
 
 
 class ThroughputTracker(Callback):
     """Records the speed since it was last triggered, as ``perf/steps_per_second`` or ``perf/samples_per_second``.
 
-    The time that callbacks take counts as well: it is the speed at which the run gets on.
+    The time of callbacks is included.
 
     Args:
         samples: examples per step, such as ``model.batch_size``; None for steps per second.
         clock: returns the time in seconds.
-
-    Raises:
-        CallbackError: `samples` is not positive.
     """
 
     def __init__(self, samples: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if samples is not None and samples <= 0:
-            raise CallbackError(f"ThroughputTracker: samples must be positive, got {samples}")
-        self._samples = samples
+        self._name = "perf/steps_per_second" if samples is None else "perf/samples_per_second"
+        self._samples = 1 if samples is None else samples
         self._clock = clock
 
     def before_train(self) -> None:
-        self._step, self._time = self.trainer.global_step, self._clock()
+        self._last = self.trainer.global_step, self._clock()
 
     def trigger(self) -> None:
-        step, now = self.trainer.global_step, self._clock()
-        if step > self._step and now > self._time:
-            speed = (step - self._step) / (now - self._time)
-            unit = "steps" if self._samples is None else "samples"
-            self.trainer.monitors.put_scalar(f"perf/{unit}_per_second", speed * (self._samples or 1))
-        self._step, self._time = step, now
+        (step, begin), self._last = self._last, (self.trainer.global_step, self._clock())
+        steps, seconds = self._last[0] - step, self._last[1] - begin
+        if steps > 0 and seconds > 0:
+            self.trainer.monitors.put_scalar(self._name, self._samples * steps / seconds)
 
 
 class EstimatedTimeLeft(Callback):
-    """Prints how long the run will still take, by the speed since some triggers ago.
+    """Prints the time that the run will still take, by the speed since some triggers ago.
 
     Args:
         last_k: the number of triggers that the speed is measured over.
@@ -73,47 +68,42 @@ class EstimatedTimeLeft(Callback):
             self.trainer.log(f"time left: {in_words((now - begin) / (step - first_step) * left)}")
 
 
-_GIB = 2**30
-
-
 class HostMemoryTracker(Callback):
-    """Records the memory of this process and its children, and what is free on the host, in GiB.
+    """Records the memory of this process and its children, and the free memory of the host, in GiB.
 
-    The names are ``perf/host_memory_gib`` and ``perf/host_memory_available_gib``. A process that ends while it is
-    looked at counts as nothing.
+    The names are ``perf/host_memory_gib`` and ``perf/host_memory_available_gib``.
     """
 
-    def setup(self) -> None:
+    def trigger(self) -> None:
         import psutil  # needed by this callback alone
 
-        self._psutil = psutil
-        self._process = psutil.Process()
-
-    def trigger(self) -> None:
-        used = 0
-        for process in (self._process, *self._process.children(recursive=True)):
-            with suppress(self._psutil.NoSuchProcess):
+        this, used = psutil.Process(), 0
+        for process in (this, *this.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # it has just ended
                 used += process.memory_info().rss
-        available = self._psutil.virtual_memory().available
+        available = psutil.virtual_memory().available
         scalars = {"host_memory_gib": used / _GIB, "host_memory_available_gib": available / _GIB}
         self.trainer.monitors.put_scalars(scalars, "perf")
 
 
 class GPUUtilizationTracker(Callback):
-    """Records how busy each GPU was since the last trigger, in percent, as ``perf/gpu<number>_utilization``.
+    """Records the utilization of each GPU since the last trigger, in percent, as ``perf/gpu<number>_utilization``.
 
-    A thread asks the driver at an interval. It needs the extra ``prototrain[gpu]``; without it, or without a GPU, it
+    A thread asks the driver once a second. It needs the extra ``prototrain[gpu]``; without it, or without a GPU, it
     prints one line and records nothing.
-
-    Args:
-        seconds: the interval.
     """
 
-    def __init__(self, *, seconds: float = 1.0) -> None:
-        self._seconds = seconds
-
     def setup(self) -> None:
-        self._handles, reason = _gpu_handles()
+        self._handles, reason = [], "there is no GPU"
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        except ImportError:
+            reason = "nvidia-ml-py is not installed; pip install 'prototrain[gpu]'"
+        except pynvml.NVMLError as error:
+            reason = f"the GPU driver does not answer ({error})"
         if not self._handles:
             self.trainer.log(f"GPUUtilizationTracker records nothing: {reason}")
         self._samples: list[list[int]] = []
@@ -133,7 +123,7 @@ class GPUUtilizationTracker(Callback):
         self._ended.set()
 
     def _watch(self) -> None:
-        while not self._ended.wait(self._seconds):
+        while not self._ended.wait(_SAMPLE_SECONDS):
             self._samples.append(self._sample())
 
     def _sample(self) -> list[int]:
@@ -142,21 +132,8 @@ class GPUUtilizationTracker(Callback):
         return [int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) for handle in self._handles]
 
 
-def _gpu_handles() -> tuple[list[Any], str]:
-    """The driver's handles of the GPUs, or the reason why there are none."""
-    try:
-        import pynvml
-    except ImportError:
-        return [], "nvidia-ml-py is not installed; pip install 'prototrain[gpu]'"
-    try:
-        pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())], "there is no GPU"
-    except pynvml.NVMLError as error:
-        return [], f"the GPU driver does not answer ({error})"
-
-
 class GPUMemoryTracker(Callback):
-    """Records the most memory that TensorFlow has had on each GPU since the last trigger, in GiB.
+    """Records the largest memory that TensorFlow has used on each GPU since the last trigger, in GiB.
 
     The names are ``perf/gpu<number>_memory_gib``. Without a GPU it prints one line and records nothing.
     """

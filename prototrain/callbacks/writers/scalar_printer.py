@@ -14,31 +14,25 @@ from typing import Any
 
 from tqdm import tqdm
 
-from prototrain.callbacks.base import innermost
-from prototrain.callbacks.monitor import Monitor, as_number
+from prototrain.callbacks.base import compiled_pattern, innermost
+from prototrain.callbacks.monitor import Monitor, as_number, split_name
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
 from prototrain.system.terminal import in_notebook, one_line, printable
 from prototrain.system.wording import in_clock, in_digits, shortened, some_of
 
-_WIDTH, _HEIGHT = 120, 40  # where there is no terminal
-_NUMBER = 10  # the longest that a number gets, so that columns stay where they are
+_WIDTH, _HEIGHT = 120, 40  # without a terminal
+_NUMBER = 10  # the longest number, so that columns have fixed places
 _LONGEST_NAME = 24
 _LEAD = ("step", "epoch", "time", "steps/s", "data")
 _BOLD, _GREEN, _PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[0m"
 _MOST_ROWS = 1000  # of a notebook's table
-_OF_ENGINE = ("checkpoint", "cluster", "hyper", "perf")  # prefixes of scalars that come last
+_OF_ENGINE = {"checkpoint", "cluster", "hyper", "perf"}  # prefixes of scalars that come last
 
 
 @dataclass
 class _Row:
-    """What is printed of one dataset at one step.
-
-    Attributes:
-        lead: the texts below `_LEAD`.
-        cells: the numbers by column.
-        best: the columns whose value is the best so far.
-    """
+    """The line of one dataset at one step: texts below `_LEAD`, numbers by column, columns with the best value."""
 
     lead: list[str]
     cells: dict[str, str] = field(default_factory=dict)
@@ -46,15 +40,15 @@ class _Row:
 
 
 class ScalarPrinter(Monitor):
-    """Prints the scalars of training, and what else was recorded since it printed last: a line for each dataset.
+    """Prints the scalars of training, and those recorded since it printed last: a line for each dataset.
 
          step  epoch      time  steps/s  data       loss     accuracy  learning_rate
           100      3      0:03    1,240  trn      0.1599       0.9631       0.002405
                                          vld      0.1367*      0.9667
 
-    Those of training are means over the steps since the last record of `Summaries`; without `Summaries` in the list
-    they are the last step's values. "steps/s" is that of the steps since the last line, without what callbacks took. A
-    star marks the best value so far, of the losses of held-out data and of what a saver or `EarlyStopping` watches.
+    Training scalars are means over the steps since the last record of `Summaries`; without `Summaries` in the list
+    they are the last step's values. "steps/s" is the speed since the last line, without the time of callbacks. A star
+    marks the best value so far, of the losses of held-out data and of scalars that a saver or `EarlyStopping` watches.
     Columns that do not fit into the terminal are left out. A notebook shows one table that grows.
 
     Args:
@@ -65,17 +59,18 @@ class ScalarPrinter(Monitor):
         CallbackError: one of them is not a regular expression.
     """
 
-    def __init__(self, *, whitelist: Iterable[str] | None = None, blacklist: Iterable[str] = ()) -> None:
-        self._whitelist = None if whitelist is None else _compile(whitelist)
-        self._blacklist = _compile(blacklist)
-        self._recorded: dict[str, tuple[int, float]] = {}
+    def __init__(self, *, whitelist: Iterable[str] = (".*",), blacklist: Iterable[str] = ()) -> None:
+        if isinstance(whitelist, str) or isinstance(blacklist, str):
+            raise CallbackError("ScalarPrinter takes lists of regular expressions, not a text")
+        self._whitelist = [compiled_pattern(self.name, pattern) for pattern in whitelist]
+        self._blacklist = [compiled_pattern(self.name, pattern) for pattern in blacklist]
 
     def setup(self) -> None:
-        self._recorded = {}
+        self._recorded: dict[str, tuple[int, float]] = {}
         self._prefixes: dict[str, set[str]] = {}  # of each column
         self._header: tuple[list[int], list[str]] = [], []  # widths and columns of the last one
-        self._has_left_out = False
         self._lines = 0  # since then
+        self._has_left_out = False
         self._notebook = _NotebookTable() if in_notebook() else None
 
     def before_train(self) -> None:
@@ -89,14 +84,11 @@ class ScalarPrinter(Monitor):
         if not rows:
             return
         columns = sorted(self._prefixes, key=self._rank)
-        if self._notebook is not None:
-            self._notebook.show(columns, rows)
         is_terminal = sys.stdout.isatty()
         size = shutil.get_terminal_size() if is_terminal else os.terminal_size((_WIDTH, _HEIGHT))
-        widths = [
-            *(max(5, 0 if self.trainer.is_endless else len(str(self.trainer.total_steps))), 5, 8, 7),
-            max(4, *(len(one_line(prefix)) for prefixes in self._prefixes.values() for prefix in prefixes)),
-        ]
+        prefixes = set().union(*self._prefixes.values())
+        step_width = 5 if self.trainer.is_endless else max(5, len(str(self.trainer.total_steps)))
+        widths = [step_width, 5, 8, 7, max(4, *(len(one_line(prefix)) for prefix in prefixes))]
         shown = _that_fit(columns, size.columns - sum(widths) - 2 * len(widths))
         lines = [_line(row, widths, shown) for row in rows]
         if (widths, shown) != self._header or self._lines + len(rows) > size.lines - 3:
@@ -108,51 +100,52 @@ class ScalarPrinter(Monitor):
             lines.insert(0, _line(_Row(list(_LEAD), {name: _short(name) for name in shown}), widths, shown))
         self._lines += len(rows)
         self.trainer.run.log_to_file("\n".join(lines))
-        if self._notebook is None:
-            with suppress(OSError):
-                has_colour = is_terminal and not os.environ.get("NO_COLOR")
-                tqdm.write("\n".join(map(_coloured, lines) if has_colour else map(printable, lines)))
+        if self._notebook is not None:
+            self._notebook.show(columns, rows)
+            return
+        show = _coloured if is_terminal and not os.environ.get("NO_COLOR") else printable
+        with suppress(OSError):
+            tqdm.write("\n".join(map(show, lines)))
 
     def _rows(self) -> list[_Row]:
-        """The scalars that are due, a row for each prefix and step; remembers the columns."""
+        """The scalars that are due, a row for each prefix and step."""
         trainer, step = self.trainer, self.trainer.global_step
         scalars, self._recorded = self._recorded, {}
         summaries = next((one for one in map(innermost, trainer.callbacks) if isinstance(one, Summaries)), None)
         own = "trn" if summaries is None else summaries.prefix
         for name, value in (trainer.outputs if summaries is None else summaries.means()).items():
             scalars[f"{own}/{name}"] = (step, as_number(name, value))
-        before, self._since = self._since, (step, trainer.times.steps)
-        done, seconds = (now - then for now, then in zip(self._since, before, strict=True))
-        speed = done / seconds if seconds > 0 else 0.0
         best = trainer.monitors.best()
         rows: dict[tuple[int, bool, str], _Row] = {}
-        for name in filter(self._wanted, sorted(scalars)):
+        for name in filter(self._is_wanted, sorted(scalars)):
             at_step, value = scalars[name]
-            prefix, slash, column = name.partition("/")
-            prefix, column = (prefix, column) if slash else ("", name)
+            prefix, column = split_name(name)
             self._prefixes.setdefault(column, set()).add(prefix)
             row = rows.setdefault((at_step, prefix != own, prefix), _Row(["", "", "", "", one_line(prefix)]))
             row.cells[column] = in_digits(value)
             if best.get(name) == (at_step, value):
                 row.best.add(column)
-        ordered = sorted(rows.items())
-        for number, ((at_step, *_), row) in enumerate(ordered):
-            if number and ordered[number - 1][0][0] == at_step:
-                continue
-            row.lead[0] = str(at_step)
-            if at_step == step:
+        before, self._since = self._since, (step, trainer.times.steps)
+        steps, seconds = (now - then for now, then in zip(self._since, before, strict=True))
+        speed = steps / seconds if seconds > 0 else 0.0
+        last = -1
+        for (at_step, *_), row in sorted(rows.items()):
+            if at_step != last:
+                row.lead[0] = str(at_step)
+            if last != at_step == step:
                 elapsed = in_clock(trainer.times.clock() - trainer.times.began)
                 row.lead[1:4] = [str(trainer.epoch_num), elapsed, f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"]
-        return [row for _, row in ordered]
+            last = at_step
+        return [rows[key] for key in sorted(rows)]
 
     def _rank(self, column: str) -> tuple[bool, bool, bool, str]:
-        """The loss comes first, then what several datasets have, last what is about the run itself."""
+        """The loss comes first, then scalars of several datasets, last those about the run itself."""
         prefixes = self._prefixes[column]
-        return column != "loss", prefixes <= {*_OF_ENGINE}, len(prefixes) == 1, column
+        return column != "loss", prefixes <= _OF_ENGINE, len(prefixes) == 1, column
 
-    def _wanted(self, name: str) -> bool:
-        allowed = self._whitelist is None or any(pattern.match(name) for pattern in self._whitelist)
-        return allowed and not any(pattern.match(name) for pattern in self._blacklist)
+    def _is_wanted(self, name: str) -> bool:
+        is_allowed = any(pattern.match(name) for pattern in self._whitelist)
+        return is_allowed and not any(pattern.match(name) for pattern in self._blacklist)
 
 
 class _NotebookTable:
@@ -163,7 +156,6 @@ class _NotebookTable:
         self._display: Any = None
 
     def show(self, columns: list[str], rows: list[_Row]) -> None:
-        """Add rows."""
         from IPython import display
 
         self._rows = [*self._rows, *rows][-_MOST_ROWS:]
@@ -189,34 +181,25 @@ def _short(name: str) -> str:
     return shortened(one_line(name), _LONGEST_NAME)
 
 
-def _room(column: str) -> int:
+def _width(column: str) -> int:
     return max(len(_short(column)), _NUMBER)
 
 
-def _that_fit(columns: list[str], width: int) -> list[str]:
+def _that_fit(columns: list[str], room: int) -> list[str]:
     """The columns, at least one, that fit into so many characters."""
     shown: list[str] = []
     for column in columns:
-        if _room(column) + 2 <= width or not shown:
-            width -= _room(column) + 2
+        if _width(column) + 2 <= room or not shown:
+            room -= _width(column) + 2
             shown.append(column)
     return shown
 
 
 def _line(row: _Row, widths: list[int], columns: list[str]) -> str:
-    # The name of the dataset is the only text; a star takes the place of a blank behind its number.
+    # The name of the dataset is the only text; a star is in the place of a blank behind its number.
     lead = [f"{text:>{width}}" for text, width in zip(row.lead[:-1], widths, strict=False)]
     parts = ["  ".join([*lead, f"{row.lead[-1]:<{widths[-1]}}"])]
     for column in columns:
         cell = row.cells.get(column, "") + ("*" if column in row.best else " ")
-        parts.append(f"{cell:>{_room(column) + 1}}")
+        parts.append(f"{cell:>{_width(column) + 1}}")
     return " ".join(parts).rstrip()
-
-
-def _compile(patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    if isinstance(patterns, str):
-        raise CallbackError(f"ScalarPrinter takes lists of regular expressions, not the text {patterns!r}")
-    try:
-        return [re.compile(pattern) for pattern in patterns]
-    except re.error as error:
-        raise CallbackError(f"ScalarPrinter: {error.pattern!r} is not a regular expression: {error.msg}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection
 from statistics import fmean
 from typing import Any
@@ -11,14 +10,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, compiled_pattern
 from prototrain.callbacks.monitor import as_json, as_number, scalar_in
 from prototrain.errors import CallbackError
 from prototrain.step.variables import scratch_variable
 from prototrain.towers import components
 
 
-class StepSums(Callback):
+class _StepSums(Callback):
     """Base of callbacks that keep two numbers for each scalar of the step, which change in every step.
 
     In a compiled trainer they are a variable, which is made when the step is traced and its scalars are known; its
@@ -61,20 +60,21 @@ class StepSums(Callback):
         self._values = {name: [float(number) for number in pair] for name, pair in state["pairs"].items()}
 
 
-class Summaries(StepSums):
-    """Records the means of the training scalars over the steps since the last record, as ``trn/...``, and what the
-    model gave to `tf.summary` in the last step.
+class Summaries(_StepSums):
+    """Records the means of the training scalars over the steps since the last record, as ``trn/...``, and the
+    `tf.summary` calls of the model in the last step.
+
+        Summaries().every(steps=100)
 
     Sums and counts are kept within the compiled step and are part of every checkpoint. A step whose value is NaN, or
-    that has no such scalar, is left out of the mean. Scalars that are no property of one batch, such as the learning
-    rate and the metrics of a `KerasTrainer`, are recorded as they are; see `Trainer.unaveraged`. The last step's values
-    are in `trainer.outputs`.
+    that has no such scalar, is left out of the mean. The learning rate, the loss scale and the metrics of a
+    `KerasTrainer` are recorded as they are; see `Trainer.unaveraged`. The last step's values are in `trainer.outputs`.
 
     `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` may be called anywhere in a compiled step, such as in
-    `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. A scalar has
-    one value per step: its mean over micro-batches and towers, weighted like the scalars of `build`. The others come
-    from the first micro-batch of the first tower, as do scalars inside `tf.cond`, a loop or a `tf.function`.
-    Asynchronous towers and several workers record what a step returns only.
+    `build`, without a writer and a step. They cost nothing in the steps that are not recorded. A scalar is the mean
+    over micro-batches and towers, weighted like the scalars of `build`. The others come from the first micro-batch of
+    the first tower, as do scalars inside `tf.cond`, a loop or a `tf.function`. Asynchronous towers and several workers
+    record only the returned scalars of a step.
 
     Args:
         prefix: what the scalars' names start with.
@@ -88,7 +88,7 @@ class Summaries(StepSums):
 
     def setup(self) -> None:
         super().setup()
-        self.trainer.monitors.announce(self, self.prefix)
+        self.trainer.monitors.registry.announce(self, self.prefix)
 
     def watches(self) -> Collection[str] | None:
         return ()
@@ -125,7 +125,7 @@ class Summaries(StepSums):
         return found
 
     def trigger(self) -> None:
-        # A resumed run that has to finish a step records what that step has recorded before.
+        # A resumed run that has to finish a step records the same means again.
         self._last = self.trainer.global_step, self.means()
         self._values = {}
         if self._variable is not None:
@@ -153,48 +153,46 @@ class Summaries(StepSums):
         self._last = int(state["step"]), {name: float(mean) for name, mean in state["means"].items()}
 
 
-class MovingAverageSummary(StepSums):
+class MovingAverageSummary(_StepSums):
     """Averages scalars over the steps inside the compiled call, and records them as ``trn/<name>_average`` when
     triggered.
+
+        MovingAverageSummary("loss", decay=0.99).every(steps=100)
 
     The averages are part of every checkpoint.
 
     Args:
         names: of the step's scalars.
-        pattern: instead of names, a regular expression for whole names; ``.*`` for all scalars.
+        pattern: instead of names, a regular expression for full names; ``.*`` for all scalars.
         decay: how much of the average stays in each step.
-        prefix: what the scalars' names start with.
 
     Raises:
-        CallbackError: `decay` is not between 0 and 1, or neither names nor a pattern are given; while training, if
-            there is no such scalar.
+        CallbackError: `decay` is not between 0 and 1, or not exactly one of names and a pattern is given; while
+            training, if there is no such scalar.
     """
 
-    def __init__(self, *names: str, pattern: str | None = None, decay: float = 0.95, prefix: str = "trn") -> None:
-        if bool(names) == (pattern is not None) or not all(isinstance(name, str) for name in names):
+    def __init__(self, *names: str, pattern: str | None = None, decay: float = 0.95) -> None:
+        if bool(names) == (pattern is not None):
             raise CallbackError(
                 "MovingAverageSummary: name the scalars, such as MovingAverageSummary('loss'), or give a pattern, such "
                 "as MovingAverageSummary(pattern='.*')"
             )
         if not 0 < decay < 1:
             raise CallbackError(f"MovingAverageSummary: decay must be between 0 and 1, got {decay!r}")
-        try:
-            self._pattern = None if pattern is None else re.compile(pattern)
-        except re.error as error:
-            raise CallbackError(f"MovingAverageSummary: {pattern!r} is not a regular expression: {error}") from error
         super().__init__()
+        self._pattern = None if pattern is None else compiled_pattern(self.name, pattern)
         self.names = names
         self.decay = decay
-        self.prefix = prefix
         self.state_key = f"MovingAverageSummary/{decay}/{pattern or ','.join(names)}"
 
     def setup(self) -> None:
         super().setup()
-        self.trainer.monitors.announce(self, self.prefix, [f"{name}_average" for name in self.names] or ["*"])
+        self.trainer.monitors.registry.announce(self, "trn", [f"{name}_average" for name in self.names] or ["*"])
 
     def after_run(self, outputs: dict[str, Any]) -> None:
-        pattern = self._pattern
-        names = self.names if pattern is None else tuple(name for name in outputs if pattern.fullmatch(name))
+        names, pattern = self.names, self._pattern
+        if pattern is not None:
+            names = tuple(name for name in outputs if pattern.fullmatch(name))
         missing = [name for name in names if name not in outputs]
         if missing or not names:
             wanted = ", ".join(missing) or repr(pattern and pattern.pattern)
@@ -214,9 +212,9 @@ class MovingAverageSummary(StepSums):
         return self.decay * old + (1 - self.decay) * new
 
     def trigger(self) -> None:
-        for name, (total, weight) in self._pairs().items():
-            if weight:
-                self.trainer.monitors.put_scalar(f"{self.prefix}/{name}_average", total / weight)
+        pairs = self._pairs().items()
+        averages = {f"{name}_average": total / weight for name, (total, weight) in pairs if weight}
+        self.trainer.monitors.put_scalars(averages, "trn")
 
 
 class GradientNorm(Callback):
@@ -230,7 +228,6 @@ class GradientNorm(Callback):
 
     def setup(self) -> None:
         if self.trainer.optimizer is None:
-            raise CallbackError(
-                f"GradientNorm needs a trainer that applies gradients; {type(self.trainer).__name__} has no optimizer"
-            )
+            kind = type(self.trainer).__name__
+            raise CallbackError(f"GradientNorm needs a trainer that applies gradients; {kind} has no optimizer")
         self.trainer.record_gradient_norm = True

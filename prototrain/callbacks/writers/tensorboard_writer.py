@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,21 +17,20 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
-from prototrain.callbacks.monitor import Monitor
+from prototrain.callbacks.monitor import Monitor, split_name
 from prototrain.callbacks.pictures import text_summary
 from prototrain.config.schema import LOCATION_KEYS
 from prototrain.config.values import as_text
 from prototrain.system.tracebacks import first_line
 
-_EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
+_EVENT_FILES = "events.out.tfevents."
 
 
 class TensorBoardWriter(Monitor):
     """Writes event files below ``summaries/``.
 
     Each prefix has its own directory, so that ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
-    each file begins with a mark that makes TensorBoard drop later steps of earlier files. Events that cannot be written
-    because the disk is full are kept and written once there is room.
+    TensorBoard drops later steps of earlier files. Events that cannot be written, as on a full disk, are written later.
 
     The config is written as the text ``config`` at each start of the run, and its values are a row of the tab HPARAMS.
     TensorBoard shows the values of the first start there.
@@ -44,58 +41,45 @@ class TensorBoardWriter(Monitor):
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._sub_runs: dict[str, _SubRun] | None = None
-        self._failing = False
 
     def setup(self) -> None:
         self._directory = self.trainer.require_experiment("TensorBoardWriter").summaries
-        self._sub_runs, self._failing = None, False
+        self._sub_runs: dict[str, _SubRun] | None = None
 
     def before_train(self) -> None:
         self._open()
         config = self.trainer.run.config()
         if config is None:
             return
-        lines = config.to_text().splitlines()
-        # Indented, it is shown as it is.
-        self._add_summary(text_summary("config", "\n".join(f"    {line}" for line in lines)))
-        values = {key: value for key, value in config.to_plain().items() if key not in LOCATION_KEYS}
-        self._add_summary(_start({key: _as_hparam(value) for key, value in values.items()}, self._clock()))
+        # Indented, Markdown is shown as it is.
+        text = "\n".join(f"    {line}" for line in config.to_text().splitlines())
+        values = {key: _as_hparam(value) for key, value in config.to_plain().items() if key not in LOCATION_KEYS}
+        for summary in (text_summary("config", text), _hparams(values, self._clock())):
+            self.put_event("", Event(step=self.trainer.global_step, summary=summary))
 
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         events: dict[str, Event] = {}
         for name, value in values.items():
-            prefix, slash, tag = name.partition("/")
-            if not slash:
-                prefix, tag = "", name
-            event = events.setdefault(prefix, Event(step=step))
-            event.summary.value.add(tag=tag, simple_value=value)
+            prefix, tag = split_name(name)
+            events.setdefault(prefix, Event(step=step)).summary.value.add(tag=tag, simple_value=value)
         for prefix, event in events.items():
             self.put_event(prefix, event)
 
     def put_event(self, prefix: str, event: Event) -> None:
-        """Write any event into the sub-run of a prefix; its wall time is set here."""
         sub_runs = self._open()
         if prefix not in sub_runs:
             sub_runs[prefix] = _SubRun(self._directory / prefix)
         event.wall_time = self._clock()
         sub_runs[prefix].events.append(event.SerializeToString())
 
-    def _add_summary(self, summary: Summary) -> None:
-        """Write a summary of the whole run."""
-        self.put_event("", Event(step=self.trainer.global_step, summary=summary))
-
     def flush(self) -> None:
-        waiting = [sub_run for sub_run in (self._sub_runs or {}).values() if sub_run.events]
         try:
-            for sub_run in waiting:
+            for sub_run in (self._sub_runs or {}).values():
                 sub_run.flush(self._clock())
         except (OSError, tf.errors.OpError) as error:
-            if not self._failing:
-                self.trainer.log(f"WARNING: cannot write to {self._directory}: {first_line(error)}; trying again later")
-            self._failing = True
-        else:
-            self._failing = self._failing and not waiting
+            self.trainer.run.say_once(
+                f"WARNING: cannot write to {self._directory}: {first_line(error)}; trying again later"
+            )
 
     def after_train(self) -> None:
         self.flush()
@@ -103,10 +87,10 @@ class TensorBoardWriter(Monitor):
             sub_run.close()
 
     def _open(self) -> dict[str, _SubRun]:
-        """The sub-runs by prefix; the first time, those that an earlier attempt at the run has left get their mark."""
+        """The sub-runs by prefix; the first time, mark those of an earlier attempt at the run."""
         if self._sub_runs is None:
             self._sub_runs = {}
-            for directory in sorted({path.parent for path in self._directory.rglob("events.out.tfevents.*")}):
+            for directory in sorted({path.parent for path in self._directory.rglob(f"{_EVENT_FILES}*")}):
                 prefix = "" if directory == self._directory else directory.relative_to(self._directory).as_posix()
                 # TensorBoard drops the steps from this one on. At step 0 everything is written again.
                 step = self.trainer.global_step
@@ -116,17 +100,14 @@ class TensorBoardWriter(Monitor):
 
 
 def _as_hparam(value: Any) -> bool | float | str:
-    """A value of a config as the protocol buffer has it: a number, if it is one that 64 bits can hold."""
+    """A value of a config as the protocol buffer has it: a number, if it fits into 64 bits."""
     if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53):
         return value
     return as_text(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _start(values: Mapping[str, bool | float | str], now: float) -> Summary:
-    """Make a row of the tab HPARAMS.
-
-    `hparams_pb` of TensorBoard does the same, but importing it takes half a second.
-    """
+def _hparams(values: Mapping[str, bool | float | str], now: float) -> Summary:
+    """A row of the tab HPARAMS; `hparams_pb` of TensorBoard does the same, but importing it takes half a second."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     start = SessionStartInfo(group_name=hashlib.sha256(text.encode()).hexdigest(), start_time_secs=now)
     for name, value in sorted(values.items()):
@@ -147,13 +128,11 @@ class _SubRun:
         self._file: Any = None
 
     def flush(self, now: float) -> None:
-        """Write the events, all or none.
-
-        Raises:
-            OSError, tf.errors.OpError: they cannot be written and are kept.
-        """
-        header = [] if self._file else [self._start(now)]
+        """Write the events; an OSError or `tf.errors.OpError` leaves all of them to be written to a new file."""
+        if not self.events:
+            return
         try:
+            header = [] if self._file else [self._start(now)]
             for event in header + self.events:
                 self._file.write(event)
             self._file.flush()
@@ -169,12 +148,11 @@ class _SubRun:
             self._file = None
 
     def _start(self, now: float) -> bytes:
-        """Make a new file; return what it begins with."""
+        """Make a new file; return its first record."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a directory in the order of their names: a new one must come last, whatever the
-        # clock says.
-        matches = map(_EVENT_FILE.fullmatch, os.listdir(self._directory))
-        number = max([int(now), *(int(match[1]) + 1 for match in matches if match)])
-        path = self._directory / f"events.out.tfevents.{number:010d}.{platform.node()}"
-        self._file = tf.io.TFRecordWriter(str(path))
+        # TensorBoard reads the files of a directory in the order of their names: a new one must come last, whatever
+        # the clock says.
+        others = [path.name.removeprefix(_EVENT_FILES) for path in self._directory.glob(f"{_EVENT_FILES}[0-9]*.*")]
+        number = max([int(now), *(int(name.partition(".")[0]) + 1 for name in others)])
+        self._file = tf.io.TFRecordWriter(str(self._directory / f"{_EVENT_FILES}{number:010d}.{platform.node()}"))
         return bytes(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Point:
-    """A scalar at a step, or pictures (content of PNG files) in its place; `time` is in seconds since the epoch."""
+    """A scalar at a step, or pictures (contents of PNG files); `time` is in seconds since the epoch."""
 
     name: str
     step: int
@@ -37,33 +38,28 @@ class Tracker(Monitor):
     A thread sends new values every few seconds, so that a slow server does not slow the run down. If sending fails,
     that is reported once, and the values are sent later. Checkpoints hold the scalars that are not sent yet.
 
-    A resumed run continues the same run of the tracker, whose id is in the checkpoint. It repeats the steps that a
-    killed run made after its last checkpoint, and sends them again.
+    A resumed run continues the tracker's run, whose id is in the checkpoint. It repeats the steps that a killed run
+    made after its last checkpoint, and sends them again.
 
     A subclass defines `connect`, `send` and `close`.
 
-    Args:
-        seconds: how often something is sent.
-        clock: returns seconds since the epoch.
-
     Attributes:
-        extra: of prototrain, which brings what is needed.
+        extra: of prototrain, which installs the tracker's package.
+        seconds: between two times that something is sent.
     """
 
     # After the savers: a failed save is part of the outcome.
     priority = Priority.SAVE + 100
     extra: str
+    seconds = 5.0
 
-    def __init__(self, *, seconds: float = 5.0, clock: Callable[[], float] = time.time) -> None:
-        self._seconds = seconds
-        self._clock = clock
+    def __init__(self) -> None:
         self._run: str | None = None
         self._waiting: list[Point] = []
-        self._under_way: list[Point] = []
-        self._sending: Future[None] | None = None
+        self._sending: tuple[list[Point], Future[None]] | None = None
         self._pool: ThreadPoolExecutor | None = None  # once it is connected
-        self._failing = self._has_warned = False
-        self._sent_at = clock()
+        self._is_failing = False
+        self._sent_at = 0.0
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -90,6 +86,12 @@ class Tracker(Monitor):
         """Tell the tracker that the run has ended, and how."""
         raise NotImplementedError
 
+    @property
+    def title(self) -> str | None:
+        """The name of the run: that of the experiment's directory."""
+        experiment = self.trainer.experiment
+        return None if experiment is None else experiment.directory.resolve().name
+
     # -- hooks --------------------------------------------------------------------------------------------------------
 
     def before_train(self) -> None:
@@ -97,7 +99,7 @@ class Tracker(Monitor):
 
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         self._open()
-        self._waiting += [Point(name, step, self._clock(), value) for name, value in values.items()]
+        self._waiting += [Point(name, step, time.time(), value) for name, value in values.items()]
 
     def put_event(self, prefix: str, event: Event) -> None:
         self._open()
@@ -105,28 +107,21 @@ class Tracker(Monitor):
             name = f"{prefix}/{value.tag}" if prefix else value.tag
             if value.metadata.plugin_data.plugin_name == "images":
                 needed("PIL.Image", self.name, self.extra)
-                # Before the pictures themselves stand their width and height.
-                pictures = tuple(value.tensor.string_val[2:])
-                self._waiting.append(Point(name, event.step, self._clock(), pictures=pictures))
-            elif not self._has_warned:
-                self._has_warned = True
-                self.trainer.log(
-                    f"{self.name} takes scalars and pictures only, not histograms and text such as {name!r}"
-                )
+                pictures = tuple(value.tensor.string_val[2:])  # after the width and the height
+                self._waiting.append(Point(name, event.step, time.time(), pictures=pictures))
+            else:
+                self.trainer.run.say_once(f"WARNING: {self.name} takes scalars and pictures, not histograms and text")
 
     def flush(self) -> None:
-        if self._pool is None or (self._sending is not None and not self._sending.done()):
-            return
-        self._take_result()
-        if self._clock() - self._sent_at >= self._seconds:
-            self._begin_sending(self._pool)
+        is_due = time.monotonic() - self._sent_at >= self.seconds
+        if self._pool is not None and is_due and (self._sending is None or self._sending[1].done()):
+            self._send(self._pool)
 
     def after_train(self) -> None:
         if self._pool is None:
             return
         with self._pool as pool:
-            self._take_result()
-            self._begin_sending(pool)
+            self._send(pool)
             self._take_result()
         self._pool = None
         if self._waiting:
@@ -136,13 +131,13 @@ class Tracker(Monitor):
             )
         try:
             self.close(self.trainer.outcome)
-        except Exception as error:  # the run has ended as it has, whatever a tracker knows of it
+        except Exception as error:  # which does not change the outcome
             self.trainer.log(f"WARNING: {self.name}: run {self._run} was not told of the end: {in_one_line(error)}")
 
     def state_dict(self) -> dict[str, Any]:
-        points = [point for point in [*self._under_way, *self._waiting] if not point.pictures]
-        waiting = [[point.name, point.step, point.time, repr(point.value)] for point in points]
-        return {"run": self._run, "waiting": waiting}
+        points = [*(self._sending[0] if self._sending else ()), *self._waiting]
+        scalars = [[one.name, one.step, one.time, repr(one.value)] for one in points if not one.pictures]
+        return {"run": self._run, "waiting": scalars}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._run = state["run"]
@@ -152,45 +147,48 @@ class Tracker(Monitor):
 
     def _open(self) -> None:
         """Connect, the first time. Callbacks that come earlier may record something in their `before_train`."""
-        if self._pool is not None:
-            return
-        try:
-            self._run = self.connect(self._run)
-        except PrototrainError:
-            raise
-        except Exception as error:
-            raise CallbackError(f"{self.name} cannot begin: {in_one_line(error)}") from error
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=self.name)
+        if self._pool is None:
+            try:
+                self._run = self.connect(self._run)
+            except PrototrainError:
+                raise
+            except Exception as error:
+                raise CallbackError(f"{self.name} cannot begin: {in_one_line(error)}") from error
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix=self.name)
 
-    def _begin_sending(self, pool: ThreadPoolExecutor) -> None:
+    def _send(self, pool: ThreadPoolExecutor) -> None:
+        self._take_result()
         if self._waiting:
-            self._under_way, self._waiting = self._waiting, []
-            self._sent_at = self._clock()
-            self._sending = pool.submit(self.send, self._under_way)
+            points, self._waiting = self._waiting, []
+            self._sending = points, pool.submit(self.send, points)
+            self._sent_at = time.monotonic()
 
     def _take_result(self) -> None:
-        """Wait for what is being sent; what was not taken waits for the next time."""
+        """Wait for the thread; points that the tracker has not taken are sent the next time."""
         if self._sending is None:
             return
-        sending, self._sending = self._sending, None
-        error = sending.exception()
-        points, self._under_way = self._under_way, []
+        (points, future), self._sending = self._sending, None
+        error = future.exception()
         if error is not None:
             self._waiting = points + self._waiting
-            if not self._failing:
-                self.trainer.log(
-                    f"WARNING: {self.name} cannot send to run {self._run}: {in_one_line(error)}; trying again"
-                )
-        elif self._failing:
-            self.trainer.log(f"{self.name} sends to run {self._run} again, nothing is missing")
-        self._failing = error is not None
+            if not self._is_failing:
+                text = f"cannot send to run {self._run}: {in_one_line(error)}; trying again"
+                self.trainer.log(f"WARNING: {self.name} {text}")
+        self._is_failing = error is not None
 
 
 def needed(module: str, who: str, extra: str) -> Any:
-    """Import a module that an extra of prototrain brings; a CallbackError names the extra if it is not installed."""
+    """Import a module that an extra of prototrain installs; a CallbackError names the extra if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise CallbackError(
             f"{who} needs {error.name}, which is not installed; pip install 'prototrain[{extra}]'"
         ) from None
+
+
+def opened(picture: bytes) -> Any:
+    """The content of a PNG file as a picture of Pillow's."""
+    from PIL import Image
+
+    return Image.open(io.BytesIO(picture))

@@ -28,12 +28,9 @@ class Weights(Callback):
         self.by_step: dict[int, dict[str, Any]] = {}
 
     def before_train(self) -> None:
-        self._keep()
+        self.trigger_step()
 
     def trigger_step(self) -> None:
-        self._keep()
-
-    def _keep(self) -> None:
         self.by_step[self.trainer.global_step] = {n: v.numpy() for n, v in self.trainer.trainable.items()}
 
 
@@ -41,10 +38,9 @@ def averages(trainer: Any) -> dict[str, Any]:
     return {name: v.numpy() for name, v in averaged_weights(trainer.state).items()}
 
 
-def test_it_is_the_average_of_the_weights() -> None:
-    weights = Weights()
-    trainer = tiny_trainer()
-    trainer.train([ExponentialMovingAverage(0.8), weights, StopOnNaN()], max_steps=6)
+def test_it_is_the_average_of_the_weights_and_starts_again_from_loaded_ones() -> None:
+    trainer, average, weights = tiny_trainer(), ExponentialMovingAverage(0.8), Weights()
+    trainer.train([average, weights, StopOnNaN()], max_steps=6)
     expected = weights.by_step[0]
     for step in range(1, 7):
         expected = {name: 0.8 * e + 0.2 * weights.by_step[step][name] for name, e in expected.items()}
@@ -52,9 +48,13 @@ def test_it_is_the_average_of_the_weights() -> None:
     assert found.keys() == expected.keys() == trainer.trainable.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
+    trainer.load_weights({name: np.full(v.shape, 3.0, np.float32) for name, v in trainer.trainable.items()})
+    trainer.train([average, weights], max_steps=7)
+    for name, value in averages(trainer).items():
+        np.testing.assert_allclose(value, 0.8 * 3.0 + 0.2 * weights.by_step[7][name], rtol=1e-6)
 
 
-def test_held_out_data_sees_the_averages_and_training_does_not() -> None:
+def test_held_out_data_sees_the_averages_and_training_does_not(experiment: Path) -> None:
     average = ExponentialMovingAverage(0.9)
     inside: list[Any] = []
 
@@ -66,14 +66,22 @@ def test_held_out_data_sees_the_averages_and_training_does_not() -> None:
     def callbacks() -> list[Callback]:
         return [Validation().every(steps=4), InferenceRunner("vld", ScalarStats("loss"), prefix="b").every(steps=4)]
 
-    with_average, without = tiny_trainer(), tiny_trainer()
-    with_average.train([*callbacks(), average, CallbackFactory(trigger=measure).every(steps=4)], max_steps=8)
+    with_average, without = tiny_trainer(experiment), tiny_trainer()
+    saver = MinSaver("vld/loss").every(steps=4)
+    with_average.train([*callbacks(), average, CallbackFactory(trigger=measure).every(steps=4), saver], max_steps=8)
     without.train(callbacks(), max_steps=8)
     assert all(values(with_average)[name] == bits for name, bits in values(without).items())
     found = averages(with_average)
     assert all(np.array_equal(found[name], value) for name, value in inside[2].items())
     vld, b = (with_average.monitors.latest(name) for name in ("vld/loss", "b/loss"))
     assert vld == inside[3] == pytest.approx(b) and vld != without.monitors.latest("vld/loss")
+    # The best weights are those that were measured.
+    note = json.loads((experiment / "checkpoints" / "min-vld-loss.json").read_text())
+    assert with_average.evaluate("vld")["loss"] != pytest.approx(note["value"], rel=1e-5)
+    with_average.load_weights("best")
+    without.load_weights(experiment, checkpoint="best")
+    for trainer in (with_average, without):
+        assert trainer.evaluate("vld")["loss"] == pytest.approx(note["value"], rel=1e-5)
 
 
 def test_a_run_that_is_resumed_and_one_that_is_trained_twice_have_the_same_averages(tmp_path: Path) -> None:
@@ -83,69 +91,34 @@ def test_a_run_that_is_resumed_and_one_that_is_trained_twice_have_the_same_avera
             trainer.train([ExponentialMovingAverage(0.9), *saving], max_steps=max_steps)
         return trainer
 
-    whole, twice = run(tmp_path / "a", 8), run(None, 3, 8)
-    run(tmp_path / "b", 1)
-    resumed = run(tmp_path / "b", 8)
-    assert values(whole) == values(resumed) == values(twice)
+    twice = run(None, 3, 6)
+    run(tmp_path, 1)
+    resumed = run(tmp_path, 6)
+    assert values(resumed) == values(twice)
     assert resumed.run.resume_line().startswith("resumed at step 1")
     saved = resumed.run.checkpoints.newest()
-    assert averaged_weights(saved.variables()).keys() == whole.trainable.keys()
-
-
-def test_it_can_join_a_run_later(experiment: Path) -> None:
-    first = tiny_trainer(experiment)
-    first.train([SaveOnExit()], max_steps=5)
-    second = tiny_trainer(experiment)
-    average, seen = ExponentialMovingAverage(0.9), []
-    callbacks = [CallbackFactory(before_train=lambda self: seen.append(averages(self.trainer))), SaveOnExit()]
-    second.train([average, *callbacks], max_steps=6)
-    assert "callback ExponentialMovingAverage added" in second.run.resume_line()
-    assert all(np.array_equal(seen[0][name], v.numpy()) for name, v in first.trainable.items())
+    assert averaged_weights(saved.variables()).keys() == twice.trainable.keys()
 
 
 def test_frozen_weights_are_not_averaged_and_begin_when_they_are_thawed(tmp_path: Path) -> None:
+    """So does a callback that joins a run later."""
     frozen = True
 
     def build(inputs: Any, train_phase: bool) -> Any:
         x = keras.layers.Dense(4, name="base", trainable=not frozen)(inputs["x"])
         return tiny_build({**inputs, "x": x}, train_phase)
 
-    def trained(end: int) -> SimpleTrainer:
+    def trained(end: int, *callbacks: Callback) -> SimpleTrainer:
         trainer = SimpleTrainer(tiny_model(build=build), experiment=tmp_path)
-        trainer.train([ExponentialMovingAverage(0.5), SaveOnExit()], max_steps=end)
+        trainer.train([*callbacks, SaveOnExit()], max_steps=end)
         return trainer
 
-    first = trained(4)
+    trained(1)
+    first = trained(2, ExponentialMovingAverage(0.5))
+    assert "callback ExponentialMovingAverage added" in first.run.resume_line()
     assert not any("base" in name for name in averaged_weights(first.state)) and averaged_weights(first.state)
     frozen = False
-    second = trained(5)  # one step: the average is half-way between the weight before it and the one behind it
+    second = trained(3, ExponentialMovingAverage(0.5))  # one step: half-way between the weights before and after it
     average = averaged_weights(second.state)["base/kernel"].numpy()
     expected = (first.variables["base/kernel"].numpy() + second.variables["base/kernel"].numpy()) / 2
     np.testing.assert_allclose(average, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("how", ["of its own", "of another"])
-def test_the_best_weights_are_those_that_were_measured(how: str, experiment: Path) -> None:
-    trainer = tiny_trainer(experiment)
-    callbacks = [ExponentialMovingAverage(0.9), Validation().every(steps=5), MinSaver("vld/loss").every(steps=5)]
-    trainer.train([*callbacks, SaveOnExit()], max_steps=20)
-    note = json.loads((experiment / "checkpoints" / "min-vld-loss.json").read_text())
-    weights = trainer.evaluate("vld")
-    if how == "of another":
-        trainer = tiny_trainer()
-        trainer.load_weights(experiment, checkpoint="best")
-    else:
-        trainer = tiny_trainer(experiment)
-        trainer.load_weights("best")
-    assert trainer.evaluate("vld")["loss"] == pytest.approx(note["value"], rel=1e-5) != weights["loss"]
-
-
-def test_averages_start_again_from_loaded_weights() -> None:
-    trainer, average = tiny_trainer(), ExponentialMovingAverage(0.9)
-    trainer.train([average], max_steps=5)
-    loaded = {name: np.full(v.shape, 3.0, np.float32) for name, v in trainer.trainable.items()}
-    trainer.load_weights(loaded)
-    seen = Weights()
-    trainer.train([average, seen], max_steps=6)
-    for name, value in averages(trainer).items():
-        np.testing.assert_allclose(value, 0.9 * 3.0 + 0.1 * seen.by_step[6][name], rtol=1e-6)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -20,7 +19,7 @@ from prototrain.callbacks import (
     Validation,
 )
 from prototrain.errors import CallbackError, DataError, ModelError, StepError
-from tests.tiny import tiny_arrays, tiny_build, tiny_datasets, tiny_trainer
+from tests.tiny import tiny_arrays, tiny_build, tiny_trainer, values
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -76,27 +75,24 @@ def expected(trainer: Any, count: int) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize(("batches", "count"), [(0, 20), (2, 16)])
-def test_each_example_counts_once(batches: int, count: int) -> None:
-    trainer = tiny_trainer(build=build)
-    runner = InferenceRunner("vld", inferencers(), batches=batches)
-    trainer.train([runner.every(steps=5), Validation(batches=batches, prefix="plain").every(steps=5)], max_steps=10)
-    measured = {name: trainer.monitors.latest(f"vld/{name}", at_step=10) for name in expected(trainer, count)}
-    assert measured == pytest.approx(expected(trainer, count), rel=1e-5)
-    assert measured["loss"] == pytest.approx(trainer.monitors.latest("plain/loss"), rel=1e-5)
-
-
-def test_several_datasets_and_a_decision_by_them(experiment: Path) -> None:
-    trainer = tiny_trainer(experiment, build=build)
+def test_each_example_counts_once_and_training_is_the_same(experiment: Path) -> None:
+    trainer, without = tiny_trainer(experiment, build=build), tiny_trainer(build=build)
     data = tf.data.Dataset.from_tensor_slices(tiny_arrays(12)).batch(5)
     callbacks: list[Callback] = [
-        InferenceRunner("vld", ScalarStats("loss"), prefix="a").every(steps=3),
-        InferenceRunner(data, Largest(), prefix="b").every(steps=3),
-        MinSaver("a/loss").every(steps=3),
+        InferenceRunner("vld", inferencers()),
+        InferenceRunner("vld", inferencers(), batches=2, prefix="part"),
+        InferenceRunner(data, Largest(), prefix="own"),
+        Validation(batches=2, prefix="plain"),
+        MinSaver("part/loss"),
     ]
-    trainer.train(callbacks, max_steps=6)
-    assert trainer.monitors.history("b/examples") == [(3, 12.0), (6, 12.0)]
-    assert [step for step, _ in trainer.monitors.history("a/loss")] == [3, 6]
+    trainer.train([callback.every(steps=3) for callback in callbacks], max_steps=6)
+    for prefix, count in (("vld", 20), ("part", 16)):
+        measured = {name: trainer.monitors.latest(f"{prefix}/{name}", at_step=6) for name in expected(trainer, count)}
+        assert measured == pytest.approx(expected(trainer, count), rel=1e-5)
+    assert measured["loss"] == pytest.approx(trainer.monitors.latest("plain/loss"), rel=1e-5)
+    assert trainer.monitors.history("own/examples") == [(3, 12.0), (6, 12.0)]
+    without.train([], max_steps=6)
+    assert values(without) == {name: bits for name, bits in values(trainer).items() if name in without.state}
 
 
 def test_counts_of_nothing() -> None:
@@ -130,35 +126,18 @@ def test_an_empty_dataset(trainer: Any) -> None:
         trainer.train([InferenceRunner(empty, ScalarStats("loss"))], max_steps=1)
 
 
-def test_it_does_not_train() -> None:
-    trainers = [tiny_trainer(build=build) for _ in range(2)]
-    trainers[0].train([], max_steps=6)
-    trainers[1].train([InferenceRunner("vld", inferencers()).every(steps=1)], max_steps=6)
-    for name, variable in trainers[0].variables.items():
-        assert np.array_equal(variable, trainers[1].variables[name]), name
-
-
-def test_data_that_fails() -> None:
-    data = tf.data.Dataset.from_tensor_slices(tiny_arrays(8)).batch(4)
+def test_data_that_fails_or_has_no_end(trainer: Any) -> None:
+    data, before = tf.data.Dataset.from_tensor_slices(tiny_arrays(8)).batch(4), trainer.global_step
     broken = data.map(lambda batch: {**batch, "x": tf.debugging.check_numerics(batch["x"] / 0.0, "bad x")})
-    with pytest.raises(StepError, match=r"InferenceRunner on 'inference' failed at step 0: .*bad x"):
-        tiny_trainer().train([InferenceRunner(broken, ScalarStats("loss"))], max_steps=1)
-
-
-def test_a_dataset_without_an_end_is_refused_before_the_first_step(trainer: Any) -> None:
-    endless, before = tiny_datasets()["vld"].repeat(), trainer.global_step
+    with pytest.raises(StepError, match=r"InferenceRunner on 'inference' failed at step \d: .*bad x"):
+        trainer.train([InferenceRunner(broken, ScalarStats("loss"))], max_steps=before + 1)
     with pytest.raises(DataError, match="'inference' has no end, so the whole of it cannot be evaluated; leave out"):
-        trainer.train([InferenceRunner(endless, ScalarStats("loss"))], max_steps=before + 1)
+        trainer.train([InferenceRunner(data.repeat(), ScalarStats("loss"))], max_steps=before + 1)
     assert trainer.global_step == before
 
 
-def test_a_mistake_shows_before_the_first_step_and_a_metric_starts_at_nothing() -> None:
-    trainer = tiny_trainer()
-    with pytest.raises(ModelError, match="the model has no tensor 'logit'"):
-        trainer.train([InferenceRunner("vld", ScalarStats("logit")).every(steps=5)], max_steps=9)
-    assert trainer.global_step == 0
-
-    updates: list[float] = []
+def test_a_metric_starts_at_nothing() -> None:
+    trainer, updates = tiny_trainer(), []
     metric = keras.metrics.Sum()
 
     class Look(Callback):

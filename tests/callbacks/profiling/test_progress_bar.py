@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from prototrain import Callback, StopTraining
-from prototrain.callbacks import ProgressBar, ScalarPrinter
+from prototrain.callbacks import PeriodicCallback, ProgressBar, ScalarPrinter
+from prototrain.callbacks.profiling import progress_bar
 from prototrain.errors import CallbackError
-from tests.callbacks.helpers import Puts
+from tests.callbacks.helpers import EachStep, Fails, Puts
 from tests.tiny import CountingTrainer
 
 
@@ -30,49 +31,32 @@ class Clock:
         return float(self.trainer.global_step)
 
 
-class EachStep(Callback):
+class Ends(Callback):
     def trigger_step(self) -> None:
-        pass
+        raise StopTraining
 
 
-def lines(capsys: pytest.CaptureFixture[str], *, steps: int | None = 10, **keywords: Any) -> list[str]:
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_bar, "_LINE_SECONDS", 3)
+    monkeypatch.setattr(progress_bar, "_BAR_SECONDS", 0)
+
+
+def test_lines_of_a_run_and_of_a_resumed_and_an_endless_one(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer()
-    bar = ProgressBar(line_seconds=3, clock=Clock(trainer))
-    trainer.train([bar, EachStep()], max_steps=steps, **keywords)
+    trainer.train([ProgressBar(clock=Clock(trainer)), EachStep()], max_steps=10, steps_per_epoch=4)
+    trainer.train([ProgressBar(clock=lambda: trainer.global_step / 2)], max_steps=20)  # its own speed
+    endless = CountingTrainer()
+    endless.train([ProgressBar(clock=Clock(endless)), EachStep(), PeriodicCallback(Ends(), every_k_steps=5)])
     captured = capsys.readouterr()
     assert captured.err == ""
-    return [line for line in captured.out.splitlines() if line.startswith("epoch ")]
-
-
-def test_off_a_terminal_it_prints_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lines(capsys, steps_per_epoch=4) == [
+    assert [line for line in captured.out.splitlines() if line.startswith("epoch ")] == [
         "epoch 1 of 3, step 4 of 10, 1 steps/s, 00:06 left, loss 0.25",
         "epoch 2 of 3, step 8 of 10, 1 steps/s, 00:02 left, loss 0.125",
         "epoch 3 of 3, step 10 of 10, 1 steps/s, loss 0.1",
+        "epoch 1 of 1, step 20 of 20, 2 steps/s, loss 0.05",
+        "epoch 1, step 4, 1 steps/s, loss 0.25",
     ]
-
-
-def test_a_run_of_one_step_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = lines(capsys, steps=1)
-    assert line.startswith("epoch 1 of 1, step 1 of 1, ")
-
-
-def test_a_resumed_run_counts_its_own_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = CountingTrainer()
-    trainer.train([], max_steps=100)
-    trainer.train([ProgressBar(clock=lambda: trainer.global_step / 2)], max_steps=110)
-    assert "step 110 of 110, 2 steps/s" in capsys.readouterr().out
-
-
-def test_an_endless_run_has_no_end_to_show(capsys: pytest.CaptureFixture[str]) -> None:
-    class Ends(Callback):
-        def trigger_step(self) -> None:
-            if self.trainer.global_step == 5:
-                raise StopTraining
-
-    trainer = CountingTrainer()
-    trainer.train([ProgressBar(line_seconds=3, clock=Clock(trainer)), Ends()])
-    assert "step 4, 1 steps/s, loss 0.25" in capsys.readouterr().out
 
 
 def test_it_does_not_ask_for_steps_while_there_is_nothing_to_show() -> None:
@@ -120,43 +104,32 @@ def screen(written: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("columns", "begin"), [("120", "epoch 2 of 2: 100%|"), ("80", "100%|")])
-def test_on_a_terminal_it_is_a_bar(columns: str, begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_it_is_a_bar_between_other_lines(
+    columns: str, begin: str, monkeypatch: pytest.MonkeyPatch, experiment: Path
+) -> None:
     monkeypatch.setenv("COLUMNS", columns)
+    callbacks = [ProgressBar(), ScalarPrinter().every(steps=5), EachStep()]
     with terminal() as read:
-        CountingTrainer().train([ProgressBar(refresh_seconds=0), EachStep()], steps_per_epoch=5, max_steps=10)
+        CountingTrainer(experiment=experiment).train(callbacks, steps_per_epoch=5, max_steps=10)
         written = read()
+    shown, log = screen(written), (experiment / "train.log").read_text()
     assert written.count("\r") > 5
-    (bar,) = [line for line in screen(written) if "10/10" in line]
-    assert bar.strip().startswith(begin)
-    assert "loss=0.1" in bar
-
-
-def test_what_is_printed_meanwhile_stands_in_lines_of_its_own(experiment: Path) -> None:
-    callbacks = [ProgressBar(refresh_seconds=0), ScalarPrinter().every(steps=2), EachStep()]
-    with terminal() as read:
-        CountingTrainer(experiment=experiment).train(callbacks, max_steps=6)
-        shown = screen(read())
-    assert [line.split("trn")[1].strip() for line in shown if " trn " in line] == ["0.5", "0.25", "0.1667"]
-    log = (experiment / "train.log").read_text()
-    assert "%|" not in log
-    assert "\r" not in log
+    (bar,) = [line for line in shown if "10/10" in line]
+    assert bar.strip().startswith(begin) and "loss=0.1" in bar
+    assert [line.split("trn")[1].strip() for line in shown if " trn " in line] == ["0.2", "0.1"]
+    assert "%|" not in log and "\r" not in log
 
 
 def test_a_bar_is_closed_when_a_run_fails() -> None:
-    class Fails(Callback):
-        def trigger_step(self) -> None:
-            if self.trainer.global_step == 3:
-                raise RuntimeError("on purpose")
-
     with terminal() as read:
         with pytest.raises(RuntimeError):
-            CountingTrainer().train([ProgressBar(), Fails()], max_steps=6)
+            CountingTrainer().train([ProgressBar(), Fails(3)], max_steps=6)
         assert [line for line in screen(read()) if "3/6" in line]
 
 
 def test_scalars_of_choice(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer()
-    bar = ProgressBar(scalars=["vld/*", "loss", "nothing"], line_seconds=3, clock=Clock(trainer))
+    bar = ProgressBar(scalars=["vld/*", "loss", "nothing"], clock=Clock(trainer))
     trainer.train([bar, EachStep(), Puts(s2={"vld/b": 2.5, "vld/a": 1})], max_steps=3)
     said = capsys.readouterr().out
     assert "epoch 1 of 1, step 3 of 3, 1 steps/s, vld/b 2.5, vld/a 1, loss 0.3333\n" in said

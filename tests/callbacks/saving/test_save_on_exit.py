@@ -13,6 +13,7 @@ import pytest
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN
 from prototrain.errors import NonFiniteError
+from tests.callbacks.helpers import Fails
 from tests.tiny import CountingTrainer
 
 
@@ -33,26 +34,12 @@ class Exits(Callback):
 
 
 def test_the_last_checkpoint_counts_for_the_model_saver(experiment: Path) -> None:
-    CountingTrainer(experiment=experiment).train(
-        [Exits(StopTraining), ModelSaver(max_to_keep=2).every(steps=1), SaveOnExit()], max_steps=6
-    )
-    assert len(kept(experiment)) == 2
+    saver = ModelSaver(max_to_keep=2)
+    CountingTrainer(experiment=experiment).train([Exits(StopTraining), saver.every(steps=1), SaveOnExit()], max_steps=6)
+    assert kept(experiment) == ["step-0000000002", "step-0000000003"]
     with pytest.raises(RuntimeError):
-        CountingTrainer(experiment=experiment).train(
-            [Fails(), ModelSaver(max_to_keep=2).every(steps=2), SaveOnExit()], max_steps=9
-        )
+        CountingTrainer(experiment=experiment).train([Fails(5), saver.every(steps=2), SaveOnExit()], max_steps=9)
     assert kept(experiment) == ["step-0000000004", "step-0000000005"]
-
-
-class Fails(Callback):
-    """Fails behind step 5, before anything is saved."""
-
-    def next_step(self, step: int) -> int | None:
-        return 5
-
-    def trigger_step(self) -> None:
-        if self.trainer.global_step == 5:
-            raise RuntimeError("on purpose")
 
 
 def kept(experiment: Path) -> list[str]:

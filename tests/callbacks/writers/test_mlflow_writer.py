@@ -31,7 +31,8 @@ def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path, monkeypatc
     def run(*callbacks: Callback, **config: Any) -> None:
         trainer = CountingTrainer(experiment=experiment)
         trainer.config = tiny_config(**config)
-        writer = MLflowWriter("tests", uri=uri, tags={"who": "me"}, seconds=0.0)
+        writer = MLflowWriter("tests", uri=uri)
+        writer.seconds = 0.0
         trainer.train([Summaries().every(steps=1), writer, Draws(), *callbacks], max_steps=6)
 
     with pytest.raises(RuntimeError):
@@ -41,7 +42,7 @@ def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path, monkeypatc
     [failed] = client.search_runs([of])
     assert failed.info.status == "FAILED" and failed.info.run_name == "experiment"
     assert failed.data.tags["prototrain.outcome"] == "failed: RuntimeError: on purpose"
-    assert failed.data.tags["who"] == "me"
+    assert failed.data.tags["prototrain.directory"] == str(experiment)
     assert failed.data.params["model.batch_size"] == "8" and failed.data.params["model.num_steps"] == "6"
 
     run(model__batch_size=16)

@@ -49,9 +49,7 @@ def test_a_column_for_each_name_and_a_row_for_each_prefix(capsys: pytest.Capture
     places = [lines[0].index(name) + len(name) for name in ("loss", "accuracy", "alone", "rate")]
     assert lines[-1].endswith(" 1") and len(lines[-1]) == places[1]
     assert len(lines[2]) == places[2] and len(lines[3]) == places[3]
-
-
-def test_a_scalar_of_an_earlier_step_stands_in_a_row_of_that_step(capsys: pytest.CaptureFixture[str]) -> None:
+    # A scalar of an earlier step is in a row of that step.
     lines = printed(capsys, {"loss": 2.0}, Puts(s1={"vld/loss": 0.5}), ScalarPrinter().every(steps=2), steps=4)
     assert [line.split() for line in lines[1:]] == [
         ["1", "vld", "0.5*"],
@@ -123,34 +121,17 @@ def test_in_a_notebook_one_table_grows(
     assert "trn" not in capsys.readouterr().out and (experiment / "train.log").read_text().count(" trn ") == 3
 
 
-@pytest.mark.parametrize(
-    ("keywords", "expected"),
-    [
-        ({}, ["loss", "accuracy", "loss_l2"]),
-        ({"whitelist": ["trn/loss"]}, ["loss", "loss_l2"]),
-        ({"whitelist": ["trn/loss$", ".*accuracy"]}, ["loss", "accuracy"]),
-        ({"blacklist": [".*_l2"]}, ["loss", "accuracy"]),
-        ({"whitelist": ["trn/loss"], "blacklist": [".*_l2"]}, ["loss"]),
-    ],
-    ids=str,
-)
-def test_white_and_blacklist(capsys: pytest.CaptureFixture[str], keywords: Any, expected: list[str]) -> None:
+def test_white_and_blacklist(capsys: pytest.CaptureFixture[str]) -> None:
     outputs = {"loss": 1.0, "loss_l2": 2.0, "accuracy": 3.0}
-    lines = printed(capsys, outputs, ScalarPrinter(**keywords).every(steps=1))
-    assert lines[0].split()[5:] == expected
-
-
-@pytest.mark.parametrize("keywords", [{"whitelist": ["("]}, {"blacklist": ["*"]}, {"whitelist": "loss"}], ids=str)
-def test_wrong_patterns_are_refused(keywords: Any) -> None:
-    with pytest.raises(CallbackError, match="ScalarPrinter"):
-        ScalarPrinter(**keywords)
-
-
-def test_everything_goes_to_the_log_as_well(experiment: Path) -> None:
-    Many({"loss": 1.0}, experiment=experiment).train([ScalarPrinter().every(steps=1)], max_steps=1)
-    assert re.search(r"^ +1 +1 .* trn +1$", (experiment / "train.log").read_text(), re.MULTILINE)
-
-
-def test_nothing_is_printed_where_nothing_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    for keywords, expected in (
+        ({}, ["loss", "accuracy", "loss_l2"]),
+        ({"whitelist": ["trn/loss$", ".*accuracy"]}, ["loss", "accuracy"]),
+        ({"whitelist": ["trn/loss"], "blacklist": [".*_l2"]}, ["loss"]),
+    ):
+        lines = printed(capsys, outputs, ScalarPrinter(**keywords).every(steps=1))
+        assert lines[0].split()[5:] == expected
+    for wrong in ({"whitelist": ["("]}, {"blacklist": ["*"]}, {"whitelist": "loss"}):
+        with pytest.raises(CallbackError, match="ScalarPrinter"):
+            ScalarPrinter(**wrong)
     Many({"loss": 1.0}).train([ScalarPrinter(whitelist=[]).every(steps=1)], max_steps=1)
     assert "epoch  " not in capsys.readouterr().out

@@ -2,27 +2,26 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain import Callback, ModelDict, SimpleTrainer
 from prototrain.callbacks import (
+    GradientNorm,
     JSONWriter,
     SaveOnExit,
     SetTrainable,
     StopOnNaN,
     Summaries,
     TensorBoardWriter,
-    Validation,
 )
 from prototrain.errors import CallbackError
 from tests.tiny import (
@@ -98,9 +97,11 @@ def test_a_model_without_summaries_is_traced_once() -> None:
 
 def test_it_records_at_its_steps_under_its_prefix() -> None:
     trainer = CountingTrainer()
-    trainer.train([Summaries().every(steps=2), Summaries(prefix="own").every(steps=3)], max_steps=4)
+    periodic = [Summaries().every(steps=2), Summaries(prefix="own").every(steps=3)]
+    trainer.train([*periodic, Summaries(prefix="epoch")], steps_per_epoch=2, max_steps=4)
     assert trainer.monitors.history("trn/loss") == [(2, (1 + 1 / 2) / 2), (4, (1 / 3 + 1 / 4) / 2)]
     assert trainer.monitors.history("own/loss") == [(3, (1 + 1 / 2 + 1 / 3) / 3), (4, 1 / 4)]
+    assert trainer.monitors.history("epoch/loss") == trainer.monitors.history("trn/loss")
     assert trainer.outputs == {"loss": 1 / 4}
 
 
@@ -125,14 +126,16 @@ def test_a_step_without_a_value_is_left_out_of_the_mean(experiment: Path) -> Non
     assert all(math.isnan(value) for _, value in trainer.monitors.history("trn/never"))
 
 
-def test_the_last_step_may_have_no_scalar() -> None:
+def test_the_last_step_may_have_no_scalar_and_a_value_must_be_one() -> None:
     class Odd(CountingTrainer):
         def run_step(self) -> Any:
-            return {"loss": float(self.global_step)} if self.global_step % 2 == 0 else None
+            losses = float(self.global_step) if self.global_step < 8 else [1.0, 2.0]
+            return {"losses": losses} if self.global_step % 2 == 0 else None
 
     trainer = Odd()
-    trainer.train([Summaries().every(steps=4)], max_steps=8)
-    assert trainer.monitors.history("trn/loss") == [(4, 1.0), (8, 5.0)]
+    with pytest.raises(CallbackError, match="'trn/losses' must be a single number"):
+        trainer.train([Summaries().every(steps=4)], max_steps=9)
+    assert trainer.monitors.history("trn/losses") == [(4, 1.0), (8, 5.0)]
 
 
 def test_a_scalar_that_comes_with_unfrozen_layers_is_a_mean_too() -> None:
@@ -191,49 +194,14 @@ def test_means_of_a_compiled_trainer_do_not_depend_on_its_calls(tmp_path: Path) 
             assert row[f"trn/{name}"] == (pytest.approx(fmean(values), rel=1e-12) if values else None)
 
 
-def test_without_every_it_records_after_each_epoch() -> None:
-    trainer = CountingTrainer()
-    trainer.train([Summaries()], steps_per_epoch=2, max_epoch=2)
-    assert [step for step, _ in trainer.monitors.history("trn/loss")] == [2, 4]
-
-
-def test_a_step_without_scalars_is_nothing() -> None:
-    class Silent(CountingTrainer):
-        def run_step(self) -> None:  # type: ignore[override]
-            return None
-
-    trainer = Silent()
-    trainer.train([Summaries().every(steps=1)], max_steps=2)
-    assert trainer.monitors.names() == []
-
-
-def test_what_is_no_scalar_is_named() -> None:
-    class Wrong(CountingTrainer):
-        def run_step(self) -> dict[str, Any]:
-            return {"losses": [1.0, 2.0]}
-
-    with pytest.raises(CallbackError, match="'trn/losses' must be a single number"):
-        Wrong().train([Summaries().every(steps=1)], max_steps=1)
-
-
-def test_a_stop_between_two_callbacks_loses_no_row(experiment: Path) -> None:
-    """The checkpoint is taken before Summaries had its turn; the resumed run has made no step to read from yet."""
-
-    def interrupted(dataset: str, batches: int) -> dict[str, float] | None:
-        if not (experiment / "checkpoints").exists():
-            os.kill(os.getpid(), signal.SIGINT)
-            return None
-        return {"loss": 9.0}
-
-    def callbacks() -> list[Any]:
-        return [Validation(evaluate=interrupted).every(steps=2), Summaries().every(steps=2), JSONWriter(), SaveOnExit()]
-
-    with pytest.raises(KeyboardInterrupt):
-        CountingTrainer(experiment=experiment).train(callbacks(), max_steps=4)
-    assert not (experiment / "metrics.jsonl").exists()
-    CountingTrainer(experiment=experiment).train(callbacks(), max_steps=4)
-    rows = [json.loads(line) for line in (experiment / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["vld/loss"], row["trn/loss"]) for row in rows] == [
-        (2, 9.0, (1 + 1 / 2) / 2),
-        (4, 9.0, (1 / 3 + 1 / 4) / 2),
-    ]
+def test_the_gradient_norm_is_that_before_the_processors() -> None:
+    config = {"model__optimizer__method": "sgd", "model__lr_schedule__constant__value": 1.0}
+    trainer, clipped = tiny_trainer(**config), tiny_trainer(**config, model__clip_gradients__global_norm=0.01)
+    before = {name: v.numpy() for name, v in trainer.trainable.items()}
+    trainer.train([GradientNorm(), StopOnNaN()], max_steps=1)
+    step = sum(np.sum((v.numpy() - before[name]) ** 2) for name, v in trainer.trainable.items())
+    clipped.train([GradientNorm()], max_steps=1)
+    norms = [one.outputs["gradient_norm"] for one in (trainer, clipped)]
+    assert norms[0] == norms[1] == pytest.approx(np.sqrt(step), rel=1e-4) and norms[0] > 0.01
+    trainer.train([], max_steps=2)
+    assert "gradient_norm" not in trainer.outputs

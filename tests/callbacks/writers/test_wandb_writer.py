@@ -60,7 +60,8 @@ def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
         trainer.config = tiny_config(**config)
         known = set(tmp_path.glob("wandb/offline-*/*.wandb"))
         options: dict[str, Any] = {"mode": "offline", "dir": tmp_path, "settings": {"silent": True, "console": "off"}}
-        writer = WandbWriter("tests", seconds=0.0, **options)
+        writer = WandbWriter("tests", **options)
+        writer.seconds = 0.0
         with suppress(RuntimeError):
             trainer.train([Summaries().every(steps=1), writer, Draws(), *callbacks], max_steps=6)
         [file] = set(tmp_path.glob("wandb/offline-*/*.wandb")) - known

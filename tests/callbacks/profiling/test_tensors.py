@@ -1,0 +1,181 @@
+"""Tensors of a step and variables, for functions, as files, as pictures and as numbers; moving averages; stat.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback, ModelDict, SyncReplicatedTrainer
+from prototrain.callbacks import (
+    ActivationSummary,
+    AssignVariables,
+    DumpParamAsImage,
+    DumpTensorAsImage,
+    DumpTensors,
+    JSONWriter,
+    MovingAverageSummary,
+    ParamSummary,
+    ProcessTensors,
+    SaveOnExit,
+    StatJSON,
+    StopOnNaN,
+    Summaries,
+    TensorBoardWriter,
+    TensorSummary,
+)
+from prototrain.errors import CallbackError, StopTraining
+from tests.tiny import CountingTrainer, Losses, tiny_build, tiny_model, tiny_trainer, values
+
+
+def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    net = tiny_build(inputs, train_phase)
+    net["image"] = tf.reshape(tf.nn.sigmoid(net["x"]), [-1, 2, 2])
+    return net
+
+
+class Seen(ProcessTensors):
+    def __init__(self, names: Any = ("x", "loss", "fc0")) -> None:
+        super().__init__(names)
+        self.by_step: dict[int, tuple[Any, ...]] = {}
+
+    def process(self, *arrays: Any) -> None:
+        self.by_step[self.trainer.global_step] = arrays
+
+
+def test_the_tensors_are_those_of_that_very_step() -> None:
+    rare, often = Seen(), Seen()
+    trainers = [tiny_trainer() for _ in range(3)]
+    trainers[0].train([rare.every(steps=4), StopOnNaN()], max_steps=10)
+    trainers[1].train([often.every(steps=1)], max_steps=10)
+    trainers[2].train([], max_steps=10)
+    assert list(rare.by_step) == [4, 8, 10] and list(often.by_step) == list(range(1, 11))
+    for step, arrays in rare.by_step.items():
+        assert [array.shape for array in arrays] == [(8, 4), (), (8, 6)]
+        assert all(np.array_equal(a, b) for a, b in zip(arrays, often.by_step[step], strict=True))
+    assert rare.by_step[10][1] == pytest.approx(trainers[0].outputs["loss"])
+    assert values(trainers[0]) == values(trainers[1]) == values(trainers[2])
+
+
+class StopAt(Callback):
+    def next_step(self, step: int) -> int | None:
+        return 5 if step < 5 else None
+
+    def trigger_step(self) -> None:
+        raise StopTraining("enough")
+
+
+def test_a_run_that_ends_early_and_a_trainer_in_plain_python() -> None:
+    seen, in_python = Seen(), Seen("loss")
+    tiny_trainer(model__accumulate_steps=2).train([seen.every(steps=4), StopAt()], max_steps=10)
+    assert list(seen.by_step) == [4]
+    assert [array.shape for array in seen.by_step[4]] == [(8, 4), (), (8, 6)]
+    CountingTrainer().train([in_python.every(steps=2)], max_steps=4)
+    assert {step: float(loss) for step, (loss,) in in_python.by_step.items()} == {2: 0.5, 4: 0.25}
+
+
+def test_files_and_numbers(experiment: Path) -> None:
+    config = {"l1": 0.5, "value": 0.25, "filter_regex": "fc0"}
+    trainer = tiny_trainer(experiment, build=build, **{f"model__weight_decay__{key}": v for key, v in config.items()})
+    kernel = trainer.variables["fc0/kernel"]
+    start, bias = np.array(kernel), np.array(trainer.variables["fc0/bias"])
+    seen = Seen("image")
+    periodic = [
+        seen,
+        DumpTensors(["x", "loss"]),
+        DumpTensorAsImage("image", scale=255, max_images=2),
+        DumpParamAsImage("fc0/kernel:0", scale=255),
+        DumpParamAsImage("fc0/bias", map_function=lambda value: np.tile(value, (1, 4, 1)), prefix="b"),
+        TensorSummary(["x", "loss"], ["mean"]),
+        ActivationSummary("fc0"),
+        ParamSummary(("fc0/.*", ["rms", "histogram"]), ("bn0/gamma", "mean")),
+        MovingAverageSummary(pattern="loss.*", decay=0.5),
+    ]
+    callbacks = [
+        *(callback.every(steps=2) for callback in periodic),
+        AssignVariables(lambda variable: tf.round(variable * 8) / 8, "fc0/kernel"),
+        AssignVariables(lambda variable: None),
+        *(TensorBoardWriter(), JSONWriter(), Summaries().every(steps=1), StatJSON()),
+    ]
+    trainer.train(callbacks, max_steps=4, steps_per_epoch=2)
+    files = sorted((experiment / "analysis" / "tensors").iterdir())
+    assert [file.name for file in files] == ["step-0000000002.npz", "step-0000000004.npz"]
+    with np.load(files[1]) as arrays:
+        assert arrays["x"].shape == (8, 4) and float(arrays["loss"]) == pytest.approx(trainer.outputs["loss"])
+    pictures = sorted((experiment / "analysis" / "images").iterdir())
+    names = [("b", 1), ("fc0-kernel", 1), ("image", 2)]
+    assert [path.name for path in pictures] == [
+        f"{name}-step-000000000{step}-{i}.png" for name, number in names for step in (2, 4) for i in range(number)
+    ]
+    pixels = tf.io.decode_png(pictures[-1].read_bytes()).numpy()[..., 0]
+    assert np.array_equal(pixels, np.rint(seen.by_step[4][0][1].astype(np.float64) * 255))
+
+    monitors, array = trainer.monitors, np.array(kernel)
+    recorded = ("trn/x-mean", "trn/activation-summary/fc0-sparsity", "param-summary/fc0/kernel-rms")
+    assert all([step for step, _ in monitors.history(name)] == [2, 4] for name in recorded)
+    assert np.array_equal(array * 8, np.round(array * 8))
+    assert monitors.latest("param-summary/fc0/kernel-rms") == pytest.approx(np.sqrt(np.mean(array**2)))
+    rows = json.loads((experiment / "stat.json").read_text())
+    assert [(row["epoch_num"], row["global_step"]) for row in rows] == [(1, 1), (1, 2), (2, 3), (2, 4)]
+    assert "trn/loss" in rows[0] and "time" not in rows[0]
+    assert rows[0]["trn/loss_l1"] == pytest.approx(0.5 * (abs(start).sum() + abs(bias).sum()), rel=1e-5)
+    assert rows[0]["trn/loss_l2"] == pytest.approx(0.125 * (np.square(start).sum() + np.square(bias).sum()), rel=1e-5)
+    average = moving_average([row["trn/loss_total"] for row in rows], 0.5)
+    assert rows[-1]["trn/loss_total_average"] == pytest.approx(average)
+
+
+def moving_average(losses: list[float], decay: float) -> float:
+    weights = [decay**age for age in range(len(losses))]
+    return sum(w * x for w, x in zip(weights, reversed(losses), strict=True)) / sum(weights)
+
+
+@pytest.mark.parametrize("make", [CountingTrainer, tiny_trainer])
+def test_averages_are_over_all_steps_also_after_a_resume_and_another_train(make: Any, tmp_path: Path) -> None:
+    def run(experiment: Path | None, *ends: int) -> Any:
+        average, losses = MovingAverageSummary(pattern=".*").every(steps=10), Losses()
+        trainer = make(experiment=experiment)
+        for end in ends:
+            trainer.train([average, losses, *([] if experiment is None else [SaveOnExit()])], max_steps=end)
+        return trainer.monitors.latest("trn/loss_average"), list(losses.by_step.values())
+
+    run(tmp_path, 3)
+    resumed, _ = run(tmp_path, 6)
+    twice, losses = run(None, 3, 6)
+    assert resumed == twice == pytest.approx(moving_average(losses, 0.95))
+
+
+def test_variables_of_several_towers_are_assigned() -> None:
+    trainer = SyncReplicatedTrainer(tiny_model(), "cpu:2")
+    clipped = AssignVariables(lambda variable: tf.clip_by_value(variable, -0.1, 0.1), "logits/kernel")
+    trainer.train([clipped], max_steps=2)
+    for copy in trainer.variables["logits/kernel"].values:
+        assert 0 < np.abs(copy.numpy()).max() <= np.float32(0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TensorSummary("x", "median"), "TensorSummary: there is no 'median'; there are scalar, histogram"),
+        (lambda: ParamSummary(("conv/.*", "rms")), "no trained variable has the name 'conv/.*'; there are: fc0/kernel"),
+        (lambda: AssignVariables(lambda v: v, "("), "AssignVariables: '[(]' is not a regular expression"),
+        (lambda: DumpParamAsImage("conv"), "there is no variable 'conv'; there are: fc0/kernel"),
+        (lambda: DumpTensorAsImage("loss"), r"'loss' must have shape .* got \[\]"),
+        (lambda: StatJSON(), "add JSONWriter"),
+        (lambda: MovingAverageSummary(), "name the scalars"),
+        (lambda: MovingAverageSummary("loss", pattern="x"), "name the scalars, .* or give a pattern"),
+        (lambda: MovingAverageSummary(pattern="["), "not a regular expression"),
+        (lambda: MovingAverageSummary("lost"), "no scalar lost; it has: loss"),
+    ],
+)
+def test_mistakes(make: Any, message: str, trainer: Any) -> None:
+    with pytest.raises(CallbackError, match=message):
+        trainer.train([make()], max_steps=trainer.global_step + 1)
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tiny_trainer(tmp_path_factory.mktemp("mistakes"))

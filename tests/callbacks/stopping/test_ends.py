@@ -1,0 +1,121 @@
+"""Runs that end without improvement, after a time, and with weights that are not finite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prototrain import Callback
+from prototrain.callbacks import CallbackFactory, CheckNumerics, EarlyStopping, ModelSaver, SaveOnExit, StopAfter
+from prototrain.errors import NonFiniteError
+from tests.callbacks.helpers import EachStep
+from tests.tiny import CountingTrainer, tiny_trainer
+
+VALUES = [5.0, 3.0, 4.0, 2.9, 3.0, 2.0, 2.0, 2.0, 2.0, 1.0]
+
+
+def measure() -> Callback:
+    return CallbackFactory(
+        trigger=lambda self: self.trainer.monitors.put_scalar("vld/x", VALUES[self.trainer.global_step - 1])
+    ).every(steps=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "stops_at"),
+    [
+        ({"mode": "min", "patience": 1}, 3),
+        ({"mode": "min", "patience": 2}, 8),
+        ({"mode": "min", "patience": 2, "min_delta": 0.5}, 4),
+        ({"mode": "max", "patience": 4}, 5),
+        ({"mode": "min", "patience": 9}, 10),
+    ],
+)
+def test_when_it_stops(options: dict[str, Any], stops_at: int) -> None:
+    trainer = CountingTrainer()
+    trainer.train([measure(), EarlyStopping("vld/x", **options).every(steps=1)], max_steps=10)
+    assert trainer.global_step == stops_at
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 8])
+def test_patience_survives_a_resume(stop: int, experiment: Path) -> None:
+    def train(max_steps: int, patience: int = 2) -> int:
+        trainer = CountingTrainer(experiment=experiment)
+        stopping = EarlyStopping("vld/x", mode="min", patience=patience)
+        trainer.train([measure(), stopping.every(steps=1), SaveOnExit()], max_steps=max_steps)
+        return trainer.global_step
+
+    assert [train(stop), train(10), train(10), train(10, patience=5)] == [stop, 8, 8, 10]
+
+
+class Weights(Callback):
+    def __init__(self) -> None:
+        self.by_step: dict[int, list[Any]] = {}
+
+    def trigger_step(self) -> None:
+        self.by_step[self.trainer.global_step] = [v.numpy() for v in self.trainer.model_variables.values()]
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("stops", [[10], [2, 7, 10]])
+def test_the_best_weights_come_back(stops: list[int], experiment: Path) -> None:
+    seen = Weights()
+    for max_steps in stops:
+        trainer = tiny_trainer(experiment)
+        stopping = EarlyStopping("vld/x", mode="min", patience=2, restore_best=True)
+        # It may join a run later.
+        mine = [] if max_steps == 2 else [stopping.every(steps=1)]
+        trainer.train([measure(), *mine, seen, SaveOnExit()], max_steps=max_steps)
+        if max_steps != 10:  # over before it fires
+            assert same(seen.by_step[max_steps], [v.numpy() for v in trainer.variables.values()])
+        if max_steps == 7:
+            assert "callback EarlyStopping/vld/x added" in trainer.run.resume_line()
+    now = [v.numpy() for v in trainer.variables.values()]
+    assert trainer.global_step == 8
+    assert same(now, seen.by_step[6]) and not same(now, seen.by_step[7])
+    saved = trainer.run.checkpoints.newest()
+    assert saved is not None and saved.step == 8
+    assert same(now, [saved.variables()[name] for name in trainer.variables])
+
+
+@pytest.mark.parametrize(("lengths", "ends"), [([20], 7), ([2, 4, 20], 7), ([20, 20], 7), ([4, 5], 5)])
+def test_the_time_of_all_runs_counts(lengths: list[int], ends: int, experiment: Path) -> None:
+    trainer: CountingTrainer
+
+    def clock() -> float:
+        return trainer.global_step * 10.0  # every step takes ten seconds
+
+    for max_steps in lengths:
+        trainer = CountingTrainer(experiment=experiment)
+        trainer.train([StopAfter(minutes=1, clock=clock), EachStep(), SaveOnExit()], max_steps=max_steps)
+    assert trainer.global_step == ends  # the time is up after step 6, which the loop sees before the next one
+
+
+def test_time_asks_for_a_step_only_when_it_is_up() -> None:
+    now = [0.0]
+    stop_after = StopAfter(seconds=5, clock=lambda: now[0])
+    stop_after.before_train()
+    assert stop_after.next_step(3) is None
+    now[0] = 5.0
+    assert stop_after.next_step(3) == 4
+
+
+def test_bad_weights_end_the_run_before_they_are_saved(experiment: Path) -> None:
+    def spoil(self: CallbackFactory) -> None:
+        if self.trainer.global_step == 6:
+            kernel = self.trainer.state["logits/kernel"]
+            kernel.assign(np.full(kernel.shape, np.nan))
+
+    trainer = tiny_trainer(experiment)
+    spoiler = CallbackFactory(trigger=spoil).every(steps=1)
+    callbacks = [spoiler, CheckNumerics().every(steps=2), ModelSaver().every(steps=2), SaveOnExit()]
+    with pytest.raises(NonFiniteError, match="after step 6, logits/kernel is not finite"):
+        trainer.train(callbacks, max_steps=10)
+    kept = sorted(path.name for path in (experiment / "checkpoints").iterdir())
+    assert kept == ["failed-0000000006", "step-0000000002", "step-0000000004"]
+    CountingTrainer().train([CheckNumerics().every(steps=2)], max_steps=4)

@@ -1,0 +1,147 @@
+"""Callbacks made of functions, and callbacks that run others only some of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback
+from prototrain.callbacks import (
+    CallbackFactory,
+    EarlyStopping,
+    EnableCallbackIf,
+    InferenceRunner,
+    PeriodicCallback,
+    RunOp,
+    SaveOnExit,
+    ScalarStats,
+)
+from prototrain.errors import CallbackError
+from prototrain.trainers.tower import SimpleTrainer
+from tests.tiny import CountingTrainer, Recorder, tiny_model, tiny_trainer
+
+
+def test_functions_become_hooks() -> None:
+    calls: list[tuple[str, int]] = []
+
+    def note(hook: str) -> Any:
+        return lambda self: calls.append((hook, self.trainer.global_step))
+
+    hooks = {hook: note(hook) for hook in ("setup", "before_train", "trigger", "after_train")}
+    CountingTrainer().train([CallbackFactory(**hooks).every(steps=4)], max_steps=6)
+    assert calls == [("setup", 0), ("before_train", 0), ("trigger", 4), ("trigger", 6), ("after_train", 6)]
+    callback = CallbackFactory(trigger=lambda self: None)
+    names = [name for name in vars(Callback) if callable(getattr(Callback, name)) and not name.startswith("_")]
+    assert sorted(name for name in names if callback.overrides(name)) == ["overrides", "trigger", "trigger_epoch"]
+
+
+# -- RunOp -------------------------------------------------------------------------------------------------------------
+
+IN_STEPS = {"run_before": False, "run_as_trigger": False, "run_step": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, [0, 5, 10]),
+        ({"run_before": False}, [5, 10]),
+        ({"run_as_trigger": False}, [0]),
+        (IN_STEPS, list(range(10))),
+    ],
+)
+def test_when_an_operation_runs(options: dict[str, bool], steps: list[int]) -> None:
+    trainer, seen = CountingTrainer(), []
+    trainer.train([RunOp(lambda: seen.append(trainer.global_step), **options)], steps_per_epoch=5, max_steps=10)
+    assert seen == steps
+
+
+def test_it_runs_in_the_order_of_the_list_with_evaluations_and_in_the_compiled_step(experiment: Path) -> None:
+    order: list[str] = []
+    count = tf.Variable(0)
+
+    class Names(ScalarStats):
+        def result(self, sums: Sequence[float]) -> dict[str, float]:
+            order.append("evaluation")
+            return super().result(sums)
+
+    resets = [RunOp(lambda name=name: order.append(name), run_before=False) for name in "abc"]
+    runners = [InferenceRunner("vld", Names("loss"), prefix=prefix) for prefix in ("one", "two")]
+    decides = EarlyStopping("two/loss", mode="min", patience=5)
+    counts = RunOp(lambda: count.assign_add(1), **IN_STEPS)
+    callbacks = [SaveOnExit(), decides, resets[0], runners[0], resets[1], runners[1], resets[2], counts]
+    tiny_trainer(experiment).train(callbacks, max_steps=5)
+    assert order == ["a", "evaluation", "b", "evaluation", "c"]
+    assert decides.best.step == int(count) == 5
+
+
+# -- some of the time --------------------------------------------------------------------------------------------------
+
+
+class InRun(Callback):
+    """Notes, in a variable that a compiled step can change, the steps that its traced hook ran in."""
+
+    def setup(self) -> None:
+        self.ran = tf.Variable(tf.zeros([40], tf.int32), trainable=False)
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        self.ran.scatter_nd_add([[tf.cast(self.trainer.counter.begun, tf.int32) + 1]], [1])
+
+    def steps(self) -> list[int]:
+        return tf.where(self.ran > 0)[:, 0].numpy().tolist()
+
+
+class StepRecorder(Recorder):
+    def trigger_step(self) -> None:
+        self._note("trigger_step")
+
+
+@pytest.mark.parametrize(
+    ("intervals", "steps", "epochs"),
+    [
+        ({"every_k_steps": 5}, [5, 10, 15, 20], [20]),
+        ({"every_k_epochs": 2}, [5, 6, 7, 8, 13, 14, 15, 16], [8, 16]),
+        ({"every_k_steps": 7, "every_k_epochs": 4}, [7, 13, 14, 15, 16], [16]),
+    ],
+)
+def test_periodic_callback(intervals: dict[str, int], steps: list[int], epochs: list[int]) -> None:
+    recorder = StepRecorder()
+    CountingTrainer().train([PeriodicCallback(recorder, **intervals)], steps_per_epoch=4, max_steps=20)
+    assert recorder.steps("trigger_step") == steps
+    assert recorder.steps("trigger_epoch") == epochs
+    assert recorder.steps("setup") == [0] and recorder.steps("after_train") == [20]
+
+
+class OneByOne(SimpleTrainer):
+    """Has a step of its own around the compiled one."""
+
+    def run_step(self) -> Mapping[str, Any] | None:
+        return super().run_step()
+
+
+@pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer, lambda: OneByOne(tiny_model())])
+def test_periodic_callback_along_with_steps(trainer: Any) -> None:
+    inner = InRun()
+    trainer().train([PeriodicCallback(inner, every_k_steps=6)], steps_per_epoch=5, max_steps=20)
+    assert inner.steps() == [6, 12, 18]
+
+
+def test_enable_callback_if() -> None:
+    recorder, periodic = StepRecorder(), Recorder()
+    CountingTrainer().train(
+        [
+            EnableCallbackIf(recorder, lambda trainer: trainer.global_step % 3 == 0),
+            EnableCallbackIf(periodic, lambda trainer: trainer.global_step > 4).every(steps=2),
+        ],
+        steps_per_epoch=5,
+        max_steps=10,
+    )
+    assert recorder.steps("trigger_step") == [3, 6, 9]
+    assert recorder.steps("trigger_epoch") == []
+    assert periodic.steps("trigger") == [6, 8, 10]
+    assert EnableCallbackIf(Recorder(), lambda trainer: True).next_step(3) is None  # costs no steps
+    with pytest.raises(CallbackError, match="InRun: its before_run or after_run is traced into the step"):
+        EnableCallbackIf(InRun(), lambda trainer: True)
