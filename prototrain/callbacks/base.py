@@ -233,8 +233,8 @@ for _hook in (*_HOOKS, *_TRIGGERS, "check_run", "next_step", "watches", "state_d
 class PeriodicTrigger(ProxyCallback):
     """Runs another callback's `trigger` at an interval, instead of that callback's schedule.
 
-    Several intervals may be given; the callback runs when any of them is due, once per step at most. The last step of
-    a run counts as due, too, unless the callback's `at_end` is False. Steps and epochs are counted from the start of
+    With several intervals the callback runs when any of them is due, once per step at most. The last step of a run
+    counts as due, too, unless the callback's `at_end` is False. Steps and epochs are counted from the start of
     training, so a resumed run fires at the same steps; seconds are counted on the clock of this process.
 
     Args:

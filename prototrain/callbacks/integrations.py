@@ -22,10 +22,7 @@ _COMMAND_SECONDS = 10.0
 
 
 class DebugShell(Callback):
-    """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch` as variables.
-
-    Leaving the shell (Ctrl-D) continues the run, whatever was raised in it.
-    """
+    """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch`; Ctrl-D continues."""
 
     def setup(self) -> None:
         if not sys.stdin.isatty():
@@ -40,8 +37,7 @@ class InjectShell(Callback):
 
         InjectShell().every(seconds=5)
 
-    ``touch INJECT_SHELL.tmp`` asks for it; the file is deleted. Without a terminal to read from, it prints a line and
-    the run continues.
+    ``touch INJECT_SHELL.tmp`` asks for it; the file is deleted. Without a terminal it prints a line.
 
     Args:
         file: the file, relative to the directory that the run was started in.
@@ -120,8 +116,8 @@ class StartProcOrThread(Callback):
 
         StartProcOrThread(threading.Thread(target=serve), stop=server.shutdown)
 
-    A process is terminated, and killed if that does not end it. A thread cannot be terminated: `stop` has to tell it to
-    end. A thread that does not end is reported and left as a daemon, with which Python can exit.
+    A process is terminated, and killed if that does not end it. A thread has to end when `stop` is called; one that
+    does not is reported and left as a daemon, with which Python can exit.
 
     Args:
         startable: `multiprocessing.Process` or `threading.Thread` objects, or one of them, not started yet.
@@ -129,7 +125,7 @@ class StartProcOrThread(Callback):
         timeout: the seconds that all of them together have to end.
 
     Raises:
-        CallbackError: when the run begins, if one of them cannot be started, such as one that was started before.
+        CallbackError: when the run begins, if one of them cannot be started.
     """
 
     def __init__(

@@ -24,10 +24,7 @@ class CallbackFactory(Callback):
         CallbackFactory(trigger=lambda self: print(self.trainer.global_step)).every(steps=100)
 
     Args:
-        setup: see `Callback.setup`.
-        before_train: see `Callback.before_train`.
-        trigger: see `Callback.trigger`.
-        after_train: see `Callback.after_train`.
+        setup, before_train, trigger, after_train: see the hooks of `Callback`.
         priority: the order within a hook, see `Priority`.
     """
 
@@ -118,8 +115,7 @@ class AssignVariables(Callback):
         AssignVariables(lambda variable: tf.clip_by_value(variable, -0.01, 0.01), "critic/.*")
 
     Args:
-        function: from a variable to its new value, or to None to leave it; traced, so that it may use TensorFlow
-            operations only.
+        function: from a variable to its new value, or to None to leave it; traced.
         regex: matches full names of trained variables.
 
     Raises:
@@ -191,15 +187,14 @@ class EnableCallbackIf(_ConditionalCallback):
 
 
 class PeriodicCallback(_ConditionalCallback):
-    """Runs all hooks of another callback only in every k-th step or epoch.
+    """Runs all hooks of another callback, including traced ones, only in every k-th step or epoch.
 
-    `PeriodicTrigger` is about `trigger` alone and replaces the callback's schedule; this one thins it out, including
-    hooks that are traced into the step. With both intervals a hook runs when either fits.
+    `PeriodicTrigger` is about `trigger` alone and replaces the callback's schedule. With both intervals a hook runs
+    when either fits.
 
     Args:
         callback: its hooks are run.
-        every_k_steps: enable it in the steps whose number is a multiple of this.
-        every_k_epochs: enable it in the epochs whose number is a multiple of this.
+        every_k_steps, every_k_epochs: run them in the steps, or epochs, whose number is a multiple of this.
 
     Raises:
         CallbackError: neither is given, or one is not a positive whole number.

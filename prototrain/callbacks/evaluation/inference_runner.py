@@ -24,9 +24,9 @@ class InferenceRunner(Callback):
 
         InferenceRunner("vld", [ScalarStats("loss"), ClassificationError()]).every(steps=100)
 
-    All batches go through the model in one compiled call on the first tower. Each example counts once, also in a short
-    last batch. The same batches are used each time. Before the first step of a run it is tried out on two batches,
-    without any effect.
+    All batches go through the model in one compiled call on the first tower, the same batches each time. Each example
+    counts once, also in a short last batch. Before the first step of a run it is tried out on two batches, without any
+    effect.
 
     Args:
         dataset: the name of one of the model's datasets, or a dataset of the same kind.

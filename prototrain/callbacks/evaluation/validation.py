@@ -20,11 +20,9 @@ class Validation(Callback):
 
         Validation().every(steps=100)
 
-    Each evaluation uses the same batches, from the start of the dataset, so values can be compared and a resumed run
-    repeats them. A stop request ends the evaluation early; the resumed run repeats it.
-
-    Before the first step of a run it is tried out on two batches, without any effect, so that a mistake shows at once.
-    An `evaluate` that the user gives is not tried out.
+    Each evaluation uses the same batches, from the start of the dataset. A stop request ends it early; the resumed run
+    repeats it. Before the first step of a run it is tried out on two batches, without any effect, so that a mistake
+    shows at once.
 
     Args:
         dataset: its name among the model's datasets; "vld" if None, and then a model without it is not validated.
@@ -32,7 +30,7 @@ class Validation(Callback):
         prefix: what the scalars' names start with; the dataset's name if None.
         evaluate: called with the dataset's name and the number of batches, returns the scalars by name, or None if it
             was interrupted; by default the trainer's own `evaluate`.
-        rehearse: whether it is tried out before the first step.
+        rehearse: whether it is tried out before the first step; not if `evaluate` is given.
 
     Raises:
         CallbackError: at setup, if `batches` is not a whole number from 0.

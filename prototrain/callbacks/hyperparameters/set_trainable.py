@@ -38,7 +38,7 @@ class SetTrainable(Callback):
         self._step = self._epoch = -1
 
     def at(self, *, step: int | None = None, epoch: int | None = None) -> Self:
-        """Set the time: as soon as this number of steps, or of epochs, is completed; 0 is the start of training."""
+        """Set the time: after this number of steps, or of epochs; 0 is the start of training."""
         given = epoch if step is None else step
         if (step is None) == (epoch is None) or not isinstance(given, int) or given < 0:
             raise CallbackError(f"{self!r}: say .at(step=N) or .at(epoch=N), N at least 0; got {step=}, {epoch=}")

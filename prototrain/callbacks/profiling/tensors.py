@@ -22,8 +22,8 @@ class ProcessTensors(Callback):
 
         ProcessTensors(["x", "logits"], lambda x, logits: print(x.shape, logits.mean())).every(steps=100)
 
-    In a trainer with steps in plain Python, the tensors are the scalars that `run_step` returned. Asynchronous towers
-    and several workers show no tensors; there nothing is called.
+    In a trainer with steps in plain Python, the tensors are the scalars that `run_step` returned. With asynchronous
+    towers and several workers nothing is called.
 
     Args:
         names: of tensors in the model's mapping or in the batch; those of all towers are concatenated.
@@ -125,11 +125,11 @@ class DumpParamAsImage(DumpTensorAsImage):
     """Writes a variable of the model as PNG files into ``analysis/images/`` whenever triggered.
 
     Args:
-        name: of the variable, such as ``conv0/kernel``; of a shape as for `DumpTensorAsImage`.
+        name: of the variable, such as ``conv0/kernel``.
         options: those of `DumpTensorAsImage`; a `map_function` makes pictures of a kernel, for example.
 
     Raises:
-        CallbackError: while training, if the array is not of such a shape; at setup, if there is no such variable.
+        CallbackError: at setup, if there is no such variable; while training, as for `DumpTensorAsImage`.
     """
 
     def __init__(self, name: str, **options: Any) -> None:

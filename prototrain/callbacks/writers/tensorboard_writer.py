@@ -45,6 +45,7 @@ class TensorBoardWriter(Monitor):
     def setup(self) -> None:
         self._directory = self.trainer.require_experiment("TensorBoardWriter").summaries
         self._sub_runs: dict[str, _SubRun] | None = None
+        self._has_failed = False
 
     def before_train(self) -> None:
         self._open()
@@ -77,9 +78,10 @@ class TensorBoardWriter(Monitor):
             for sub_run in (self._sub_runs or {}).values():
                 sub_run.flush(self._clock())
         except (OSError, tf.errors.OpError) as error:
-            self.trainer.run.say_once(
-                f"WARNING: cannot write to {self._directory}: {first_line(error)}; trying again later"
-            )
+            if not self._has_failed:
+                text = f"WARNING: cannot write to {self._directory}: {first_line(error)}; trying again later"
+                self.trainer.log(text)
+            self._has_failed = True
 
     def after_train(self) -> None:
         self.flush()

@@ -35,11 +35,8 @@ class Point:
 class Tracker(Monitor):
     """Sends scalars, pictures, the config and the outcome of a run to an experiment tracker.
 
-    A thread sends new values every few seconds, so that a slow server does not slow the run down. If sending fails,
-    that is reported once, and the values are sent later. Checkpoints hold the scalars that are not sent yet.
-
-    A resumed run continues the tracker's run, whose id is in the checkpoint. It repeats the steps that a killed run
-    made after its last checkpoint, and sends them again.
+    A thread sends new values every few seconds. If that fails, it is reported once, and the values are sent later.
+    Checkpoints hold the scalars that are not sent yet, and the id of the tracker's run, which a resumed run continues.
 
     A subclass defines `connect`, `send` and `close`.
 
