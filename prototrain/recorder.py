@@ -2,7 +2,7 @@
 
 `Trainer.train` imports this only while the environment variable `PROTOTRAIN_VERIFY` names the directory of a record.
 There, ``plan.json`` says how many steps to make, at which to save and at which to be interrupted; ``record.jsonl`` gets
-a line for each event, and each line is written at once, so that a SIGKILL loses nothing.
+a line for each event, written at once, so that a SIGKILL loses nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,18 +33,23 @@ from prototrain.verify import OF_CALLBACK
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_BYTES_OF_EACH_STEP = 1 << 28  # larger states are digested only at the steps at which they are saved
 _IDLE = 3  # calls of train() without a step left, after which a program that waits for more steps is ended
 
 
-def digest(*values: Any) -> str:
-    """A short digest of arrays, tensors and plain values: type, shape and bits."""
-    found = hashlib.blake2b(digest_size=8)
-    for value in values:
-        array = np.asarray(value)
-        found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+def record(trainer: Trainer, callbacks: Any) -> list[Callback]:
+    """Have a run recorded, in a directory below that of the record.
+
+    Returns:
+        the callbacks, with those that record and interrupt.
+    """
+    recording, given = _recording(), trainer.experiment
+    trainer.experiment = Experiment.of_run(f"trainer {next(recording.numbers)}" if given is None else str(given))
+    key = trainer.experiment.directory.name
+    if "run_step" not in vars(trainer):  # else it was recorded by an earlier train()
+        _record_steps(trainer, recording)
+    if (xla := getattr(trainer, "_xla", None)) is not None:
+        xla.leave_off("a verification needs the same form in all its runs")
+    return [*callbacks, Recorder(recording, key), Interrupter(recording, key)]
 
 
 class Recording:
@@ -62,8 +67,8 @@ class Recording:
         lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
         done = sum(json.loads(line)["kind"] == "interrupt" for line in lines)
         self._interruptions: list[list[Any]] = plan["interruptions"][done:]
-        self._idle = 0
         self.numbers = itertools.count(1)  # of trainers without an experiment
+        self.idle = 0
         self.batches: list[str] = []  # of the step under way
         self.is_in_step = False
 
@@ -80,93 +85,49 @@ class Recording:
             self.write("interrupt", trainer, step, signal=signal.Signals(signum).name)
             os.kill(os.getpid(), signum)
 
-    def check_idle(self) -> None:
-        """End the process if it asks for more and more steps, though all steps of the plan are made."""
-        self._idle += 1
-        if self._idle > _IDLE:
-            raise SystemExit(0)
-
-    def take_batches(self) -> list[str]:
-        """The digests of the last step's batches; towers come in any order."""
-        found, self.batches[:] = sorted(self.batches), []
-        return found
-
 
 @functools.cache
 def _recording() -> Recording:
-    found = Recording(Path(os.environ[VERIFY]))
-    _record_eager_batches(found)
-    return found
-
-
-def _record_eager_batches(recording: Recording) -> None:
-    """Digest what a `run_step` in Python reads from any iterator of tf.data."""
+    """Return the record of this process, with the batches that a Python `run_step` reads from iterators of tf.data."""
+    recording = Recording(Path(os.environ[VERIFY]))
     kind = type(iter(tf.data.Dataset.range(1)))
     for name in ("__next__", "get_next"):
         read = getattr(kind, name)
 
-        @functools.wraps(read)
-        def next_batch(*args: Any, _read: Callable[..., Any] = read, **kwargs: Any) -> Any:
-            batch = _read(*args, **kwargs)
+        def next_batch(*args: Any, _read: Any = read) -> Any:
+            batch = _read(*args)
             if recording.is_in_step:
                 recording.batches.append(digest(*_tensors(batch)))
             return batch
 
         setattr(kind, name, next_batch)
+    return recording
 
 
-def _tensors(batch: Any) -> list[Any]:
-    return [one for one in tf.nest.flatten(batch, expand_composites=True) if one.dtype != tf.variant]
-
-
-def record(trainer: Trainer, callbacks: Any) -> list[Callback]:
-    """Have a run recorded, in a directory below that of the record.
-
-    Returns:
-        the callbacks, with those that record and interrupt.
-    """
-    recording = _recording()
-    given = trainer.experiment
-    trainer.experiment = Experiment.of_run(f"trainer {next(recording.numbers)}" if given is None else str(given))
-    key = trainer.experiment.directory.name
-    if "train_step" not in vars(trainer) and hasattr(trainer, "train_step"):
-        _record_train_step(trainer, recording)
-    if "run_step" not in vars(trainer):
-        _mark_run_step(trainer, recording)
-    if (xla := getattr(trainer, "_xla", None)) is not None:
-        xla.leave_off("a verification needs the same form in all its runs")
-    return [*callbacks, Recorder(recording, key), Interrupter(recording, key)]
-
-
-def _record_train_step(trainer: Any, recording: Recording) -> None:
-    """Digest each tower's batch of a compiled step where the step gets it."""
-    train_step = trainer.train_step
-
-    def note(*tensors: Any) -> None:
-        recording.batches.append(digest(*tensors))
-
-    @functools.wraps(train_step)
-    def recorded(inputs: dict[str, Any]) -> Any:
-        if not trainer.data.block:  # XLA cannot compile it; see `Recorder.trigger_step`
-            with tf.device("CPU:0"):
-                tf.numpy_function(note, _tensors(inputs), [])
-        return train_step(inputs)
-
-    trainer.train_step = recorded
-
-
-def _mark_run_step(trainer: Any, recording: Recording) -> None:
-    run_step = trainer.run_step
+def _record_steps(trainer: Any, recording: Recording) -> None:
+    """Digest the batches of steps: in a compiled step each tower's, else what `run_step` reads."""
+    run_step, train_step = trainer.run_step, getattr(trainer, "train_step", None)
 
     @functools.wraps(run_step)
-    def marked() -> Any:
+    def recorded_run_step() -> Any:
         recording.is_in_step = True
         try:
             return run_step()
         finally:
             recording.is_in_step = False
 
-    trainer.run_step = marked
+    trainer.run_step = recorded_run_step
+    if train_step is None:
+        return
+
+    @functools.wraps(train_step)
+    def recorded_train_step(inputs: dict[str, Any]) -> Any:
+        if not trainer.data.block:  # XLA cannot compile it; see `Recorder.trigger_step`
+            with tf.device("CPU:0"):
+                tf.numpy_function(lambda *tensors: recording.batches.append(digest(*tensors)), _tensors(inputs), [])
+        return train_step(inputs)
+
+    trainer.train_step = recorded_train_step
 
 
 class Recorder(Monitor):
@@ -178,28 +139,31 @@ class Recorder(Monitor):
     def __init__(self, recording: Recording, key: str) -> None:
         self._recording = recording
         self._key = key
-        self._held: dict[str, str] | None = None
+        self._held: dict[str, str] = {}
 
     def before_train(self) -> None:
-        step, held = self.trainer.global_step, self._held
+        recording, held = self._recording, self._held
         if self.trainer.is_chief:
             now = self._digests()
-            lost = [] if held is None else sorted(name for name in held.keys() | now if held.get(name) != now.get(name))
+            lost = sorted(name for name in held.keys() | now if held.get(name) != now.get(name)) if held else []
             self._write("start", variables=now, lost=lost)
-        self._held = None
-        if step >= self._recording.steps:
-            self._recording.check_idle()
-            raise StopTraining(f"all {self._recording.steps} steps of the verification are made")
+        self._held = {}
+        if self.trainer.global_step >= recording.steps:
+            recording.idle += 1
+            if recording.idle > _IDLE:
+                raise SystemExit(0)
+            raise StopTraining(f"all {recording.steps} steps of the verification are made")
 
     def trigger_step(self) -> None:
+        recording, data = self._recording, getattr(self.trainer, "data", None)
         if not self.trainer.is_chief:
             return
-        data = getattr(self.trainer, "data", None)
         if data is not None and data.block:
-            self._recording.batches.append(digest(*_tensors(data.last_of_block)))
+            recording.batches.append(digest(*_tensors(data.last_of_block)))
         scalars = {name: _bits(value) for name, value in self.trainer.outputs.items()}
-        variables = self._digests(callbacks=False) if self._is_small or self._is_saved else {}
-        self._write("step", batches=self._recording.take_batches(), scalars=scalars, variables=variables)
+        batches = sorted(recording.batches)  # towers come in any order
+        recording.batches.clear()
+        self._write("step", batches=batches, scalars=scalars, variables=_state_digests(self.trainer))
 
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         if self.trainer.is_chief and (found := {name: _bits(v) for name, v in values.items() if is_repeatable(name)}):
@@ -218,18 +182,9 @@ class Recorder(Monitor):
     def _write(self, kind: str, **more: Any) -> None:
         self._recording.write(kind, self._key, self.trainer.global_step, **more)
 
-    @property
-    def _is_saved(self) -> bool:
-        return self.trainer.global_step in {*self._recording.saves, self._recording.steps, self.trainer.total_steps}
-
-    @functools.cached_property
-    def _is_small(self) -> bool:
-        entries = StateEntries(self.trainer.state).variables.values()
-        return sum(_size(one) for one in entries) < _BYTES_OF_EACH_STEP
-
-    def _digests(self, *, callbacks: bool = True) -> dict[str, str]:
-        found = state_digests(self.trainer)
-        for callback in self.trainer.callbacks if callbacks else ():
+    def _digests(self) -> dict[str, str]:
+        found = _state_digests(self.trainer)
+        for callback in self.trainer.callbacks:
             if callback.overrides("state_dict") and callback is not self:
                 state = json.dumps(callback.state_dict(), sort_keys=True, default=digest)
                 found[f"{OF_CALLBACK}{callback.state_key or callback.name}"] = digest(state)
@@ -254,10 +209,9 @@ class Interrupter(Callback):
 
     def trigger(self) -> None:
         trainer, recording, step = self.trainer, self._recording, self.trainer.global_step
-        is_last = step >= min(recording.steps, trainer.total_steps)
         if trainer.is_chief and self._done != step:
             self._done = step
-            if is_last or step in recording.saves:
+            if step in recording.saves or step >= min(recording.steps, trainer.total_steps):
                 trainer.save()
                 recording.write("saved", self._key, step)
             recording.interrupt(self._key, step)
@@ -265,28 +219,32 @@ class Interrupter(Callback):
             raise StopTraining(f"all {recording.steps} steps of the verification are made")
 
 
-def state_digests(trainer: Trainer) -> dict[str, str]:
-    """Digests of all that `trainer.state` holds, by name."""
-    entries = StateEntries(trainer.state)
-    found = {name: _digest_of(variable) for name, variable in entries.variables.items()}
+def _state_digests(trainer: Trainer) -> dict[str, str]:
+    """Return digests of all that `trainer.state` holds, by name."""
+    entries, found = StateEntries(trainer.state), {}
+    for name, variable in entries.variables.items():
+        is_array = isinstance(variable, np.ndarray)
+        found[name] = digest(*([variable] if is_array else (copy.numpy() for copy in components(variable))))
     for name, value in entries.values().items():
-        if name not in found:
-            found[name] = digest(json.dumps(value, sort_keys=True, default=digest))
+        found.setdefault(name, digest(json.dumps(value, sort_keys=True, default=digest)))
     return found
 
 
-def _digest_of(variable: Any) -> str:
-    return digest(*([variable] if isinstance(variable, np.ndarray) else (one.numpy() for one in components(variable))))
+def digest(*values: Any) -> str:
+    """Return a short digest of arrays, tensors and plain values: type, shape and bits."""
+    found = hashlib.blake2b(digest_size=8)
+    for value in values:
+        array = np.asarray(value)
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
-def _size(variable: Any) -> int:
-    shape = [size or 1 for size in variable.shape]
-    return int(np.prod(shape, dtype=np.int64)) * 8
+def _tensors(batch: Any) -> list[Any]:
+    return [one for one in tf.nest.flatten(batch, expand_composites=True) if one.dtype != tf.variant]
 
 
 def _bits(value: Any) -> str:
-    """A number without loss; a digest of anything else."""
+    """Return a number without loss, and a digest of anything else."""
     array = np.asarray(value)
-    if array.size != 1 or array.dtype == object:
-        return digest(array)
-    return float(array.reshape(())).hex()
+    return digest(array) if array.size != 1 or array.dtype == object else float(array.reshape(())).hex()

@@ -1,8 +1,8 @@
 """`prototrain verify`: whether a program repeats itself, and whether a killed run of it resumes exactly.
 
-The program runs twice from start to end (A and B) and once more with interruptions (C), each time as a process of its
-own with the user's command. `prototrain.recorder` writes down what each of them did; here the records are compared.
-Nothing here imports TensorFlow.
+The program runs twice from start to end (A and B) and once more with interruptions (C), each time as a process with the
+user's command. In these processes `prototrain.recorder` writes a line per event; here the lines are compared. Nothing
+here imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 from prototrain.errors import ConfigError, PrototrainError
 from prototrain.experiment.experiment import VERIFY
 
-Where = Literal["data", "state", "randomness"]
 Event = dict[str, Any]
-Key = tuple[str, int]
+K = TypeVar("K")
 
 OF_CALLBACK = "callback "
-"""What the names of callbacks' states start with in a record."""
+"""The prefix of the names of callbacks' states in a record."""
 _SHOWN_LINES = 20  # of a program that failed
-_CAUSES: dict[Where, str] = {
-    "data": "the data comes in another order, or is made from something that a checkpoint does not hold",
+_CAUSES = {
+    "data": "; the data comes in another order, or is made from something that a checkpoint does not hold",
     "state": "",
-    "randomness": "something outside of the checkpoint changes the step, such as an attribute of the trainer or a "
+    "randomness": "; something outside of the checkpoint changes the step, such as an attribute of the trainer or a "
     "callback without state_dict, or random numbers without a saved seed",
 }
 
@@ -56,13 +55,16 @@ class Difference:
     """
 
     step: int
-    where: Where
+    where: str
     what: str
+
+    def __str__(self) -> str:
+        return f"no: step {self.step}{self.what}{_CAUSES[self.where]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was found.
+    """The result of a verification.
 
     Attributes:
         repeats: whether two runs from the start were the same bit for bit.
@@ -90,7 +92,7 @@ class Result:
         return self.repeats and bool(self.resumes)
 
     @property
-    def where(self) -> Where | None:
+    def where(self) -> str | None:
         """See `Difference.where`."""
         return None if self.difference is None else self.difference.where
 
@@ -98,13 +100,12 @@ class Result:
         return self.ok
 
     def __str__(self) -> str:
-        difference = "" if self.difference is None else _in_words(self.difference)
         when = ", ".join(f"{name} at {step}" for name, step in self.interruptions)
-        repeats = f"yes, {_count(self.steps, 'step')} twice" if self.repeats else f"no: {difference}"
+        repeats = f"yes, {_count(self.steps, 'step')} twice" if self.repeats else str(self.difference)
         resumes = "not tried, because two runs from the start differ"
         if self.resumes is not None:
             count = _count(len(self.interruptions), "interruption")
-            resumes = f"yes, {count} ({when})" if self.resumes else f"no: {difference}"
+            resumes = f"yes, {count} ({when})" if self.resumes else str(self.difference)
         compared = [
             _count(self.batches, "batch", "batches"),
             f"{_count(self.scalars, 'scalar')} a step",
@@ -115,224 +116,83 @@ class Result:
         return "\n".join(f"{name:<19} {text}" for name, text in rows.items())
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON can hold it."""
+        """Return the result as plain values."""
         return {"ok": self.ok, "where": self.where, **asdict(self)}
-
-
-def _in_words(found: Difference) -> str:
-    cause = _CAUSES[found.where]
-    return f"step {found.step}{found.what}" + (f"; {cause}" if cause else "")
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-# -- comparing --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Record:
-    """What one run did.
-
-    Attributes:
-        events: as `prototrain.recorder` wrote them, in their order.
-    """
-
-    events: list[Event]
-    steps: dict[Key, Event] = field(init=False)  # the first time that each step was made
-    starts: dict[Key, Event] = field(init=False)
-    ends: dict[str, Event] = field(init=False)  # the last end of each trainer
-    scalars: dict[tuple[str, int, str], str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        def first(kind: str) -> dict[Key, Event]:
-            return {(e["trainer"], e["step"]): e for e in reversed(self.events) if e["kind"] == kind}
-
-        self.steps, self.starts = dict(reversed(first("step").items())), first("start")
-        self.ends = {event["trainer"]: event for event in self.events if event["kind"] == "end"}
-        self.scalars = {}
-        for event in self.events:
-            if event["kind"] == "scalars":
-                for name, value in event["scalars"].items():
-                    self.scalars.setdefault((event["trainer"], event["step"], name), value)
-
-    @classmethod
-    def read(cls, directory: Path) -> Record:
-        """The record in a directory; empty if the program has not trained."""
-        path = directory / "record.jsonl"
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
-        return cls([json.loads(line) for line in lines[:-1]])  # the last line is whole or not there
-
-
-def compare(first: Record, other: Record, ignored: frozenset[str] = frozenset()) -> Difference | None:
-    """Find the first difference.
-
-    Args:
-        first: a run without interruptions.
-        other: another run, with interruptions or without.
-        ignored: names in the state that differ between equal runs.
-
-    Returns:
-        None if all that both have recorded is the same.
-    """
-    saved: dict[str, int] = {}  # the newest checkpoint of each trainer
-    lost: dict[str, Difference] = {}  # by trainer: what a restore has not brought back, which may not matter
-    after = ""  # which interruption
-    for event in other.events:
-        trainer, step = event["trainer"], event["step"]
-        found: tuple[Where, str] | None = None
-        match event["kind"]:
-            case "interrupt":
-                after = f", after the {event['signal']} at {step}"
-            case "saved":
-                saved[trainer] = step
-            case "start":
-                found = _at_start(first, event, saved.get(trainer, 0), ignored)
-                if names := [name for name in event["lost"] if name not in ignored]:
-                    lost.setdefault(trainer, Difference(step, "state", f"{after}: {_not_restored(names)}"))
-            case "step":
-                found = _at_step(first.steps.get((trainer, step)), event)
-            case "scalars":
-                found = _at_scalars(first, event)
-        if found is not None:
-            if found[0] == "randomness" and trainer in lost:
-                return lost[trainer]
-            return Difference(step, found[0], f"{after}: {found[1]}")
-    missing = [key for key in first.steps if key not in other.steps]
-    if missing:
-        return Difference(missing[0][1], "state", f"{after}: this step was not made")
-    for trainer, then in first.ends.items():
-        end = other.ends.get(trainer, then)
-        if names := _different(then["variables"], end["variables"], ignored):
-            what = f"{after}: same scalars, another {_names(names)} at the end"
-            return lost.get(trainer, Difference(end["step"], "randomness", what))
-    return None
-
-
-def _at_start(first: Record, event: Event, saved: int, ignored: frozenset[str]) -> tuple[Where, str] | None:
-    """What is wrong at the start of a run, right after the restore if there was one."""
-    if event["step"] < saved:
-        return "state", (
-            f"the run began here again, although there was a checkpoint of step {saved}; does the program start "
-            "afresh each time?"
-        )
-    if names := [name for name in event["lost"] if not name.startswith(OF_CALLBACK)]:
-        return "state", _not_restored(names)
-    then = None if event["step"] else first.starts.get((event["trainer"], 0))
-    if then is not None and (names := _different(then["variables"], event["variables"], ignored)):
-        return "state", f"another {_names(names)} before the first step"
-    return None
-
-
-def _not_restored(names: Sequence[str]) -> str:
-    return f"right after the restore, {_names(names)} {'is' if len(names) == 1 else 'are'} not what was saved"
-
-
-def _at_scalars(first: Record, event: Event) -> tuple[Where, str] | None:
-    for name, value in event["scalars"].items():
-        then = first.scalars.get((event["trainer"], event["step"], name), value)
-        if then != value:
-            return "randomness", f"same batches, same variables, another {name} ({_pair(value, then)})"
-    return None
-
-
-def _at_step(then: Event | None, now: Event) -> tuple[Where, str] | None:
-    if then is None:
-        return "state", "the run without interruptions has not made this step"
-    if then["batches"] != now["batches"]:
-        return "data", "another batch"
-    for name in {**then["scalars"], **now["scalars"]}:
-        value, before = now["scalars"].get(name), then["scalars"].get(name)
-        if value != before:
-            return "randomness", f"same batch, same variables, another {name} ({_pair(value, before)})"
-    names = _different(then["variables"], now["variables"]) if then["variables"] and now["variables"] else []
-    if names:
-        return "randomness", f"same batch, same variables, same scalars, another {_names(names)} after the step"
-    return None
-
-
-def _different(then: Mapping[str, str], now: Mapping[str, str], ignored: frozenset[str] = frozenset()) -> list[str]:
-    names = [name for name in {**then, **now} if name not in ignored]
-    return [name for name in names if then.get(name) != now.get(name)]
-
-
-def _names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _pair(value: str | None, before: str | None) -> str:
-    return f"{_shown(value)}, was {_shown(before)}"
-
-
-def _shown(value: str | None) -> str:
-    try:
-        return "nothing" if value is None else repr(float.fromhex(value))
-    except (ValueError, OverflowError):
-        return value or ""
-
-
-def _callbacks(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith(OF_CALLBACK)]
-
-
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
 def verify(
-    command: Sequence[str],
-    *,
+    program: str | Path | Sequence[str],
+    *arguments: str,
     steps: int = 60,
     interruptions: int = 3,
     seed: int = 0,
     keep: str | Path | None = None,
     announce: Callable[[str], object] = lambda text: None,
 ) -> Result:
-    """Train with a command three times and compare: A and B from start to end, C with interruptions.
+    """Find out whether a program repeats itself and resumes exactly after a kill, as `prototrain verify` does.
 
     Args:
-        command: a program and its arguments, run in the current directory.
+        program: a model's module, such as ``"models.mine"``; the path of a script (``.py``); or a command as a list.
+        arguments: options of `prototrain run` for a model, arguments of a script.
         steps: how many steps each trainer makes, at most.
-        interruptions: how often C is interrupted: the last time by SIGTERM if there are several, else by SIGKILL.
-        seed: of the steps at which checkpoints are written and C is interrupted.
+        interruptions: how often the run is interrupted: the last time by SIGTERM if there are several, else by SIGKILL.
+        seed: of the steps at which it is saved and interrupted.
         keep: a new directory for the records, the experiments and the output; by default a temporary one.
         announce: called with a line of text when a run starts.
+
+    Returns:
+        the result: true if the program repeats itself and resumes exactly; its `where` is "data", "state" or
+        "randomness" if not, and its text is that of the command.
 
     Raises:
         ConfigError: `keep` is not empty.
         ProgramError: the program failed, or has not trained.
     """
+    command = [program] if isinstance(program, str | Path) else [*program]
+    if isinstance(program, str | Path):
+        is_script = str(program).endswith(".py")
+        command[:0] = [sys.executable, *([] if is_script else ["-m", "prototrain.cli", "run"])]
+    command = [*map(str, command), *arguments]
     chance = random.Random(seed)
     saves = _draw_saves(chance, steps)
     with _directory(keep) as base:
-        run = _Runner(command, steps, saves, announce)
-        a, b = run(base / "A"), run(base / "B")
+
+        def run(name: str, interruptions: Sequence[tuple[str, int, int]] = ()) -> list[Event]:
+            plan = {"steps": steps, "saves": saves, "interruptions": interruptions}
+            return _run(command, base / name, plan, announce)
+
+        a, b = run("A"), run("B")
         if keep is None:  # checkpoints of large models must not fill the disk
             for name in ("A", "B"):
                 shutil.rmtree(base / name / "experiments", ignore_errors=True)
-        ends = [(end["variables"], b.ends.get(name, end)["variables"]) for name, end in a.ends.items()]
-        # What holds the time, such as a callback that saves by the clock.
-        ignored = frozenset(name for then, now in ends for name in _callbacks(_different(then, now)))
-        difference = compare(a, b, ignored)
-        repeats, resumes = difference is None, None
+        end = _ends(a)
+        # Callbacks' states that hold the time, for example.
+        ignored = {name for name, trainer in _different(end, _ends(b)) if name.startswith(OF_CALLBACK)}
+        made = {(event["trainer"], event["step"]): event for event in a if event["kind"] == "step"}
         planned: list[tuple[str, int, int]] = []
-        if repeats:
-            planned = _draw_interruptions(chance, list(a.steps), saves, interruptions)
-            c = run(base / "C", planned)
-            difference = compare(a, c, ignored)
-            resumes = difference is None
-        ends_of_a = [end["variables"] for end in a.ends.values()]
-        return Result(
-            repeats=repeats,
-            resumes=resumes,
-            steps=len(a.steps),
-            interruptions=[(signal.Signals(signum).name, step) for _, step, signum in planned],
-            difference=difference,
-            batches=sum(bool(event["batches"]) for event in a.steps.values()),
-            scalars=max(len(event["scalars"]) for event in a.steps.values()),
-            variables=sum(len(found) - len(_callbacks(found)) for found in ends_of_a),
-            callbacks=sum(len(_callbacks(found)) for found in ends_of_a) - len(ignored),
-        )
+        difference = compare(a, b, ignored)
+        if repeats := difference is None:
+            planned = _draw_interruptions(chance, list(made), saves, interruptions)
+            difference = compare(a, run("C", planned), ignored)
+    callbacks = sum(name.startswith(OF_CALLBACK) for name, trainer in end)
+    return Result(
+        repeats=repeats,
+        resumes=difference is None if repeats else None,
+        steps=len(made),
+        interruptions=[(signal.Signals(signum).name, step) for _, step, signum in planned],
+        difference=difference,
+        batches=sum(bool(event["batches"]) for event in made.values()),
+        scalars=max(len(event["scalars"]) for event in made.values()),
+        variables=len(end) - callbacks,
+        callbacks=callbacks - len(ignored),
+    )
 
 
 @contextmanager
@@ -341,15 +201,15 @@ def _directory(keep: str | Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="prototrain-verify-", ignore_cleanup_errors=True) as directory:
             yield Path(directory).resolve()
         return
-    path = Path(keep).absolute()
+    path = Path(keep).resolve()
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{keep} is not empty; name a new directory for the records")
     path.mkdir(parents=True, exist_ok=True)
-    yield path.resolve()
+    yield path
 
 
 def _draw_saves(chance: random.Random, steps: int) -> list[int]:
-    """The steps at which all runs write a checkpoint, about ten."""
+    """Draw the steps at which all runs write a checkpoint, about ten."""
     gap = max(2, steps // 10)
     found, step = [], 0
     while (step := step + chance.randint(gap // 2 + 1, gap + gap // 2)) < steps:
@@ -358,64 +218,151 @@ def _draw_saves(chance: random.Random, steps: int) -> list[int]:
 
 
 def _draw_interruptions(
-    chance: random.Random, made: Sequence[Key], saves: Sequence[int], count: int
+    chance: random.Random, made: Sequence[tuple[str, int]], saves: Sequence[int], count: int
 ) -> list[tuple[str, int, int]]:
-    """When C is interrupted, as (trainer, step, signal): each in a part of the run, behind the first checkpoint, and
-    where possible not right at a checkpoint, so that steps are made again."""
+    """Draw when C is interrupted, as (trainer, step, signal).
+
+    Each interruption is in its part of the run, behind the first checkpoint and, where possible, not right at a
+    checkpoint, so that steps are made again.
+    """
     later = [key for key in made[1:-1] if key[1] > min(saves, default=0)] or list(made[:-1]) or list(made)
     count = min(count, len(later))
     found = []
     for number in range(count):
         part = later[len(later) * number // count : len(later) * (number + 1) // count]
         trainer, step = chance.choice([key for key in part if key[1] not in saves] or part)
-        found.append((trainer, step, signal.SIGTERM if 1 < count == number + 1 else signal.SIGKILL))
-    return [(trainer, step, int(signum)) for trainer, step, signum in found]
+        found.append((trainer, step, int(signal.SIGTERM if 1 < count == number + 1 else signal.SIGKILL)))
+    return found
 
 
-@dataclass(frozen=True)
-class _Runner:
-    """Runs the command until it comes to its end."""
-
-    command: Sequence[str]
-    steps: int
-    saves: Sequence[int]
-    announce: Callable[[str], object]
-
-    def __call__(self, directory: Path, interruptions: Sequence[tuple[str, int, int]] = ()) -> Record:
-        directory.mkdir()
-        plan = {"steps": self.steps, "saves": self.saves, "interruptions": interruptions}
-        (directory / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-        done = 0
-        while True:
-            code = self._run_once(directory, f"{directory.name}, start {done + 1}" if done else directory.name)
-            record = Record.read(directory)
-            interrupted = sum(event["kind"] == "interrupt" for event in record.events)
-            if interrupted == done:
-                break
-            done = interrupted
-        if code != 0:
-            self._fail(directory, f"exited with code {code}")
-        if not record.steps:
-            self._fail(directory, "has not trained: no trainer of prototrain made a step")
-        return record
-
-    def _run_once(self, directory: Path, label: str) -> int:
-        self.announce(f"run {label}")
-        environment = {**os.environ, VERIFY: str(directory)}
-        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "env": environment}
+def _run(
+    command: Sequence[str], directory: Path, plan: Mapping[str, Any], announce: Callable[[str], object]
+) -> list[Event]:
+    """Run the command, again after each planned interruption, and return its record."""
+    directory.mkdir()
+    (directory / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    record, interrupted = directory / "record.jsonl", 0
+    while True:
+        announce(f"run {directory.name}" + f", start {interrupted + 1}" * (interrupted > 0))
         with open(directory / "output.txt", "ab") as output:
             try:
-                return subprocess.run(self.command, stdout=output, check=False, **options).returncode
+                code = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, VERIFY: str(directory)},
+                    check=False,
+                ).returncode
             except OSError as error:
-                raise ProgramError(f"cannot run {shlex.join(self.command)}: {error.strerror}") from error
+                raise ProgramError(f"cannot run {shlex.join(command)}: {error.strerror}") from error
+        # The last line is whole or not there.
+        lines = record.read_bytes().split(b"\n")[:-1] if record.exists() else []
+        events = [json.loads(line) for line in lines]
+        before, interrupted = interrupted, sum(event["kind"] == "interrupt" for event in events)
+        if interrupted == before:
+            break
+    has_trained = any(event["kind"] == "step" for event in events)
+    if code == 0 and has_trained:
+        return events
+    what = f"exited with code {code}" if code else "has not trained: no trainer of prototrain made a step"
+    said = (directory / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
+    shown = "\n".join(f"  {line}" for line in said)
+    raise ProgramError(f"{shlex.join(command)} {what} (run {directory.name}); its last lines:\n{shown}")
 
-    def _fail(self, directory: Path, what: str) -> None:
-        lines = (directory / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-        shown = "\n".join(f"  {line}" for line in lines[-_SHOWN_LINES:])
-        when = f" (run {directory.name})"
-        raise ProgramError(f"{shlex.join(self.command)} {what}{when}; its last lines:\n{shown}")
+
+# -- comparing --------------------------------------------------------------------------------------------------------
 
 
-def run_command(model: str, options: Sequence[str] = ()) -> list[str]:
-    """The command that trains a model, as `prototrain run` does."""
-    return [sys.executable, "-m", "prototrain.cli", "run", model, *options]
+def compare(first: Sequence[Event], other: Sequence[Event], ignored: Collection[str] = ()) -> Difference | None:
+    """Find the first difference.
+
+    Args:
+        first: the events of a run without interruptions.
+        other: those of another run, with interruptions or without.
+        ignored: names in the state that differ between equal runs.
+
+    Returns:
+        None if all that both have recorded is the same.
+    """
+    known: dict[tuple[str, str, int], Event] = {}
+    for event in first:
+        then = known.setdefault(_key(event), event)
+        if event["kind"] == "scalars":
+            then["scalars"] = {**event["scalars"], **then["scalars"]}
+    saved: dict[str, int] = {}  # the newest checkpoint of each trainer
+    lost: dict[str, Difference] = {}  # by trainer: a callback's state that was not restored, which may not matter
+    after = ""
+    for event in other:
+        kind, trainer, step = event["kind"], event["trainer"], event["step"]
+        if kind == "interrupt":
+            after = f", after the {event['signal']} at {step}"
+        elif kind == "saved":
+            saved[trainer] = step
+        elif found := _difference(known.get(_key(event)), event, saved.get(trainer, 0), ignored):
+            difference = Difference(step, found[0], f"{after}: {found[1]}")
+            return lost.get(trainer, difference) if difference.where == "randomness" else difference
+        elif kind == "start" and (names := [name for name in event["lost"] if name not in ignored]):
+            lost.setdefault(trainer, Difference(step, "state", f"{after}: {_not_restored(names)}"))
+    made = {_key(event) for event in other}
+    for key in known:
+        if key[0] == "step" and key not in made:
+            return Difference(key[2], "state", f"{after}: this step was not made")
+    return None
+
+
+def _key(event: Event) -> tuple[str, str, int]:
+    return event["kind"], event["trainer"], event["step"]
+
+
+def _difference(then: Event | None, now: Event, saved: int, ignored: Collection[str]) -> tuple[str, str] | None:
+    """Compare an event with that of the run without interruptions; returns where they differ, and what."""
+    if now["kind"] == "start":
+        if now["step"] < saved:
+            return "state", (
+                f"the run began here again, although there was a checkpoint of step {saved}; does the program start "
+                "afresh each time?"
+            )
+        if names := [name for name in now["lost"] if not name.startswith(OF_CALLBACK)]:
+            return "state", _not_restored(names)
+        if then is None or now["step"] > 0:
+            return None
+    elif then is None:
+        return ("state", "the run without interruptions has not made this step") if now["kind"] == "step" else None
+    if then.get("batches") != now.get("batches"):
+        return "data", "another batch"
+    same = "same batch, same variables"
+    before, scalars = then.get("scalars", {}), now.get("scalars", {})
+    for name in _different(before, scalars):
+        if now["kind"] == "step" or (name in before and name in scalars):
+            return "randomness", f"{same}, another {name} ({_shown(scalars.get(name))}, was {_shown(before.get(name))})"
+    names = [name for name in _different(then.get("variables", {}), now.get("variables", {})) if name not in ignored]
+    if names and now["kind"] == "start":
+        return "state", f"another {_names(names)} before the first step"
+    where = "at the end" if now["kind"] == "end" else "after the step"
+    return ("randomness", f"{same}, same scalars, another {_names(names)} {where}") if names else None
+
+
+def _ends(record: Sequence[Event]) -> dict[tuple[str, str], str]:
+    """Return the digests at the last end of each trainer, by name and trainer."""
+    ends = {event["trainer"]: event["variables"] for event in record if event["kind"] == "end"}
+    return {(name, trainer): found for trainer, digests in ends.items() for name, found in digests.items()}
+
+
+def _different(then: Mapping[K, str], now: Mapping[K, str]) -> list[K]:
+    return [name for name in {**then, **now} if then.get(name) != now.get(name)]
+
+
+def _not_restored(names: Sequence[str]) -> str:
+    return f"right after the restore, {_names(names)} {'is' if len(names) == 1 else 'are'} not what was saved"
+
+
+def _names(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _shown(value: str | None) -> str:
+    try:
+        return "nothing" if value is None else repr(float.fromhex(value))
+    except (ValueError, OverflowError):
+        return value or ""

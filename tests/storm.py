@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-MARGIN = 100  # steps at the end in which no kill is meant to come
+MARGIN = 50  # steps at the end in which no kill is meant to come
 KINDS = ("iterator", "replay", "towers", "run_step", "keras")
 READY, MADE = "before the first step", re.compile(r"made step (\d+)")
 
@@ -49,108 +49,72 @@ def main(arguments: list[str] | None = None, start: Callable[[list[str]], Any] =
     parser.add_argument("--steps", type=int, help="the length of the run; by default long enough for so many kills")
     parser.add_argument("--kind", choices=[*KINDS, "all"], default="iterator", help="what is trained, on which data")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
-    parser.add_argument("--directory", type=Path, help="keep the runs here")
     options = parser.parse_args(arguments)
-    options.steps = options.steps or 50 * options.kills
-    kinds = list(KINDS) if options.kind == "all" else [options.kind]
-    with tempfile.TemporaryDirectory() as scratch:
-        base = options.directory or Path(scratch)
-        wrong = [problem for kind in kinds for problem in storm(kind, base, options, start)]
-    for problem in wrong:
-        print(f"DIFFERENT: {problem}")
+    steps = options.steps or 50 * options.kills
+    wrong = []
+    for kind in KINDS if options.kind == "all" else [options.kind]:
+        begin = time.perf_counter()
+        with tempfile.TemporaryDirectory() as scratch:
+            problems = storm(kind, Path(scratch), steps, options.kills, Random(options.seed), start)
+        outcome = "; ".join(problems) or "equal in every bit"
+        print(f"{kind}: {steps} steps, {options.kills} kills in {time.perf_counter() - begin:.0f} s: {outcome}")
+        wrong += problems
     return 1 if wrong else 0
 
 
-def storm(kind: str, base: Path, options: argparse.Namespace, start: Callable[[list[str]], Any]) -> list[str]:
-    """Make the reference and the killed run of one kind.
-
-    Returns:
-        what differs between them, in words.
-    """
-    reference, killed = base / f"{kind}-reference", base / f"{kind}-killed"
-    program = ["-m", "tests.storm_run", kind]
-    tracing = _run_to_end(kind, start([*program, str(reference), str(options.steps)]))
-    random = Random(options.seed)
-    kills, reached, begin = 0, 0, time.perf_counter()
-    while True:
-        process = start([*program, str(killed), str(options.steps)])
+def storm(
+    kind: str, base: Path, steps: int, kills: int, random: Random, start: Callable[[list[str]], Any]
+) -> list[str]:
+    """Make the reference and the killed run of one kind, and name everything in which they differ."""
+    reference, killed = base / "reference", base / "killed"
+    process = start(["-m", "tests.storm_run", kind, str(reference), str(steps)])
+    output = _read(process, READY)
+    begun = time.perf_counter()
+    output += _read(process, MADE)
+    tracing = max(time.perf_counter() - begun, 0.2)
+    output += _read(process)
+    if process.wait():
+        return [f"the reference failed:\n{output}"]
+    reached = 0
+    for kill in range(kills + 1):
+        process = start(["-m", "tests.storm_run", kind, str(killed), str(steps)])
         # Half of the kills come while TensorFlow traces the first step, the others while steps, saves and the like run.
-        left = options.kills - kills
-        if left and kills % 2 == 0:
-            output = _kill_within(process, random.uniform(0, tracing))
-        elif left:
-            way = max((options.steps - MARGIN - reached) // left, 1)
-            output = _kill_at(process, reached + random.randint(1, way), random.uniform(0, 0.02))
+        if kill < kills and kill % 2 == 0:
+            output = _read(process, READY)
+            timer = threading.Timer(random.uniform(0, tracing), process.send_signal, [signal.SIGKILL])
+            timer.start()
+            output += _read(process, MADE)
+            timer.cancel()
+            process.send_signal(signal.SIGKILL)
+        elif kill < kills:
+            goal = reached + random.randint(1, max((steps - MARGIN - reached) // (kills - kill), 1))
+            output = ""
+            while reached < goal and (more := _read(process, MADE)):
+                output += more
+                reached = max([reached, *map(int, MADE.findall(more))])
+            time.sleep(random.uniform(0, 0.02))
+            process.send_signal(signal.SIGKILL)
         else:
-            output = "".join(process.stdout)
+            output = ""
+        output += _read(process)
         process.stdout.close()
         reached = max([reached, *map(int, MADE.findall(output))])
-        if not left:
-            break
-        if process.wait() != -signal.SIGKILL:
-            return [f"{kind}: a run ended by itself, with exit code {process.wait()}:\n{output[-2000:]}"]
-        kills += 1
-    if process.wait():
-        return [f"{kind}: the last run ended with exit code {process.wait()}:\n{output[-2000:]}"]
-    problems = compare(reference, killed) + _leftovers(killed)
-    print(
-        f"{kind}: {options.steps} steps, {kills} kills in {time.perf_counter() - begin:.0f} s: "
-        f"{'DIFFERENT' if problems else 'equal in every bit'}",
-        flush=True,
-    )
-    return [f"{kind}: {problem}" for problem in problems]
+        if process.wait() != (-signal.SIGKILL if kill < kills else 0):
+            return [f"a run ended with exit code {process.wait()}:\n{output[-2000:]}"]
+    one, two = _results(reference), _results(killed)
+    problems = [f"{key} differ: {_first_difference(one[key], two[key])}" for key in one if one[key] != two[key]]
+    left = [path.name for path in (killed / "checkpoints").iterdir() if not path.name.startswith("step-")]
+    return problems + [f"left behind in checkpoints: {name}" for name in left]
 
 
-def _run_to_end(kind: str, process: Any) -> float:
-    """Let the run without a kill end; returns how many seconds its first step took, most of which is tracing."""
-    lines, ready, made = [], 0.0, 0.0
-    for line in process.stdout:
-        lines.append(line)
-        if READY in line:
-            ready = time.perf_counter()
-        elif MADE.search(line) and not made:
-            made = time.perf_counter()
-    process.stdout.close()
-    if process.wait():
-        raise SystemExit(f"{kind}: the reference failed:\n{''.join(lines)}")
-    return max(made - ready, 0.2)
-
-
-def _kill_within(process: Any, seconds: float) -> str:
-    """Kill a run so many seconds after it is ready, or right after its first step; returns what it has printed."""
-    lines = []
-    timer = threading.Timer(seconds, process.send_signal, [signal.SIGKILL])
-    for line in process.stdout:
-        lines.append(line)
-        if READY in line:
-            timer.start()
-        elif MADE.search(line):
-            process.send_signal(signal.SIGKILL)
-            break
-    timer.cancel()
-    return "".join([*lines, *process.stdout])
-
-
-def _kill_at(process: Any, step: int, seconds: float) -> str:
-    """Kill a run so many seconds after a step; returns what it has printed."""
+def _read(process: Any, until: str | re.Pattern[str] | None = None) -> str:
+    """Read what a run prints, up to a line; to its end if there is none."""
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if (made := MADE.search(line)) and int(made[1]) >= step:
-            time.sleep(seconds)
-            process.send_signal(signal.SIGKILL)
+        if until is not None and re.search(until, line):
             break
-    return "".join([*lines, *process.stdout])
-
-
-def compare(reference: Path, killed: Path) -> list[str]:
-    """Name everything in which the results of two runs differ."""
-    problems = []
-    one, two = (_results(path) for path in (reference, killed))
-    for key in one:
-        if one[key] != two[key]:
-            problems.append(f"{key} differ: {_first_difference(one[key], two[key])}")
-    return problems
+    return "".join(lines)
 
 
 def _results(directory: Path) -> dict[str, Any]:
@@ -174,11 +138,6 @@ def _first_difference(one: Any, two: Any) -> str:
             if one.get(key) != two.get(key):
                 return f"{key}: {_first_difference(one.get(key), two.get(key))}"
     return f"{str(one)[:200]} and {str(two)[:200]}"
-
-
-def _leftovers(directory: Path) -> list[str]:
-    found = [path.name for path in (directory / "checkpoints").iterdir() if not path.name.startswith("step-")]
-    return [f"left behind in checkpoints: {', '.join(found)}"] if found else []
 
 
 if __name__ == "__main__":

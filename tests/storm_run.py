@@ -19,8 +19,8 @@ from prototrain import Callback, Config, ModelDict, SimpleTrainer, Trainer  # no
 from prototrain.callbacks import (  # noqa: E402
     JSONWriter,
     LearningRate,
+    MinSaver,
     ModelSaver,
-    Priority,
     SaveOnExit,
     StopOnNaN,
     Summaries,
@@ -47,26 +47,6 @@ class MovingAverage(Callback):
         self.average = state["average"]
 
 
-class Best(Callback):
-    """Remembers the best validation loss and its step."""
-
-    priority = Priority.DECIDE
-
-    def __init__(self) -> None:
-        self.best: list[float] = []
-
-    def trigger(self) -> None:
-        loss = self.trainer.monitors.latest("vld/loss", at_step=self.trainer.global_step)
-        if not self.best or loss < self.best[0]:
-            self.best = [loss, self.trainer.global_step]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best = state["best"]
-
-
 class Progress(Callback):
     """Says that everything is set up, from where on a kill may come, and then how far the run is."""
 
@@ -82,7 +62,7 @@ def callbacks() -> list[Callback]:
     return [
         Validation(batches=2).every(steps=20),
         MovingAverage().every(steps=5),
-        Best().every(steps=20),
+        MinSaver("vld/loss").every(steps=20),
         Summaries().every(steps=1),
         JSONWriter(),
         TensorBoardWriter(),
@@ -113,12 +93,7 @@ def trn(kind: str) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_generator(generate, output_signature=spec)
     else:
         dataset = tf.data.Dataset.from_tensor_slices(data)
-    return dataset.shuffle(200).map(noise, num_parallel_calls=2).batch(16, drop_remainder=True)
-
-
-def noise(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Scale an image; a stateless transformation."""
-    return {**example, "images": example["images"] * 1.5}
+    return dataset.shuffle(200).map(lambda example: example, num_parallel_calls=2).batch(16, drop_remainder=True)
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import growth, steps
+from benchmarks import steps
 from benchmarks.peers import compare
 from benchmarks.workloads import SIDE_BY_SIDE, WORKLOADS, Workload
 
@@ -28,10 +28,6 @@ def test_workloads(workload: Workload) -> None:
     batch = next(iter(workload.batches(lambda x, y: (x, y))))
     assert batch[0].shape == (workload.batch, *workload.shape)
     assert batch[0].dtype == workload.dtype
-
-
-def test_growth() -> None:
-    assert growth.with_variables(3, 20) > 0
 
 
 def test_peers_in_a_table() -> None:

@@ -18,7 +18,7 @@ from tests.pages import follow, read_blocks, split_sections
 from tests.test_package import RANK
 
 DOCS = ROOT / "docs"
-PAGES = sorted(page for page in DOCS.rglob("*.md") if read_blocks(page))
+PAGES = sorted(page for page in DOCS.rglob("*.md") if read_blocks(page) and page != DOCS / "index.md")
 CALLBACKS = DOCS / "reference" / "callbacks.md"
 LEFT = {  # what must be there after a page
     "experiments.md": ["curves.png", "experiments/wide/report.html"],
@@ -45,6 +45,12 @@ def test_what_a_page_shows_runs(
     for section in others:
         follow(page, section, dict(names), monkeypatch, capsys)
     assert [path for path in LEFT.get(page.name, []) if not (scratch / path).exists()] == []
+
+
+def test_the_first_page_shows_a_part_of_the_program_of_the_readme() -> None:
+    (block,) = read_blocks(DOCS / "index.md")
+    whole = next(block.code for block in read_blocks(ROOT / "README.md") if block.language == "python")
+    assert set(block.code.splitlines()) <= set(whole.splitlines())
 
 
 @pytest.mark.parametrize(

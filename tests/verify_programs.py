@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain import Callback, KerasTrainer, SyncReplicatedTrainer, Trainer
-from prototrain.callbacks import SaveOnExit, SetTrainable
+from prototrain.callbacks import SaveOnExit
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import tiny_arrays, tiny_build, tiny_model
 
@@ -58,14 +58,14 @@ class Unregistered(Weights):
 
 
 class Warmup(Callback):
-    """Sets the rate by a counter, with or without a state."""
+    """Changes the weight by a counter, with or without a state."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def trigger_step(self) -> None:
         self.calls += 1
-        self.trainer.optimizer.learning_rate.assign(0.01 / self.calls)
+        self.trainer.weight.assign_sub(0.01 / self.calls)
 
 
 class SavedWarmup(Warmup):
@@ -105,8 +105,12 @@ def unseeded() -> dict[str, tf.data.Dataset]:
     return {"trn": tf.data.Dataset.from_tensor_slices({**tiny_arrays(), "x": x}).batch(8)}
 
 
-def tiny(*callbacks: Callback, **model: Any) -> None:
-    SimpleTrainer(tiny_model(model__num_steps=1000, **model), experiment=EXPERIMENT).train([*callbacks, SaveOnExit()])
+def weights(trainer: Trainer, *callbacks: Callback, **options: Any) -> None:
+    trainer.train(callbacks, max_steps=1000, **options)
+
+
+def tiny(**model: Any) -> None:
+    SimpleTrainer(tiny_model(model__num_steps=1000, **model), experiment=EXPERIMENT).train([SaveOnExit()])
 
 
 def towers() -> None:
@@ -141,31 +145,29 @@ def of_estimator() -> None:
         data = tf.data.Dataset.from_tensor_slices(({"x": arrays["x"]}, arrays["y"]))
         return data.shuffle(40).repeat().batch(8)
 
-    estimator = Estimator(model_fn, config=RunConfig(model_dir=EXPERIMENT, save_checkpoints_steps=20))
-    train_and_evaluate(estimator, TrainSpec(input_fn, max_steps=50), EvalSpec(input_fn, steps=2))
+    estimator = Estimator(model_fn, config=RunConfig(model_dir=EXPERIMENT, save_checkpoints_steps=10))
+    train_and_evaluate(estimator, TrainSpec(input_fn, max_steps=30), EvalSpec(input_fn, steps=2))
 
 
 def two_trainers() -> None:
-    Weights(experiment="experiments/first").train([SaveOnExit()], max_steps=20)
-    Weights(experiment="experiments/second").train([SaveOnExit()], max_steps=20)
+    for name in ("first", "second"):
+        Weights(experiment=f"experiments/{name}").train([SaveOnExit()], max_steps=12)
 
 
 PROGRAMS: dict[str, Callable[[], Any]] = {
-    "counter": lambda: Counting().train(max_steps=1000),
+    "counter": lambda: weights(Counting()),
     "estimator": of_estimator,
-    "forgetful callback": lambda: tiny(ForgetfulWarmup()),
-    "fresh": lambda: Weights(experiment=EXPERIMENT).train(max_steps=1000, fresh=True),
+    "forgetful callback": lambda: weights(Weights(), ForgetfulWarmup()),
+    "fresh": lambda: weights(Weights(experiment=EXPERIMENT), fresh=True),
     "generator": lambda: tiny(datasets=hidden_order),
     "keras": of_keras,
     "noise": lambda: tiny(build=noisy_build),
-    "saved callback": lambda: tiny(SavedWarmup()),
+    "saved callback": lambda: weights(Weights(), SavedWarmup()),
     "towers": towers,
     "two trainers": two_trainers,
-    "unfreezing": lambda: tiny(SetTrainable("fc0|bn0", False).at(step=5), SetTrainable("fc0", True).at(step=12)),
-    "unregistered": lambda: Unregistered().train(max_steps=1000),
-    "unsaved callback": lambda: tiny(Warmup()),
+    "unregistered": lambda: weights(Unregistered()),
+    "unsaved callback": lambda: weights(Weights(), Warmup()),
     "unseeded": lambda: tiny(datasets=unseeded),
-    "XLA": lambda: tiny(datasets=lambda: {"trn": tiny_arrays()}, model__jit_compile="auto"),
     "XLA loop": lambda: tiny(datasets=lambda: {"trn": tiny_arrays()}, model__jit_compile="loop"),
 }
 

@@ -12,7 +12,7 @@ from prototrain.commands import run
 from prototrain.commands.arguments import Parser, option, whole
 from prototrain.errors import ConfigError
 from prototrain.system.terminal import printable, say
-from prototrain.verify import ProgramError, run_command, verify
+from prototrain.verify import ProgramError, verify
 
 _FAILED = 3
 _DESCRIPTION = """
@@ -53,7 +53,7 @@ def _verify(options: argparse.Namespace) -> None:
     command, chosen = _command(options)
     as_json = chosen.pop("json", False)
     try:
-        result = verify(command, announce=partial(say, to_stderr=True), **chosen)
+        result = verify(*command, announce=partial(say, to_stderr=True), **chosen)
     except ProgramError as error:
         print(printable(str(error)), file=sys.stderr)
         raise SystemExit(_FAILED) from None
@@ -64,15 +64,15 @@ def _verify(options: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-def _command(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
-    """The command to run, and the options of `verify`, which may stand before MODEL or behind it."""
+def _command(options: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of `verify` for the program, and its options, which may stand before MODEL or behind it."""
     names = ("steps", "interruptions", "seed", "keep", "json")
     chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
     program: list[str] = options.program
     if program[:1] == ["--"]:
         if len(program) == 1:
             options.wrong_usage("there is no command behind --")
-        return program[1:], chosen
+        return [program[1:]], chosen
     if not program or program[0].startswith("-"):
         options.wrong_usage("name a model, or a command behind --")
     if program[0].endswith(".py"):
@@ -81,7 +81,7 @@ def _command(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     _add_options(mine)
     found, rest = mine.parse_known_args(program[1:])
     _check_run_options(options, [program[0], *rest])
-    return run_command(program[0], rest), {**chosen, **vars(found)}
+    return [program[0], *rest], {**chosen, **vars(found)}
 
 
 def _check_run_options(options: argparse.Namespace, arguments: list[str]) -> None:

@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from prototrain.errors import ModelError
 from prototrain.estimator import export, feature_column
-from prototrain.estimator.base_head import Head
 from prototrain.estimator.canned import (
     DNNClassifier,
     DNNEstimator,
@@ -37,6 +36,7 @@ from prototrain.estimator.export import (
 from prototrain.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from prototrain.estimator.heads import (
     BinaryClassHead,
+    Head,
     LogisticRegressionHead,
     MultiClassHead,
     MultiLabelHead,

@@ -14,10 +14,9 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.base_head import MEAN, Head
-from prototrain.estimator.columns.base import check_combiner, input_layer, linear_model, ordered
+from prototrain.estimator.columns import check_combiner, input_layer, linear_model, ordered
 from prototrain.estimator.estimator import Estimator
-from prototrain.estimator.heads import BinaryClassHead, MultiClassHead, RegressionHead
+from prototrain.estimator.heads import MEAN, BinaryClassHead, Head, MultiClassHead, RegressionHead
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig, WarmStartSettings
 
 Columns = Iterable[Any]

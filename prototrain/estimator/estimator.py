@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,16 +15,27 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks import Callback, ScalarPrinter
-from prototrain.checkpoint import BUNDLE
+from prototrain.actions.export import write_export
+from prototrain.actions.saved_model import ServedModel
+from prototrain.callbacks import (
+    Callback,
+    JSONWriter,
+    ModelSaver,
+    ProgressBar,
+    SaveOnExit,
+    ScalarPrinter,
+    StopOnNaN,
+    Summaries,
+    TensorBoardWriter,
+)
+from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
 from prototrain.checkpoint.values import global_random_kept
+from prototrain.checkpoint.weights import best_checkpoint
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.evaluation import Exports, ThrottledValidation, export_all, prefix, scalars
 from prototrain.estimator.export import ServingInputReceiver
-from prototrain.estimator.exporting import export_built, receiver_of, trying
 from prototrain.estimator.hooks import as_callbacks, wanted
-from prototrain.estimator.model_directory import ModelDirectory
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.specs import (
     EstimatorSpec,
@@ -33,11 +47,8 @@ from prototrain.estimator.specs import (
     positive,
 )
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer, warm_start
-from prototrain.experiment import source_of
-from prototrain.launch import standard_callbacks
-from prototrain.system.signals import ignore_save_signals
-from prototrain.system.terminal import say
-from prototrain.trainers.base import ENDLESS
+from prototrain.experiment import Experiment, source_of
+from prototrain.experiment.remote import fetched
 
 InputFn = Callable[..., tf.data.Dataset]
 
@@ -80,12 +91,11 @@ class Estimator:
         self._call = calling(
             model_fn, "model_fn", features=None, labels=None, mode=None, params=self.params, config=self.config
         )
-        self._directory = ModelDirectory(model_dir, self.config.model_dir)
-        self.model_dir = self.config.model_dir = self._directory.path
+        self._experiment = _experiment(model_dir, self.config.model_dir)
+        self.model_dir = self.config.model_dir = str(self._experiment.directory)
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    @ignore_save_signals()
     def train(
         self,
         input_fn: InputFn,
@@ -111,16 +121,18 @@ class Estimator:
         """
         if steps is not None and max_steps is not None:
             raise ConfigError("train: give steps or max_steps, not both")
-        done, more = self._directory.newest_step(), positive("steps", steps)
-        spec = TrainSpec(input_fn, max_steps if more is None else done + more, hooks)
-        if (trainer := self._trainer(spec, done)) is not None:
+        if (more := positive("steps", steps)) is not None:
+            max_steps = self._done() + more
+        spec = TrainSpec(input_fn, max_steps, hooks)
+        if (trainer := self._trainer(spec)) is not None:
             self._run(trainer, spec)
         return self
 
-    def _trainer(self, spec: TrainSpec, done: int) -> ProgramTrainer | None:
+    def _trainer(self, spec: TrainSpec) -> ProgramTrainer | None:
         """Return a trainer, or None if all steps are done."""
+        done = self._done()
         if spec.max_steps is not None and done >= spec.max_steps:
-            say(f"nothing to train: {self.model_dir} is at step {done} of {spec.max_steps}")
+            print(f"nothing to train: {self.model_dir} is at step {done} of {spec.max_steps}")
             return None
         program = self._program(ModeKeys.TRAIN, spec.input_fn)
         with global_random_kept():
@@ -131,23 +143,21 @@ class Estimator:
         return trainer
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
-        config = self.config
-        callbacks = standard_callbacks(
-            schedule=None,
-            evaluation=more,
-            summaries={"steps": config.save_summary_steps} if config.save_summary_steps else None,
-            printing={"steps": config.log_step_count_steps} if config.log_step_count_steps else None,
-            save=config.checkpoint_interval,
-            keep=config.keep_checkpoint_max or ENDLESS,
-            printer=ScalarPrinter(blacklist=["trn/loss_(l2|total)$"]),
-        )
-        hooks = [*trainer.model.spec.hooks, *(spec.hooks or ())]
+        config, hooks = self.config, [*trainer.model.spec.hooks, *(spec.hooks or ())]
         trainer.model.wanted = wanted(hooks)
-        callbacks = [*trainer.learning_rates(), *callbacks, *as_callbacks(hooks)]
-        trainer.train(callbacks, max_steps=spec.max_steps or ENDLESS)
+        callbacks = [*trainer.learning_rates(), *more]
+        if config.save_summary_steps:
+            callbacks.append(Summaries().every(steps=config.save_summary_steps))
+        callbacks += [TensorBoardWriter(), JSONWriter()]
+        if config.log_step_count_steps:
+            printer = ScalarPrinter(blacklist=["trn/loss_(l2|total)$"])
+            callbacks.append(printer.every(steps=config.log_step_count_steps))
+        saver = ModelSaver(max_to_keep=config.keep_checkpoint_max or sys.maxsize, asynchronous=True)
+        callbacks += [ProgressBar(), saver.every(**config.checkpoint_interval), SaveOnExit(), StopOnNaN()]
+        trainer.train([*callbacks, *as_callbacks(hooks)], max_steps=spec.max_steps or sys.maxsize)
 
     def _train_and_export(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[dict[str, Any], list[str | None]]:
-        if (trainer := self._trainer(train_spec, self._directory.newest_step())) is not None:
+        if (trainer := self._trainer(train_spec)) is not None:
             with global_random_kept():
                 built = BuiltProgram(self._program(ModeKeys.EVAL, eval_spec.input_fn))
             built.take_over(trainer)  # so that what does not fit shows now
@@ -159,10 +169,10 @@ class Estimator:
                 return evaluation.measured, exports.results
         measured = self.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name)
         # The run may have been killed when all was done but this.
-        checkpoint = str(self._directory.checkpoint().path)
+        checkpoint = str(self._checkpoint().path)
         exported = export_all(self, eval_spec.exporters, checkpoint, measured, is_final=True)
         if (place := Path(self.model_dir) / "export").is_dir():
-            self._directory.experiment.keep(place)  # with the notes of exports, and without deleted exports
+            self._experiment.keep(place)  # with the notes of exports, and without deleted exports
         return measured, exported
 
     # -- using what was trained ---------------------------------------------------------------------------------------
@@ -205,8 +215,8 @@ class Estimator:
                 tf.summary.scalar(scalar, value)
         writer.close()
         words = ", ".join(f"{scalar} {value:.4g}" for scalar, value in scalars(measured).items())
-        say(f"evaluated at step {built.step}: {words}")
-        self._directory.experiment.keep(charts)
+        print(f"evaluated at step {built.step}: {words}")
+        self._experiment.keep(charts)
         return measured
 
     def predict(
@@ -269,26 +279,44 @@ class Estimator:
             ModelError: what is exported would not be the model.
             ExperimentError: it cannot be written.
         """
-        receiver = receiver_of(serving_input_receiver_fn)
+        if "://" in str(export_dir_base):
+            raise ConfigError(
+                f"export_saved_model: {export_dir_base} is a URL; give a directory, such as one below the model_dir"
+            )
+        receiver = calling(serving_input_receiver_fn, "serving_input_receiver_fn")()
+        if not isinstance(receiver, ServingInputReceiver):
+            raise ModelError(
+                "serving_input_receiver_fn must return a prototrain.estimator.ServingInputReceiver, not "
+                f"{type(receiver).__name__}"
+            )
         program = self._program(ModeKeys.PREDICT, receiver.dataset, features_of=receiver.receive)
-        with trying(receiver):
+        with receiver.trying():
             built = self._built(program, checkpoint_path)
-        return export_built(built, receiver, export_dir_base, self._directory.experiment)
+            built.build(built.data.first_batch, False)  # which says what its signatures are
+            served = ServedModel(built, list(receiver.receiver_tensors), program.signatures)
+        seconds = int(time.time())  # which those that serve a model expect as the name
+        while (final := Path(export_dir_base) / str(seconds)).exists():
+            seconds += 1
+        compared = write_export(served, final)
+        if final.absolute().is_relative_to(self._experiment.directory):
+            self._experiment.keep(final)
+        print(f"exported step {built.step} to {final}, compared {compared}")
+        return str(final)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def latest_checkpoint(self) -> str | None:
         """The newest checkpoint, as `tf.train.load_checkpoint` takes it; None if there is none."""
-        newest = self._directory.newest()
+        newest = self._newest()
         return None if newest is None else str(newest.path / BUNDLE)
 
     def eval_dir(self, name: str | None = None) -> str:
         """The directory with an evaluation's charts; `name` as for `evaluate`."""
-        return str(self._directory.experiment.summaries / prefix(name))
+        return str(self._experiment.summaries / prefix(name))
 
     def get_variable_names(self) -> list[str]:
         """The names of all variables in the newest checkpoint, and "global_step"."""
-        return sorted([*self._directory.checkpoint().meta["variables"], "global_step"])
+        return sorted([*self._checkpoint().meta["variables"], "global_step"])
 
     def get_variable_value(self, name: str) -> np.ndarray[Any, Any]:
         """The value of a variable in the newest checkpoint, by its name there.
@@ -296,13 +324,39 @@ class Estimator:
         Raises:
             CheckpointError: there is no such variable.
         """
-        checkpoint = self._directory.checkpoint()
-        if name == "global_step":
-            return np.asarray(checkpoint.step)
-        variables = checkpoint.variables()
+        checkpoint = self._checkpoint()
+        variables = {**checkpoint.variables(), "global_step": np.asarray(checkpoint.step)}
         if name not in variables:
             raise CheckpointError(f"there is no variable {name!r}; get_variable_names() has all of them")
         return variables[name]
+
+    def _newest(self) -> Checkpoint | None:
+        self._experiment.check_inside()
+        return Checkpoints(self._experiment.checkpoints, run_id=self._experiment.run_id).newest()
+
+    def _done(self) -> int:
+        """Return the number of completed steps."""
+        newest = self._newest()
+        return 0 if newest is None else newest.step
+
+    def _checkpoint(self, path: str | Path | None = None) -> Checkpoint:
+        """Return a verified checkpoint.
+
+        Args:
+            path: of any, as `tf.train.load_checkpoint` takes it or of its directory, which may be a URL; "best" for
+                what `MinSaver` or `MaxSaver` kept; None for the newest.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        if path is not None:
+            self._experiment.check_inside()  # an evaluation writes there
+            found = best_checkpoint(self._experiment) if path == "best" else fetched(path)
+            return verify(found.parent if found.name == BUNDLE else found)
+        newest = self._newest()
+        if newest is None:
+            raise CheckpointError(f"there is no checkpoint in {self.model_dir} yet; call train() first")
+        return newest
 
     # -- models -------------------------------------------------------------------------------------------------------
 
@@ -324,11 +378,11 @@ class Estimator:
         return Program(self._call, mode, read, config, name=name, source=source, **more)
 
     def _built(self, program: Program, checkpoint_path: str | Path | None) -> BuiltProgram:
-        checkpoint = self._directory.checkpoint(checkpoint_path)
+        checkpoint = self._checkpoint(checkpoint_path)
         with global_random_kept():
             built = BuiltProgram(program)
         if built.restore_weights(checkpoint, cure="train in another model_dir, or undo the change of model_fn"):
-            say(f"the weights of step {built.step} are the moving averages of ExponentialMovingAverage")
+            print(f"the weights of step {built.step} are the moving averages of ExponentialMovingAverage")
         return built
 
 
@@ -345,8 +399,7 @@ def train_and_evaluate(
     Raises:
         PrototrainError: the user's mistakes, and what went wrong in a step.
     """
-    with ignore_save_signals():
-        return estimator._train_and_export(train_spec, eval_spec)
+    return estimator._train_and_export(train_spec, eval_spec)
 
 
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
@@ -372,6 +425,22 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     twin = copy.copy(estimator)
     twin._call = calling(model_fn, "model_fn", features=None, labels=None, mode=None)
     return twin
+
+
+def _experiment(*given: str | Path | None) -> Experiment:
+    """Return the experiment in the directory that the user gave, in one place or two; by default a temporary one."""
+    found = {one.directory.absolute(): one for one in (Experiment.of_run(place) for place in given if place)}
+    if len(found) > 1:
+        raise ConfigError(
+            f"there are two model directories, {' and '.join(sorted(map(str, found.values())))}; give one"
+        )
+    if not found:
+        directory = tempfile.mkdtemp(prefix="model-")
+        print(f"no model_dir was given: the run is kept in the temporary directory {directory}")
+    experiment = next(iter(found.values())) if found else Experiment.of_run(directory)
+    experiment.fetch(whole=True)
+    experiment.directory.mkdir(parents=True, exist_ok=True)  # programs put other files there before the run starts
+    return experiment
 
 
 def _examples(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -90,13 +90,5 @@ def export_all(
     estimator: Estimator, exporters: Sequence[Exporter], checkpoint: str, measured: Mapping[str, Any], is_final: bool
 ) -> list[str | None]:
     """Call exporters; see `Exporter.export`."""
-    return [
-        exporter.export(
-            estimator=estimator,
-            export_path=str(Path(estimator.model_dir) / "export" / exporter.name),
-            checkpoint_path=checkpoint,
-            eval_result=measured,
-            is_the_final_export=is_final,
-        )
-        for exporter in exporters
-    ]
+    base = Path(estimator.model_dir) / "export"
+    return [one.export(estimator, str(base / one.name), checkpoint, measured, is_final) for one in exporters]

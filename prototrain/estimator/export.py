@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +151,21 @@ class ServingInputReceiver:
             else {name: tf.zeros([size or 1 for size in spec.shape], spec.dtype) for name, spec in specs.items()}
         )
         return tf.data.Dataset.from_generator(lambda: [dict(example)], output_signature=specs)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Context in which a model that cannot take the batch of zeros raises a `ModelError` that says what to do."""
+        try:
+            yield
+        except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+            if self.example is not None:
+                raise
+            specs = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in self.receiver_tensors.items())
+            raise ModelError(
+                f"the model cannot take the zeros that its export is tried on ({specs}, where an open length is 1): "
+                f"{str(error).splitlines()[0]}; give a batch that it can take, ServingInputReceiver(..., "
+                "example={name: array})"
+            ) from error
 
 
 def build_raw_serving_input_receiver_fn(

@@ -25,10 +25,7 @@ class Exporter:
         name: the exports lie in ``export/<name>`` of the `model_dir`.
     """
 
-    @property
-    def name(self) -> str:
-        """See above."""
-        raise NotImplementedError
+    name: str
 
     def export(
         self,
@@ -68,10 +65,7 @@ class LatestExporter(Exporter):
     """
 
     def __init__(
-        self,
-        name: str,
-        serving_input_receiver_fn: Callable[[], Any] | None,
-        exports_to_keep: int | None = 5,
+        self, name: str, serving_input_receiver_fn: Callable[[], Any] | None, exports_to_keep: int | None = 5
     ) -> None:
         who = type(self).__name__
         if not isinstance(name, str) or not name or Path(name).name != name:
@@ -80,13 +74,9 @@ class LatestExporter(Exporter):
             raise ConfigError(f"{who}: give it a serving_input_receiver_fn, which says what the export is fed with")
         if exports_to_keep is not None and (not isinstance(exports_to_keep, int) or exports_to_keep < 1):
             raise ConfigError(f"{who}: exports_to_keep must be a positive number or None, not {exports_to_keep!r}")
-        self._name = name
+        self.name = name
         self._receive: Callable[[], Any] = serving_input_receiver_fn
         self._keep = exports_to_keep
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
         """Return whether to export.
@@ -106,37 +96,33 @@ class LatestExporter(Exporter):
         eval_result: Results,
         is_the_final_export: bool,
     ) -> str | None:
-        noted = Path(f"{export_path}.json")
-        note = _read_note(noted)
-        if note is not None and note["step"] == eval_result["global_step"]:
-            there = Path(export_path) / note["exported"]
-            if there.is_dir():
-                return str(there)
-        if not self.is_due(None if note is None else note["measured"], eval_result, is_the_final_export):
+        noted, note = Path(f"{export_path}.json"), None
+        if noted.exists():
+            try:
+                note = json.loads(noted.read_text(encoding="utf-8"))
+                step, last, best = note["step"], Path(export_path) / note["exported"], note["measured"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ExperimentError(f"{noted} is damaged; delete it to have the next evaluation exported") from error
+            if step == eval_result["global_step"] and last.is_dir():
+                return str(last)
+        if not self.is_due(None if note is None else best, eval_result, is_the_final_export):
             return None
         place = estimator.export_saved_model(export_path, self._receive, checkpoint_path)
         numbers = {key: value for key, value in eval_result.items() if isinstance(value, float)}
         content = {"step": eval_result["global_step"], "exported": Path(place).name, "measured": numbers}
         write_atomic(noted, json.dumps(content) + "\n")
-        if self._keep is not None:
-            exports = sorted(
-                (path for path in Path(export_path).iterdir() if path.name.isdecimal()), key=lambda path: int(path.name)
-            )
-            for old in exports[: -self._keep]:
-                # A reader sees the whole of it or nothing.
-                doomed = old.rename(old.with_name(f".tmp-{old.name}-{os.getpid()}"))
-                shutil.rmtree(doomed, ignore_errors=True)
+        exports = [path for path in Path(export_path).iterdir() if path.name.isdecimal()]
+        for old in sorted(exports, key=lambda path: int(path.name))[: -(self._keep or len(exports))]:
+            # A reader sees the whole of it or nothing.
+            doomed = old.rename(old.with_name(f".tmp-{old.name}-{os.getpid()}"))
+            shutil.rmtree(doomed, ignore_errors=True)
         return place
 
 
 class FinalExporter(LatestExporter):
     """Exports once, when the training is over. For its arguments see `LatestExporter`."""
 
-    def __init__(
-        self,
-        name: str,
-        serving_input_receiver_fn: Callable[[], Any],
-    ) -> None:
+    def __init__(self, name: str, serving_input_receiver_fn: Callable[[], Any]) -> None:
         super().__init__(name, serving_input_receiver_fn, None)
 
     def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
@@ -171,13 +157,3 @@ class BestExporter(LatestExporter):
 
     def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
         return best is None or bool(self._compare(best_eval_result=best, current_eval_result=eval_result))
-
-
-def _read_note(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {"step": int(found["step"]), "exported": str(found["exported"]), "measured": dict(found["measured"])}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ExperimentError(f"{path} is damaged; delete it to have the next evaluation exported") from error

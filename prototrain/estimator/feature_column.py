@@ -13,9 +13,19 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.columns.base import Column, checked, input_layer
-from prototrain.estimator.columns.dense import Embedded, Indicator
-from prototrain.estimator.columns.features import Bucketized, Crossed, Hashed, Identity, Numeric, Vocabulary
+from prototrain.estimator.columns import (
+    Bucketized,
+    Column,
+    Crossed,
+    Embedded,
+    Hashed,
+    Identity,
+    Indicator,
+    Numeric,
+    Vocabulary,
+    checked,
+    input_layer,
+)
 
 __all__ = [
     "bucketized_column",
@@ -30,7 +40,6 @@ __all__ = [
     "make_parse_example_spec",
     "numeric_column",
 ]
-
 
 numeric_column = Numeric
 bucketized_column = Bucketized

@@ -2,46 +2,213 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.base_head import (
-    MEAN,
-    Head,
-    Metrics,
-    Tensors,
-    checked_thresholds,
-    checked_vocabulary,
-)
 from prototrain.estimator.export import DEFAULT, ClassificationOutput, PredictOutput, RegressionOutput
-from prototrain.estimator.labels import all_classes, as_rows, checked_range, columns_of, multi_hot, numbered
+from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
+from prototrain.towers import tower_count
+
+MEAN, SUM = "sum_over_batch_size", "sum"
+"""Reductions of the losses of the examples to that of the batch."""
+
+Tensors = dict[str, Any]
+Metrics = dict[str, keras.metrics.Metric]
+
+
+class Head:
+    """Base of heads: from the logits of a network to loss, metrics, predictions and exports.
+
+    Attributes:
+        logits_dimension: how many logits there are for an example.
+        loss_reduction: from the weighted losses of a batch to its loss: "sum_over_batch_size" (their mean) or "sum".
+    """
+
+    logits_dimension: int
+
+    def __init__(self, weight_column: Any, loss_reduction: str, loss_fn: Any) -> None:
+        if loss_reduction not in (MEAN, SUM):
+            raise ModelError(f"there is no loss_reduction {loss_reduction!r}; there are {MEAN!r} and {SUM!r}")
+        self.loss_reduction = loss_reduction
+        self._weight_column = weight_column
+        self._loss_fn = loss_fn
+
+    # Of a subclass; logits are of shape (examples, logits_dimension), labels are those of `_labels`.
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
+        raise NotImplementedError
+
+    def _predictions(self, logits: tf.Tensor) -> Tensors:
+        raise NotImplementedError
+
+    def export_outputs(self, logits: Any) -> dict[str, Any]:
+        """Return the signatures of an exported model, by name."""
+        raise NotImplementedError
+
+    def create_estimator_spec(
+        self,
+        features: Any,
+        mode: str,
+        logits: Any,
+        labels: Any = None,
+        optimizer: Any = None,
+        trainable_variables: Sequence[Any] | None = None,
+        regularization_losses: Sequence[Any] | None = None,
+    ) -> EstimatorSpec:
+        """Return the `EstimatorSpec` of a `model_fn`.
+
+        Args:
+            features, mode, labels: what `model_fn` was given.
+            logits: of shape (examples, `logits_dimension`).
+            optimizer: a Keras optimizer, an `OptimizerSpec`, or a list of these; required to train.
+            trainable_variables: those that it trains; all if None.
+            regularization_losses: are added to the loss. The losses of layers are added already, unless a
+                `model_fn` has asked for them.
+
+        Raises:
+            ModelError: logits or labels do not fit, or there is no optimizer to train with.
+        """
+        predictions = self.predictions(logits)
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, predictions, export_outputs=self.export_outputs(logits))
+        loss = self.loss(labels, logits, features, mode)
+        if regularization_losses:
+            loss += tf.add_n([tf.cast(one, loss.dtype) for one in regularization_losses])
+        if mode == ModeKeys.EVAL:
+            return EstimatorSpec(mode, predictions, loss, eval_metric_ops=self.metrics(features, logits, labels))
+        if optimizer is None:
+            raise ModelError(f"{type(self).__name__}.create_estimator_spec: give it an optimizer=, a Keras optimizer")
+        if trainable_variables is not None and isinstance(optimizer, keras.optimizers.Optimizer):
+            optimizer = OptimizerSpec(optimizer, variables=list(trainable_variables))
+        return EstimatorSpec(mode, predictions, loss, train_op=optimizer)
+
+    def loss(self, labels: Any, logits: Any, features: Any = None, mode: str | None = None) -> tf.Tensor:
+        """Return the loss of a batch, a scalar."""
+        _, _, losses, weights = self._measured(labels, logits, features)
+        total = tf.reduce_sum(losses if weights is None else losses * weights)
+        if self.loss_reduction == MEAN:
+            return total / tf.cast(tf.size(losses), losses.dtype)
+        # The engine takes the mean over the towers; a sum is to be that over the examples of all of them.
+        return total * tower_count() if mode == ModeKeys.TRAIN else total
+
+    def metrics(self, features: Any, logits: Any, labels: Any) -> Metrics:
+        """Return metrics of a batch, by name."""
+        logits, labels, losses, weights = self._measured(labels, logits, features)
+        found = _metric(keras.metrics.Mean, "average_loss", losses, weights=weights)
+        return found | self._metrics(labels, logits, weights)
+
+    def predictions(self, logits: Any) -> Tensors:
+        """Return everything that there is to predict, by name."""
+        return self._predictions(self._logits(logits))
+
+    def _logits(self, logits: Any) -> tf.Tensor:
+        found = tf.cast(tf.convert_to_tensor(logits), tf.float32)
+        if found.shape.rank is None or found.shape.rank < 2 or found.shape[-1] != self.logits_dimension:
+            raise ModelError(
+                f"{type(self).__name__}: the logits must be of shape (examples, {self.logits_dimension}), not "
+                f"{tuple(found.shape)}"
+            )
+        return found
+
+    def _measured(self, labels: Any, logits: Any, features: Any) -> tuple[Any, Any, Any, Any]:
+        """Return logits, labels, the losses of the examples, and their weights or None."""
+        logits = self._logits(logits)
+        labels = self._labels(labels, logits)
+        if self._loss_fn is None:
+            losses = self._losses(labels, logits)
+        else:
+            losses = _as_rows(self._loss_fn(labels=labels, logits=logits), logits)
+        return logits, labels, losses, _weights_of(features, self._weight_column, losses)
 
 
 class _ClassHead(Head):
-    """Base of heads for one class of several."""
+    """Base of heads for classes.
 
-    n_classes: int
-    _vocabulary: list[str] | None
+    Args:
+        n_classes: how many there are.
+        least: how many there must be.
+        vocabulary: the names of the classes.
+        thresholds: at which accuracy, precision and recall are measured.
+    """
 
-    def _classes(self, scores: tf.Tensor) -> Tensors:
-        """Return the predictions of classes, from a score for each."""
-        ids = tf.argmax(scores, axis=-1)[..., tf.newaxis]
-        named = tf.as_string(ids) if self._vocabulary is None else tf.gather(tf.constant(self._vocabulary), ids)
-        everything = columns_of(tf.range(self.n_classes), scores)
-        every_class = columns_of(all_classes(self.n_classes, self._vocabulary), scores)
-        return {"class_ids": ids, "classes": named, "all_class_ids": everything, "all_classes": every_class}
+    def __init__(self, n_classes: int, least: int, vocabulary: Any, thresholds: Any, *of_head: Any) -> None:
+        super().__init__(*of_head)
+        if not isinstance(n_classes, int) or n_classes < least:
+            raise ModelError(
+                f"{type(self).__name__}: n_classes must be at least {least}, not {n_classes!r}; see BinaryClassHead"
+            )
+        self.n_classes = n_classes
+        self._vocabulary = None if vocabulary is None else list(vocabulary)
+        if self._vocabulary is not None and len(self._vocabulary) != n_classes:
+            raise ModelError(f"label_vocabulary has {len(self._vocabulary)} labels for {n_classes} classes")
+        self._thresholds = tuple(thresholds or ())
+        if not all(0 < threshold < 1 for threshold in self._thresholds):
+            raise ModelError(f"thresholds must lie between 0 and 1, not {self._thresholds}")
 
     def export_outputs(self, logits: Any) -> dict[str, Any]:
         found = self.predictions(logits)
-        classes = ClassificationOutput(scores=found["probabilities"], classes=found["all_classes"])
+        classes = ClassificationOutput(scores=found["probabilities"], classes=self._all_classes(logits))
         outputs = {DEFAULT: classes, "classification": classes, "predict": PredictOutput(found)}
         if "logistic" in found:
             outputs["regression"] = RegressionOutput(found["logistic"])
         return outputs
+
+    def _all_classes(self, logits: Any) -> tf.Tensor:
+        """Return the names of all classes, a row for each example."""
+        names = [str(index) for index in range(self.n_classes)] if self._vocabulary is None else self._vocabulary
+        return _repeated(tf.constant(names), logits)
+
+    def _classes(self, scores: tf.Tensor) -> Tensors:
+        """Return the predictions of classes, from a score for each."""
+        ids = tf.argmax(scores, axis=-1)[..., tf.newaxis]
+        return {
+            "class_ids": ids,
+            "classes": tf.as_string(ids) if self._vocabulary is None else tf.gather(tf.constant(self._vocabulary), ids),
+            "all_class_ids": _repeated(tf.range(self.n_classes), scores),
+            "all_classes": self._all_classes(scores),
+        }
+
+    def _numbered(self, labels: tf.Tensor) -> tf.Tensor:
+        """Return labels as numbers; -1 where one is not in the vocabulary."""
+        is_text = labels.dtype == tf.string
+        if is_text and self._vocabulary is not None:
+            layer = keras.layers.StringLookup(vocabulary=self._vocabulary, oov_token="[not in the vocabulary]")
+            return tf.cast(layer(labels), tf.int64) - 1
+        if is_text:
+            raise ModelError("the labels of the head are texts, so it needs a label_vocabulary")
+        if self._vocabulary is not None:
+            raise ModelError(f"the labels of the head are {labels.dtype.name}, no texts, so leave out label_vocabulary")
+        return labels
+
+    def _of_scores(self, labels: Any, scores: Any, weights: Any, spread: Any) -> Metrics:
+        """Return the areas under the curves, and accuracy, precision and recall at each of the thresholds.
+
+        Args:
+            labels: 0 or 1.
+            scores: from 0 to 1.
+            weights: of the examples.
+            spread: weights for each of the scores, of which an example may have several.
+        """
+        m = keras.metrics
+        found = _metric(m.AUC, "auc", labels, scores, weights=spread)
+        found |= _metric(m.AUC, "auc_precision_recall", labels, scores, weights=spread, curve="PR")
+        for at in self._thresholds:
+            end = f"positive_threshold_{at:g}"
+            # This one takes the mean of each example.
+            found |= _metric(m.BinaryAccuracy, f"accuracy/{end}", labels, scores, weights=weights, threshold=at)
+            for name, kind in (("precision", m.Precision), ("recall", m.Recall)):
+                found |= _metric(kind, f"{name}/{end}", labels, scores, weights=spread, thresholds=at)
+        return found
 
 
 class BinaryClassHead(_ClassHead):
@@ -59,7 +226,6 @@ class BinaryClassHead(_ClassHead):
     """
 
     logits_dimension = 1
-    n_classes = 2
 
     def __init__(
         self,
@@ -69,13 +235,10 @@ class BinaryClassHead(_ClassHead):
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
     ) -> None:
-        super().__init__(weight_column, loss_reduction, loss_fn)
-        self._vocabulary = checked_vocabulary(label_vocabulary, self.n_classes)
-        self._thresholds = checked_thresholds(thresholds)
+        super().__init__(2, 2, label_vocabulary, thresholds, weight_column, loss_reduction, loss_fn)
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
-        found = numbered(as_rows(labels, logits, 1), self._vocabulary)
-        return tf.cast(checked_range(found, self.n_classes), tf.float32)
+        return tf.cast(_checked_range(self._numbered(_as_rows(labels, logits, 1)), 2), tf.float32)
 
     def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
@@ -88,16 +251,12 @@ class BinaryClassHead(_ClassHead):
     def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
         m, found = keras.metrics, self._predictions(logits)
         classes, chances = tf.cast(found["class_ids"], tf.float32), found["logistic"]
-        metrics = self._of_scores(labels, chances, weights, self._thresholds)
+        metrics = self._of_scores(labels, chances, weights, weights)
         for name, kind in (("accuracy", m.Accuracy), ("precision", m.Precision), ("recall", m.Recall)):
-            metrics |= self._metric(kind, name, labels, classes, weights=weights)
-        for name, kind, values in (
-            ("prediction/mean", m.Mean, chances),
-            ("label/mean", m.Mean, labels),
-            ("accuracy_baseline", _Baseline, labels),
-        ):
-            metrics |= self._metric(kind, name, values, weights=weights)
-        return metrics
+            metrics |= _metric(kind, name, labels, classes, weights=weights)
+        metrics |= _metric(m.Mean, "prediction/mean", chances, weights=weights)
+        metrics |= _metric(m.Mean, "label/mean", labels, weights=weights)
+        return metrics | _metric(_Baseline, "accuracy_baseline", labels, weights=weights)
 
 
 class MultiClassHead(_ClassHead):
@@ -119,17 +278,14 @@ class MultiClassHead(_ClassHead):
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
     ) -> None:
-        super().__init__(weight_column, loss_reduction, loss_fn)
-        if not isinstance(n_classes, int) or n_classes <= 2:
-            raise ModelError(f"MultiClassHead: n_classes must be more than 2, not {n_classes!r}; see BinaryClassHead")
-        self.n_classes = self.logits_dimension = n_classes
-        self._vocabulary = checked_vocabulary(label_vocabulary, self.n_classes)
+        super().__init__(n_classes, 3, label_vocabulary, None, weight_column, loss_reduction, loss_fn)
+        self.logits_dimension = n_classes
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
-        found = numbered(as_rows(labels, logits, 1), self._vocabulary)
+        found = self._numbered(_as_rows(labels, logits, 1))
         if not found.dtype.is_integer:
             raise ModelError(f"MultiClassHead: the labels must be whole numbers, not {found.dtype.name}")
-        return checked_range(tf.cast(found, tf.int64), self.n_classes)
+        return _checked_range(tf.cast(found, tf.int64), self.n_classes)
 
     def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         found = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels[..., 0], logits=logits)
@@ -139,11 +295,11 @@ class MultiClassHead(_ClassHead):
         return {"logits": logits, "probabilities": tf.nn.softmax(logits), **self._classes(logits)}
 
     def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
-        classes = self._predictions(logits)["class_ids"]
-        return self._metric(keras.metrics.Accuracy, "accuracy", labels, classes, weights=weights)
+        classes = tf.argmax(logits, axis=-1)[..., tf.newaxis]
+        return _metric(keras.metrics.Accuracy, "accuracy", labels, classes, weights=weights)
 
 
-class MultiLabelHead(Head):
+class MultiLabelHead(_ClassHead):
     """Classes of which an example may have several or none, by one logit each.
 
     The loss of an example is the mean over the classes of the sigmoid cross entropy. Labels are numbers 0 and 1 of
@@ -168,35 +324,29 @@ class MultiLabelHead(Head):
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
     ) -> None:
-        super().__init__(weight_column, loss_reduction, loss_fn)
-        if not isinstance(n_classes, int) or n_classes < 2:
-            raise ModelError(f"MultiLabelHead: n_classes must be at least 2, not {n_classes!r}; see BinaryClassHead")
-        self.n_classes = self.logits_dimension = n_classes
-        self._thresholds = checked_thresholds(thresholds)
-        self._vocabulary = checked_vocabulary(label_vocabulary, n_classes)
+        super().__init__(n_classes, 2, label_vocabulary, thresholds, weight_column, loss_reduction, loss_fn)
+        self.logits_dimension = n_classes
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
-        found = as_rows(multi_hot(labels, self.n_classes, self._vocabulary), logits, self.n_classes)
+        if isinstance(labels, tf.RaggedTensor):
+            labels = labels.to_sparse()
+        if isinstance(labels, tf.SparseTensor):
+            ids = _checked_range(tf.cast(self._numbered(labels.values), tf.int64), self.n_classes)
+            labels = tf.sparse.to_indicator(labels.with_values(ids), self.n_classes)
+        found = _as_rows(labels, logits, self.n_classes)
         if found.dtype == tf.string:
             raise ModelError("MultiLabelHead: give labels that are texts as a tf.SparseTensor or a tf.RaggedTensor")
-        return tf.cast(checked_range(found, 2), tf.float32)
+        return tf.cast(_checked_range(found, 2), tf.float32)
 
     def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         found = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
         return tf.reduce_mean(found, axis=-1, keepdims=True)
 
     def _predictions(self, logits: tf.Tensor) -> Tensors:
-        classes = columns_of(all_classes(self.n_classes, self._vocabulary), logits)
-        return {"logits": logits, "probabilities": tf.sigmoid(logits), "classes": classes}
-
-    def export_outputs(self, logits: Any) -> dict[str, Any]:
-        found = self.predictions(logits)
-        classes = ClassificationOutput(scores=found["probabilities"], classes=found["classes"])
-        return {DEFAULT: classes, "classification": classes, "predict": PredictOutput(found)}
+        return {"logits": logits, "probabilities": tf.sigmoid(logits), "classes": self._all_classes(logits)}
 
     def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
-        spread = None if weights is None else tf.broadcast_to(weights, tf.shape(labels))
-        return self._of_scores(labels, tf.sigmoid(logits), weights, self._thresholds, spread)
+        return self._of_scores(labels, tf.sigmoid(logits), weights, _spread(weights, labels))
 
 
 class RegressionHead(Head):
@@ -226,7 +376,7 @@ class RegressionHead(Head):
         self._inverse_link_fn = inverse_link_fn
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
-        return tf.cast(as_rows(labels, logits, self.logits_dimension), tf.float32)
+        return tf.cast(_as_rows(labels, logits, self.logits_dimension), tf.float32)
 
     def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         return (labels - logits) ** 2
@@ -242,20 +392,14 @@ class RegressionHead(Head):
         return {DEFAULT: value, "regression": value, "predict": PredictOutput(found)}
 
     def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
-        if weights is not None:
-            weights = tf.broadcast_to(weights, tf.shape(labels))
-        mean, found = keras.metrics.Mean, self._predictions(logits)["predictions"]
-        metrics = self._metric(mean, "prediction/mean", found, weights=weights)
-        return metrics | self._metric(mean, "label/mean", labels, weights=weights)
+        mean, found, spread = keras.metrics.Mean, self._predictions(logits)["predictions"], _spread(weights, labels)
+        metrics = _metric(mean, "prediction/mean", found, weights=spread)
+        return metrics | _metric(mean, "label/mean", labels, weights=spread)
 
 
 def LogisticRegressionHead(weight_column: Any = None, loss_reduction: str = MEAN) -> RegressionHead:
     """A number between 0 and 1, by one logit; the loss is the sigmoid cross entropy. See `RegressionHead`."""
-
-    def loss_fn(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-
-    return RegressionHead(1, weight_column, loss_reduction, loss_fn, tf.sigmoid)
+    return RegressionHead(1, weight_column, loss_reduction, tf.nn.sigmoid_cross_entropy_with_logits, tf.sigmoid)
 
 
 def PoissonRegressionHead(
@@ -272,9 +416,75 @@ def PoissonRegressionHead(
     return RegressionHead(label_dimension, weight_column, loss_reduction, loss_fn, tf.exp)
 
 
+# -- metrics, labels and weights of a batch ---------------------------------------------------------------------------
+
+
 class _Baseline(keras.metrics.Mean):  # type: ignore[misc]
     """The accuracy of always saying what is more frequent, from labels of 0 and 1."""
 
     def result(self) -> Any:
         mean = super().result()
         return keras.ops.maximum(mean, 1 - mean)
+
+
+def _metric(kind: type, name: str, *values: Any, weights: Any = None, **options: Any) -> Metrics:
+    """Return a new metric of the values of a batch."""
+    if issubclass(kind, keras.metrics.Mean):
+        options["dtype"] = "float64"  # float32 loses the digits of a mean over many batches
+    metric = kind(name=name.replace("/", "_"), **options)
+    metric.update_state(*values, sample_weight=weights)
+    return {name: metric}
+
+
+def _spread(weights: Any, labels: tf.Tensor) -> Any:
+    """Return a weight for each label, from one for each example."""
+    return None if weights is None else tf.broadcast_to(weights, tf.shape(labels))
+
+
+def _repeated(row: tf.Tensor, like: Any) -> tf.Tensor:
+    """Return a row for each example."""
+    return tf.tile(row[tf.newaxis], [tf.shape(like)[0], 1])
+
+
+def _as_rows(labels: Any, logits: tf.Tensor, width: int | None = None) -> tf.Tensor:
+    """Return labels of shape (examples, width), from those or from (examples,)."""
+    if labels is None:
+        raise ModelError("the head needs labels to train and to evaluate: input_fn must give (features, labels)")
+    if isinstance(labels, Mapping):
+        raise ModelError(f"the head takes one tensor of labels, not a dict of {', '.join(labels)}")
+    given = found = tf.convert_to_tensor(labels)
+    found = tf.cast(found, tf.int64) if found.dtype == tf.bool else found
+    if found.shape.rank == logits.shape.rank - 1:
+        found = found[..., tf.newaxis]
+    if found.shape.rank != logits.shape.rank or (width is not None and found.shape[-1] != width):
+        raise ModelError(f"the labels must be of shape (examples, {width or 1}), not {tuple(given.shape)}")
+    return found
+
+
+def _checked_range(labels: tf.Tensor, n_classes: int) -> tf.Tensor:
+    """Return labels that are known to be classes; in a traced step, the check is made when it runs."""
+    fits = tf.reduce_all((labels >= 0) & (labels <= n_classes - 1))
+    what = f"labels must be from 0 to {n_classes - 1}, or in the label_vocabulary"
+    if tf.executing_eagerly():
+        if not bool(fits):
+            shown = sorted({float(label) for label in tf.reshape(labels, [-1])})[:5]
+            raise ModelError(f"{what}; the first batch has {shown}")
+        return labels
+    with tf.control_dependencies([tf.debugging.Assert(fits, [what, labels])]):
+        return tf.identity(labels)
+
+
+def _weights_of(features: Any, column: Any, losses: tf.Tensor) -> tf.Tensor | None:
+    """Return the weights of the examples, of shape (examples, 1) or that of the losses; None if there are none."""
+    if column is None:
+        return None
+    key = column if isinstance(column, str) else column.key
+    if not isinstance(features, Mapping) or key not in features:
+        raise ModelError(f"there is no feature {key!r}, which is the weight_column of the head")
+    found = tf.cast(features[key], tf.float32)
+    normalize = getattr(column, "normalizer_fn", None)
+    found = found if normalize is None else normalize(found)
+    found = found[..., tf.newaxis] if found.shape.rank == losses.shape.rank - 1 else found
+    if found.shape.rank != losses.shape.rank or found.shape[-1] not in (1, losses.shape[-1]):
+        raise ModelError(f"the weights {key!r} are of shape {tuple(found.shape)}, the losses of {tuple(losses.shape)}")
+    return found

@@ -210,17 +210,13 @@ class LoggingTensorHook(ProcessTensors):
         every_n_secs: float | None = None,
         formatter: Callable[[dict[str, Any]], str] | None = None,
     ) -> None:
-        given = dict(tensors) if isinstance(tensors, Mapping) else {name: name for name in tensors}
         if (every_n_iter is None) == (every_n_secs is None):
             raise CallbackError("LoggingTensorHook: give every_n_iter or every_n_secs, one of the two")
-        self.tensors = given
+        self.tensors = dict(tensors) if isinstance(tensors, Mapping) else {name: name for name in tensors}
         self.steps, self.seconds = every_n_iter, every_n_secs
         self._formatter = formatter
-        super().__init__([self._name(tag, value) for tag, value in given.items()])
-
-    @staticmethod
-    def _name(tag: str, value: Any) -> str:
-        return value.removesuffix(":0") if isinstance(value, str) else tag
+        given = self.tensors.items()
+        super().__init__([value.removesuffix(":0") if isinstance(value, str) else tag for tag, value in given])
 
     def watches(self) -> Collection[str] | None:
         return [name for name in self.names if name not in _OF_STEP]
@@ -228,33 +224,34 @@ class LoggingTensorHook(ProcessTensors):
     def trigger(self) -> None:
         trainer = self.trainer
         seen = {**trainer.outputs, **trainer.watched, "global_step": trainer.global_step}
-        missing = [name for name in self.names if name not in seen]
-        if missing:
+        if missing := [name for name in self.names if name not in seen]:
             raise CallbackError(
                 f"LoggingTensorHook: there is no {missing[0]!r} in the step; there are {', '.join(seen)}"
             )
-        values = {tag: np.asarray(seen[name]) for tag, name in zip(self.tensors, self.names, strict=True)}
-        values = {tag: value[()] if value.ndim == 0 else value for tag, value in values.items()}
+        arrays = {tag: np.asarray(seen[name]) for tag, name in zip(self.tensors, self.names, strict=True)}
+        values = {tag: array[()] if array.ndim == 0 else array for tag, array in arrays.items()}
         with np.printoptions(suppress=True):
             line = ", ".join(f"{tag} = {value}" for tag, value in values.items())
             trainer.log(self._formatter(values) if self._formatter is not None else line)
 
 
 def logged(hooks: Iterable[Any]) -> dict[str, Any]:
-    """The tensors that hooks of a `model_fn` are to print, by their names."""
-    given = [item for hook in hooks if isinstance(hook, LoggingTensorHook) for item in hook.tensors.items()]
-    found = {tag: tensor for tag, tensor in given if not isinstance(tensor, str)}
+    """Return the tensors that hooks of a `model_fn` are to print, by their names."""
+    found = {tag: one for tag, one in _to_print(hooks) if not isinstance(one, str)}
     return {tag: one.result() if isinstance(one, keras.metrics.Metric) else one for tag, one in found.items()}
 
 
 def wanted(hooks: Iterable[Any]) -> set[str]:
-    """The names of tensors that hooks want to see."""
-    given = [item for hook in hooks if isinstance(hook, LoggingTensorHook) for item in hook.tensors.items()]
-    return {value.removesuffix(":0") for _, value in given if isinstance(value, str)} - set(_OF_STEP)
+    """Return the names of tensors that hooks want to see."""
+    return {value.removesuffix(":0") for _, value in _to_print(hooks) if isinstance(value, str)} - set(_OF_STEP)
+
+
+def _to_print(hooks: Iterable[Any]) -> list[tuple[str, Any]]:
+    return [item for hook in hooks if isinstance(hook, LoggingTensorHook) for item in hook.tensors.items()]
 
 
 def find_tensors(names: Iterable[str]) -> dict[str, Any]:
-    """Tensors that were made under these names in the present graph, the last of each; none where there is no graph.
+    """Return tensors that were made under these names in the present graph, the last of each.
 
     Raises:
         ModelError: the last operation of a name gives no tensor.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import keras
@@ -20,18 +18,10 @@ from prototrain.errors import DataError, ModelError
 from prototrain.estimator import export
 from prototrain.estimator.hooks import find_tensors, logged
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
-from prototrain.model.build_call import BuildCall, present_call
+from prototrain.model.build_call import present_call
 from prototrain.step.trace import tower_trace
 
 _GUIDE = 'see the table in "From tf.estimator" of the documentation'
-_INSTEAD = {
-    "make_one_shot_iterator": "return the dataset itself from input_fn",
-    "layers": "use keras.layers: keras.layers.Dense(10)(inputs)",
-    "get_global_step": "give a learning rate that depends on the step to OptimizerSpec",
-    "minimize": "give EstimatorSpec the optimizer itself: train_op=optimizer",
-    "input_layer": "use prototrain.estimator.feature_column.input_layer(features, columns)",
-    "DenseFeatures": "use prototrain.estimator.feature_column.input_layer(features, columns)",
-}
 
 
 @dataclass(eq=False)
@@ -134,12 +124,12 @@ class Program:
 
 
 def _flat(parts: tuple[Any, Any]) -> dict[str, Any]:
-    """The tensors of features and labels by name, such as "features/width"; what is None, too."""
+    """Return the tensors of features and labels by name, such as "features/width"; what is None, too."""
     leaves = keras.tree.flatten_with_path(dict(zip(("features", "labels"), parts, strict=True)))
     return {"/".join(map(str, path)): leaf for path, leaf in leaves}
 
 
-# -- what the user's functions are called with, and what goes wrong in them -------------------------------------------
+# -- calls of the user's functions, and what they return --------------------------------------------------------------
 
 
 def calling(function: Callable[..., Any], what: str, **available: Any) -> Callable[..., Any]:
@@ -168,33 +158,9 @@ def calling(function: Callable[..., Any], what: str, **available: Any) -> Callab
 
     def call(**given: Any) -> Any:
         arguments = {**available, **given}
-        with explaining(what):
-            return function(**{name: arguments[name] for name in names})
+        return function(**{name: arguments[name] for name in names})
 
     return call
-
-
-@contextmanager
-def explaining(what: str) -> Iterator[None]:
-    """Say in one line what is wrong where a function is written for TensorFlow 1.
-
-    Raises:
-        ModelError: it uses what TensorFlow 2 or Keras 3 does not have.
-    """
-    try:
-        yield
-    except AttributeError as error:
-        owner, name = error.obj, error.name
-        home = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__
-        if name is None or not home.startswith(("tensorflow", "keras")):
-            raise
-        last = home.rpartition(".")[2] if isinstance(owner, ModuleType) else type(owner).__name__
-        shown = f"tf.{name}" if last == "tensorflow" else f"{'tf.' * isinstance(owner, ModuleType)}{last}.{name}"
-        raise ModelError(f"{what} uses {shown}, which is gone; {_INSTEAD.get(name, _GUIDE)}") from error
-    except RuntimeError as error:
-        if "eager execution" not in str(error):
-            raise
-        raise ModelError(f"{what} uses what only TensorFlow 1 can do; {_GUIDE}: {error}") from error
 
 
 def checked(spec: Any, mode: str) -> EstimatorSpec:
@@ -231,10 +197,7 @@ def _optimizer_spec(train_op: Any) -> OptimizerSpec:
     spec = train_op if isinstance(train_op, OptimizerSpec) else OptimizerSpec(train_op)
     if isinstance(spec.optimizer, keras.optimizers.Optimizer):
         return spec
-    given = spec.optimizer
-    kind = "nothing" if given is None else type(given).__name__
-    if isinstance(given, tf.compat.v1.train.Optimizer):
-        kind = f"{kind} of TensorFlow 1"
+    kind = "nothing" if spec.optimizer is None else type(spec.optimizer).__name__
     raise ModelError(
         f"train_op must be a Keras optimizer itself, or an OptimizerSpec, not {kind}: "
         "train_op=keras.optimizers.Adagrad(0.1); the engine does what minimize() did"
@@ -246,38 +209,30 @@ def _optimizer_spec(train_op: Any) -> OptimizerSpec:
 # In TensorFlow 2, `tf.compat.v1.trainable_variables` and its like give nothing, and a weight decay that is written with
 # them would be 0 without a word. All of them end up in one method of a graph.
 _KEYS = tf.compat.v1.GraphKeys
-_NO_VARIABLES = "tf.compat.v1.trainable_variables() has those that are trained"
 _GONE = {
     _KEYS.GLOBAL_STEP: "give a learning rate that depends on the step to OptimizerSpec(optimizer, learning_rate=...)",
     _KEYS.LOSSES: "add the losses of a model_fn up, and give the sum to EstimatorSpec",
-    **dict.fromkeys((_KEYS.MODEL_VARIABLES, _KEYS.WEIGHTS, _KEYS.BIASES), _NO_VARIABLES),
-    _KEYS.MOVING_AVERAGE_VARIABLES: _NO_VARIABLES,
+    **dict.fromkeys(
+        (_KEYS.MODEL_VARIABLES, _KEYS.WEIGHTS, _KEYS.BIASES, _KEYS.MOVING_AVERAGE_VARIABLES),
+        "tf.compat.v1.trainable_variables() has those that are trained",
+    ),
 }
+_get_collection = tf.Graph.get_collection
 
 
-def _answer(call: BuildCall, name: str, scope: str | None) -> list[Any] | None:
-    """Return the content of a collection; None for one that TensorFlow answers."""
-    if name in _GONE:
+def _collection(self: tf.Graph, name: str, scope: str | None = None) -> Any:
+    """Return what a `model_fn` finds in a collection, and elsewhere what TensorFlow has."""
+    call = present_call()
+    if call is not None and name in _GONE:
         raise ModelError(f"model_fn asks for TensorFlow 1's collection of {name}, which is gone; {_GONE[name]}")
-    if name == _KEYS.REGULARIZATION_LOSSES:
+    if call is not None and name == _KEYS.REGULARIZATION_LOSSES:
         if scope is not None:
             raise ModelError("model_fn asks for the regularization losses of a scope, which are not known by scopes")
         return [tf.cast(loss, tf.float32) for loss in call.take_losses()]
-    if name not in (_KEYS.TRAINABLE_VARIABLES, _KEYS.GLOBAL_VARIABLES):  # tf.custom_gradient asks for the latter
-        return None
-    variables = call.trainable_variables()
-    return [variable for variable in variables if scope is None or re.match(scope, variable.name)]
+    # tf.custom_gradient asks for the global ones.
+    if call is not None and name in (_KEYS.TRAINABLE_VARIABLES, _KEYS.GLOBAL_VARIABLES):
+        return [one for one in call.trainable_variables() if scope is None or re.match(scope, one.name)]
+    return _get_collection(self, name, scope)
 
 
-def _hook_collections() -> None:
-    original = tf.Graph.get_collection
-
-    def get_collection(self: tf.Graph, name: str, scope: str | None = None) -> Any:
-        call = present_call()
-        answer = None if call is None else _answer(call, name, scope)
-        return original(self, name, scope) if answer is None else answer
-
-    tf.Graph.get_collection = get_collection
-
-
-_hook_collections()
+tf.Graph.get_collection = _collection

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.errors import ConfigError, ModelError, PrototrainError
+from prototrain.errors import ConfigError
 from prototrain.optimizers import GradientProcessor
-
-_HINTS = {
-    "session_config": "there are no sessions; tf.config has settings of devices and threads",
-    "device_fn": "put tf.device into model_fn",
-    "eval_distribute": "evaluation runs on one device",
-    "keep_checkpoint_every_n_hours": "keep_checkpoint_max says how many stay",
-    "hooks": "an evaluation is one compiled call",
-    "evaluation_hooks": "an evaluation is one compiled call, which has no hooks",
-    "prediction_hooks": "a prediction has no hooks",
-    "ignore": "vars_to_warm_start says what is taken over: a regular expression such as '(?!logits)' leaves some out",
-    "var_name_to_vocab_info": "rows are not taken over by words; begin with an .npz that has them in the new order",
-    "scaffold": "the engine makes, saves and restores the variables; use warm_start_from to begin with others",
-}
 
 
 class ModeKeys:
@@ -37,22 +24,7 @@ class ModeKeys:
 
 
 @dataclass
-class _Fields:
-    """Base of dataclasses that refuse unknown fields with a hint."""
-
-    error: ClassVar[type[PrototrainError]] = ConfigError
-
-    def __new__(cls, *_: Any, **given: Any) -> Self:
-        names = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in names:
-                hint = _HINTS.get(name, f"it has {', '.join(names)}")
-                raise cls.error(f"{cls.__name__} has no {name}: {hint}")
-        return super().__new__(cls)
-
-
-@dataclass
-class RunConfig(_Fields):
+class RunConfig:
     """Settings of an `Estimator`'s runs.
 
     Attributes:
@@ -66,7 +38,7 @@ class RunConfig(_Fields):
         train_distribute: a `tf.distribute.MirroredStrategy`, to train on its devices.
 
     Raises:
-        ConfigError: there is no such setting, or there are two intervals.
+        ConfigError: there are two intervals.
     """
 
     model_dir: str | None = None
@@ -88,12 +60,11 @@ class RunConfig(_Fields):
         """A copy with other values; one interval of checkpoints replaces the other.
 
         Raises:
-            ConfigError: there is no such setting, or both intervals are given.
+            ConfigError: both intervals are given.
         """
         for name, other in (("steps", "secs"), ("secs", "steps")):
             if changes.get(f"save_checkpoints_{name}") is not None:
                 changes.setdefault(f"save_checkpoints_{other}", None)
-        RunConfig.__new__(RunConfig, **changes)  # says what is wrong with a name
         return replace(self, **changes)
 
     @property
@@ -103,7 +74,7 @@ class RunConfig(_Fields):
 
 
 @dataclass
-class EstimatorSpec(_Fields):
+class EstimatorSpec:
     """The result of a `model_fn` for one batch.
 
     Attributes:
@@ -121,12 +92,7 @@ class EstimatorSpec(_Fields):
             `model_fn` count.
         loss_weight: what the loss is a mean over, such as the sum of the weights of a batch, a scalar; the number of
             examples if None.
-
-    Raises:
-        ModelError: there is no such field.
     """
-
-    error = ModelError
 
     mode: str
     predictions: Any = None
@@ -176,7 +142,7 @@ class OptimizerSpec:
 
 
 @dataclass
-class WarmStartSettings(_Fields):
+class WarmStartSettings:
     """The variables that a new run takes over from a checkpoint.
 
     Attributes:
@@ -187,7 +153,7 @@ class WarmStartSettings(_Fields):
             several may be taken from one.
 
     Raises:
-        ConfigError: there is no such field, or a value is of another kind.
+        ConfigError: a value is of another kind.
     """
 
     ckpt_to_initialize_from: str | Path
@@ -211,7 +177,7 @@ class WarmStartSettings(_Fields):
 
 
 @dataclass
-class TrainSpec(_Fields):
+class TrainSpec:
     """The training part of `train_and_evaluate`.
 
     Attributes:
@@ -220,7 +186,7 @@ class TrainSpec(_Fields):
         hooks: see `Estimator.train`.
 
     Raises:
-        ConfigError: there is no such field, or `max_steps` is not a positive whole number.
+        ConfigError: `max_steps` is not a positive whole number.
     """
 
     input_fn: Callable[..., tf.data.Dataset]
@@ -232,34 +198,30 @@ class TrainSpec(_Fields):
 
 
 @dataclass
-class EvalSpec(_Fields):
+class EvalSpec:
     """The evaluating part of `train_and_evaluate`.
 
     Attributes:
         input_fn: see `Estimator.evaluate`.
         steps: how many batches; None: all.
         name: see `Estimator.evaluate`.
-        hooks: must be empty.
         exporters: one or several, see `Exporter`; they are called after each evaluation.
         start_delay_secs: no evaluation before so many seconds of training.
         throttle_secs: no evaluation before so many seconds after the last one.
 
     Raises:
-        ConfigError: there is no such field, or `steps` is not a positive whole number.
+        ConfigError: `steps` is not a positive whole number, or an exporter is none.
     """
 
     input_fn: Callable[..., tf.data.Dataset]
     steps: int | None = 100
     name: str | None = None
-    hooks: Sequence[Any] | None = None
     exporters: Any = None
     start_delay_secs: float = 120
     throttle_secs: float = 600
 
     def __post_init__(self) -> None:
         self.steps = positive("steps", self.steps)
-        if self.hooks:
-            raise ConfigError(f"EvalSpec: there are no hooks; {_HINTS['hooks']}")
         given = self.exporters
         self.exporters = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
         names = [getattr(exporter, "name", None) for exporter in self.exporters]

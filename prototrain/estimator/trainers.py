@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -15,7 +13,6 @@ import tensorflow as tf
 
 from prototrain import SimpleTrainer, SyncReplicatedTrainer, TowerTrainer, Trainer
 from prototrain.callbacks import Callback, LearningRate
-from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.checkpoint.values import tensorflow_seeded
 from prototrain.data.batches import batch_size
 from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError
@@ -37,20 +34,24 @@ class ProgramTrainer(TowerTrainer):
     def create_optimizers(self) -> None:
         for name, variable in settle(self.built).items():
             for number, copy in enumerate(components(variable)):  # each tower adds up its own
-                self.state[f"{OF_CALLBACKS}metrics/{name}/{number}"] = copy
+                self.state[f"callbacks/metrics/{name}/{number}"] = copy
         specs: tuple[OptimizerSpec, ...] = self.model.spec.train_op
         if len(specs) == 1 and isinstance(specs[0].variables, str):
             self.config["model.trainable_variables.filter_regex"] = specs[0].variables  # for the record
-        self.parts = [Part.of(spec, self.built.trainable, alone=len(specs) == 1) for spec in specs]
-        names = [name for part in self.parts for name in part.variables]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ModelError(f"train_op: two optimizers train {twice}; OptimizerSpec(variables=...) divides them up")
-        self.trainable = {name: v for name, v in self.built.trainable.items() if name in names}
+        self.parts, self.trainable = [], {}
+        for number, spec in enumerate(specs, 1):
+            chosen = _chosen(spec, self.built.trainable, is_alone=len(specs) == 1)
+            if twice := next(filter(self.trainable.__contains__, chosen), None):
+                raise ModelError(
+                    f"train_op: two optimizers train {twice}; OptimizerSpec(variables=...) divides them up"
+                )
+            # An equal one, since the variables of that in the `model_fn` are shared between its calls.
+            optimizer = equal_optimizer(spec.optimizer)
+            self.register_optimizer("optimizer" if number == 1 else f"optimizer_{number}", optimizer, chosen.values())
+            self.parts.append(Part(spec, optimizer, {id(variable) for variable in chosen.values()}))
+            self.trainable |= chosen
+        self.trainable = {name: v for name, v in self.built.trainable.items() if name in self.trainable}
         self.optimizer = self.parts[0].optimizer
-        for number, part in enumerate(self.parts, 1):
-            name = "optimizer" if number == 1 else f"optimizer_{number}"
-            self.register_optimizer(name, part.optimizer, part.variables.values())
 
     def apply_gradients(
         self,
@@ -62,13 +63,14 @@ class ProgramTrainer(TowerTrainer):
     ) -> None:
         """Update the variables of each optimizer by it; see `TowerTrainer.apply_gradients`."""
         for part in self.parts:
-            mine = {id(variable) for variable in part.variables.values()}
+            clipping = [] if part.spec.clip_norm is None else [ClipByGlobalNorm(part.spec.clip_norm)]
+            of_part = [*clipping, *part.spec.processors]
             update.apply_gradients(
-                [(gradient, variable) for gradient, variable in gradients_and_variables if id(variable) in mine],
+                [(gradient, variable) for gradient, variable in gradients_and_variables if id(variable) in part.ids],
                 loss,
                 part.optimizer,
                 placement=self.placement,
-                processors=[*self.gradient_processors, *part.processors, self.built.with_keras_variables],
+                processors=[*self.gradient_processors, *of_part, self.built.with_keras_variables],
                 record_norm=self.record_gradient_norm,
                 when=when,
             )
@@ -87,44 +89,36 @@ class ProgramTrainer(TowerTrainer):
             yield
 
 
-@dataclass
-class Part:
+class Part(NamedTuple):
     """One optimizer and its variables.
 
     Attributes:
         spec: what `model_fn` gave.
-        optimizer: an equal one, since the variables of that in the `model_fn` are shared between its calls.
-        variables: those that it trains, by name.
-        processors: what the gradients go through before.
+        optimizer: updates the variables.
+        ids: of the variables.
     """
 
     spec: OptimizerSpec
     optimizer: keras.optimizers.Optimizer
-    variables: dict[str, Any]
-    processors: list[Any]
-
-    @classmethod
-    def of(cls, spec: OptimizerSpec, trainable: dict[str, Any], *, alone: bool) -> Self:
-        """Choose the variables of a part.
-
-        Raises:
-            ModelError: there are none.
-        """
-        chosen = {name: variable for name, variable in trainable.items() if _means(spec.variables, name, variable)}
-        if not chosen:
-            said = f" that {spec.variables!r} names" if isinstance(spec.variables, str) else ""
-            raise ModelError(f"train_op: there are no variables{said} to train; there are {', '.join(trainable)}")
-        if spec.variables is None and not alone:
-            raise ModelError("train_op: say what each of several optimizers trains, OptimizerSpec(variables=...)")
-        clipping = [] if spec.clip_norm is None else [ClipByGlobalNorm(spec.clip_norm)]
-        own = equal_optimizer(spec.optimizer)
-        return cls(spec, own, chosen, [*clipping, *spec.processors])
+    ids: set[int]
 
 
-def _means(wanted: str | Sequence[Any] | None, name: str, variable: Any) -> bool:
-    if wanted is None or isinstance(wanted, str):
-        return wanted is None or re.match(wanted, name) is not None
-    return id(variable) in {id(one.value if isinstance(one, keras.Variable) else one) for one in wanted}
+def _chosen(spec: OptimizerSpec, trainable: dict[str, Any], *, is_alone: bool) -> dict[str, Any]:
+    """Return the variables that an optimizer trains, by name."""
+    wanted = spec.variables
+    if wanted is None and not is_alone:
+        raise ModelError("train_op: say what each of several optimizers trains, OptimizerSpec(variables=...)")
+    if wanted is None:
+        chosen = trainable
+    elif isinstance(wanted, str):
+        chosen = {name: variable for name, variable in trainable.items() if re.match(wanted, name)}
+    else:
+        ids = {id(one.value if isinstance(one, keras.Variable) else one) for one in wanted}
+        chosen = {name: variable for name, variable in trainable.items() if id(variable) in ids}
+    if not chosen:
+        said = f" that {wanted!r} names" if isinstance(wanted, str) else ""
+        raise ModelError(f"train_op: there are no variables{said} to train; there are {', '.join(trainable)}")
+    return chosen
 
 
 class RateOfPart(LearningRate):
@@ -252,22 +246,18 @@ def warm_start(built: BuiltModel, settings: WarmStartSettings) -> str:
         CheckpointError: there is nothing readable, it lacks a variable that is named, or nothing in it matches.
         ModelError: the model lacks one.
     """
-    ignore = [f"(?:{settings.exclude}).*"]  # from the start of a name
-    return built.load_weights(
-        settings.ckpt_to_initialize_from, ignore=ignore, prepare=partial(_as_here, settings, built.variables)
-    )
-
-
-def _as_here(settings: WarmStartSettings, variables: Mapping[str, Any], there: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of a checkpoint by the names that the variables here have."""
     names = settings.var_name_to_prev_var_name or {}
-    unknown = [name for name in names if name not in variables]
-    if unknown:
-        raise ModelError(f"WarmStartSettings: model_fn has no variable {unknown[0]!r}; it has {', '.join(variables)}")
-    lacking = [old for old in names.values() if old not in there]
-    if lacking:
-        raise CheckpointError(
-            f"WarmStartSettings: there is no variable {lacking[0]!r} in {settings.ckpt_to_initialize_from}; there are "
-            f"{', '.join(sorted(there))}"
-        )
-    return {**there, **{name: there[old] for name, old in names.items()}}
+    if unknown := [name for name in names if name not in built.variables]:
+        listed = ", ".join(built.variables)
+        raise ModelError(f"WarmStartSettings: model_fn has no variable {unknown[0]!r}; it has {listed}")
+
+    def as_here(there: dict[str, Any]) -> dict[str, Any]:
+        if lacking := [old for old in names.values() if old not in there]:
+            raise CheckpointError(
+                f"WarmStartSettings: there is no variable {lacking[0]!r} in {settings.ckpt_to_initialize_from}; there "
+                f"are {', '.join(sorted(there))}"
+            )
+        return {**there, **{name: there[old] for name, old in names.items()}}
+
+    ignore = [f"(?:{settings.exclude}).*"]  # from the start of a name
+    return built.load_weights(settings.ckpt_to_initialize_from, ignore=ignore, prepare=as_here)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
@@ -12,14 +12,9 @@ from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.saving import save_ahead
 from prototrain.checkpoint.values import decode, encode
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
-from prototrain.system.waiting import announcing
 from prototrain.tf_private import CALLBACK_SCRATCH
 
-if TYPE_CHECKING:
-    from prototrain.trainers.base import Trainer
-
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
-_VALIDATION = "vld/"
 _LARGEST = 1 << 24  # characters of an attribute as JSON
 
 
@@ -45,7 +40,8 @@ class KerasCallback(Callback):
 
     Raises:
         CallbackError: it is not a Keras callback; when a run begins, if it is a `BackupAndRestore` and the run has an
-            experiment; while training, if it uses a Keras model and there is none.
+            experiment.
+        AttributeError: while training, if it uses a Keras model and there is none.
     """
 
     at_end = False
@@ -84,21 +80,19 @@ class KerasCallback(Callback):
                 "without it"
             )
         self._restored: dict[str, Any] = {"values": {}, "begun": -1, "stopped": False}
-        self._at_begin: dict[str, str] | None = None
+        self._at_begin: dict[str, str] | None = None  # the attributes, before training changes them
         self._logs: tuple[tuple[str, int], dict[str, Any]] = (("", -1), {})
-        self._model = _NoModel(self.name, trainer) if trainer.keras_model is None else trainer.keras_model
+        self._model = _NoModel(self) if trainer.keras_model is None else trainer.keras_model
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
         self.callback.set_model(self._model)
 
     def before_train(self) -> None:
         trainer, callback, restored = self.trainer, self.callback, self._restored
-        self._begun, self._stopped = restored["begun"], False
+        self._begun, self._stopped = restored["begun"], False  # the step that began last
         self._model.stop_training = False
         if self._begun >= 0 and isinstance(callback, keras.callbacks.CSVLogger):
             callback.append = True
-        what = f"on_train_begin of {self.name}"
-        with announcing(what, trainer.log), trainer.stop.waiting_for(what):
-            self._call("on_train_begin", None)
+        self._call("on_train_begin", None)
         self._at_begin = _plain_attributes(callback)
         for name, text in restored["values"].items():
             setattr(callback, name, decode(json.loads(text)))
@@ -120,26 +114,26 @@ class KerasCallback(Callback):
         self._begin_batch()
 
     def trigger_epoch(self) -> None:
-        self._call("on_epoch_end", self.trainer.epoch_num - 1, self._shared("epoch", self._epoch_logs()))
+        self._call("on_epoch_end", self.trainer.epoch_num - 1, self._epoch_logs())
 
     def after_train(self) -> None:
         if self.trainer.global_step >= self.trainer.total_steps and not self.trainer.callbacks.unfinished:
             if _overrides(self.callback, "on_train_end"):  # which may put other weights in place
                 save_ahead(self.trainer)
-            self.callback.on_train_end(self._shared("epoch", self._epoch_logs()))
+            self.callback.on_train_end(self._epoch_logs())
 
     def state_dict(self) -> dict[str, Any]:
         if self._at_begin is None:
             return self._restored
-        changed = {
-            name: text for name, text in _plain_attributes(self.callback).items() if self._at_begin.get(name) != text
-        }
-        for name in [name for name, text in changed.items() if len(text) > _LARGEST]:
-            self.trainer.run.say_once(
-                f"WARNING: {self.name}.{name} is too large for a checkpoint; a resumed run begins without it"
-            )
-            del changed[name]
-        return {"values": changed, "begun": self._begun, "stopped": self._stopped}
+        values = {}
+        for name, text in _plain_attributes(self.callback).items():
+            if self._at_begin.get(name) != text and len(text) <= _LARGEST:
+                values[name] = text
+            elif self._at_begin.get(name) != text:
+                self.trainer.run.say_once(
+                    f"WARNING: {self.name}.{name} is too large for a checkpoint; a resumed run begins without it"
+                )
+        return {"values": values, "begun": self._begun, "stopped": self._stopped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._restored = state
@@ -160,44 +154,40 @@ class KerasCallback(Callback):
             if self._by_step:
                 self._call("on_train_batch_begin", trainer.local_step, {})
 
+    def _epoch_logs(self) -> dict[str, Any]:
+        trainer = self.trainer
+        logs = trainer._fit_logs()
+        for name in trainer.monitors.names():
+            step, value = trainer.monitors.history(name)[-1]
+            if name.startswith("vld/") and step > trainer.global_step - trainer.local_step:
+                logs[f"val_{name.removeprefix('vld/')}"] = value
+        return self._shared("epoch", logs)
+
     def _shared(self, of: str, logs: dict[str, Any]) -> dict[str, Any]:
         """Return the one dict that all Keras callbacks of a step get: a callback sees what the ones before it add."""
-        each = (inner for inner in map(innermost, self.trainer.callbacks) if isinstance(inner, KerasCallback))
-        first, now = next(each, self), (of, self.trainer.global_step)
+        first = next((cb for cb in map(innermost, self.trainer.callbacks) if isinstance(cb, KerasCallback)), self)
+        now = (of, self.trainer.global_step)
         if first._logs[0] != now:
             first._logs = (now, {})
         for name, value in logs.items():
             first._logs[1].setdefault(name, value)
         return first._logs[1]
 
-    def _epoch_logs(self) -> dict[str, Any]:
-        trainer = self.trainer
-        logs = trainer._fit_logs()
-        for name in trainer.monitors.names():
-            step, value = trainer.monitors.history(name)[-1]
-            if name.startswith(_VALIDATION) and step > trainer.global_step - trainer.local_step:
-                logs[f"val_{name.removeprefix(_VALIDATION)}"] = value
-        return logs
-
-
-class _NoModelError(CallbackError, AttributeError):
-    """Also an AttributeError, for `hasattr`."""
-
 
 class _NoModel:
     """Stands in for the Keras model where there is none."""
 
-    def __init__(self, callback: str, trainer: Trainer) -> None:
-        self._callback, self._trainer = callback, trainer
+    def __init__(self, callback: KerasCallback) -> None:
+        self._callback = callback
         self.stop_training = False
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer" and self._trainer.optimizer is not None:
-            return self._trainer.optimizer  # another one once weights are frozen or unfrozen
-        kind = type(self._trainer).__name__
-        raise _NoModelError(
-            f"{self._callback} asks for the {name} of a Keras model, which {kind} has not; train the model "
-            "with KerasTrainer, or use one of prototrain's own callbacks"
+        trainer = self._callback.trainer
+        if name == "optimizer" and trainer.optimizer is not None:
+            return trainer.optimizer  # another one once weights are frozen or unfrozen
+        raise AttributeError(
+            f"{self._callback.name} asks for the {name} of a Keras model, which {type(trainer).__name__} has not; "
+            "train the model with KerasTrainer, or use one of prototrain's own callbacks"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import keras
@@ -28,14 +28,14 @@ class Element:
 
     def __init__(self, spec: Any) -> None:
         self._spec = spec
-        self._is_tuple = isinstance(spec, tuple)
-        parts = spec if self._is_tuple else (spec,)
+        parts = spec if isinstance(spec, tuple) else (spec,)
         roots: Any = PARTS if len(parts) <= len(PARTS) else range(len(parts))
         self.names = [path for root, part in zip(roots, parts, strict=False) for path in by_path(root, part)]
+        self.has_labels = any(name.split("/")[0] == "y" for name in self.names)
 
     def named(self, *element: Any) -> dict[str, Any]:
         """Return the tensors of an element by name."""
-        leaves = keras.tree.flatten(element if self._is_tuple else element[0])
+        leaves = keras.tree.flatten(element if isinstance(self._spec, tuple) else element[0])
         return dict(zip(self.names, leaves, strict=True))
 
     def as_given(self, inputs: Mapping[str, Any]) -> Any:
@@ -47,11 +47,6 @@ class Element:
         x, *others = keras.utils.unpack_x_y_sample_weight(self.as_given(inputs))
         y, sample_weight = (None if any(leaf is None for leaf in keras.tree.flatten(part)) else part for part in others)
         return x, y, sample_weight
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether there is a y."""
-        return any(name == "y" or name.startswith("y/") for name in self.names)
 
 
 def by_path(root: object, structure: Any) -> dict[str, Any]:
@@ -79,9 +74,9 @@ def as_dataset(
     Raises:
         DataError: the data is none of these kinds, or the arguments do not fit it.
     """
-    function = data if callable(data) and not isinstance(data, keras.utils.PyDataset) else None
+    function = None if is_batched(data) or not callable(data) else data
     dataset = data if function is None else function()
-    if not isinstance(dataset, tf.data.Dataset | keras.utils.PyDataset | Iterator):
+    if not is_batched(dataset):
         dataset = _from_arrays(dataset, 32 if batch_size is None else batch_size, shuffle=shuffle)
     elif training and batch_size is not None:
         raise DataError("batch_size is for arrays: a dataset, a PyDataset or a generator gives batches already")
@@ -89,7 +84,17 @@ def as_dataset(
         dataset = from_py_dataset(dataset, shuffle=shuffle, ends_epochs=training)
     elif isinstance(dataset, Iterator):
         dataset = from_generator(dataset, function)
-    return dataset if class_weight is None else _weighted(dataset, class_weight)
+    if class_weight is None:
+        return dataset
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) != 2 or keras.tree.is_nested(spec[1]):
+        raise DataError("class_weight is for data of (x, y) with one tensor of labels and no sample_weight")
+    return dataset.map(_weights(class_weight))
+
+
+def is_batched(data: Data) -> bool:
+    """Return whether data gives batches, as a dataset, a `PyDataset` and a generator do."""
+    return isinstance(data, tf.data.Dataset | keras.utils.PyDataset | Iterator)
 
 
 def split_data(x: Any, y: Any, sample_weight: Any, validation_split: float) -> tuple[Data, Data | None]:
@@ -98,7 +103,7 @@ def split_data(x: Any, y: Any, sample_weight: Any, validation_split: float) -> t
     Raises:
         DataError: arguments that are for arrays come with other data, or a part of the split is empty.
     """
-    if callable(x) or isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator):
+    if callable(x) or is_batched(x):
         if y is not None or sample_weight is not None or validation_split:
             raise DataError(f"y, sample_weight and validation_split are for arrays; x is a {type(x).__name__}")
         return x, None
@@ -109,16 +114,14 @@ def split_data(x: Any, y: Any, sample_weight: Any, validation_split: float) -> t
     at = int(size * (1 - validation_split))
     if not 0 < at < size:
         raise DataError(f"validation_split={validation_split} leaves one side of {size} examples empty")
-
-    def rows(some: slice) -> Any:
-        return keras.tree.map_structure(lambda part: None if part is None else part[some], data)
-
-    return rows(slice(at)), rows(slice(at, None))
+    first, last = (
+        keras.tree.map_structure(lambda part: None if part is None else part[some], data)  # noqa: B023
+        for some in (slice(at), slice(at, None))
+    )
+    return first, last
 
 
 def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Dataset:
-    if batch_size < 1:
-        raise DataError(f"batch_size must be at least 1, not {batch_size}")
     parts = data if isinstance(data, tuple) else (data,)
     arrays = keras.tree.map_structure(lambda part: None if part is None else as_array(part), parts)
     sizes = [array.shape[0] for array in keras.tree.flatten(arrays) if array is not None]
@@ -127,8 +130,8 @@ def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Datase
             "the data must be a tf.data.Dataset, a keras.utils.PyDataset, a generator function, or arrays (x, y) or "
             f"(x, y, sample_weight) of one length, not a {type(data).__name__} of lengths {sizes}"
         )
-    if sizes[0] == 0:
-        raise DataError("there are no examples")
+    if sizes[0] == 0 or batch_size < 1:
+        raise DataError(f"there are {sizes[0]} examples in batches of {batch_size}; both must be at least 1")
     while arrays[-1] is None:
         arrays = arrays[:-1]
     # To tf.data a list is one tensor, and an x of several arrays alone is (x, y).
@@ -140,11 +143,8 @@ def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Datase
     return dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE)
 
 
-def _weighted(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf.data.Dataset:
-    """Add the sample weights that `class_weight` gives."""
-    spec = dataset.element_spec
-    if not isinstance(spec, tuple) or len(spec) != 2 or keras.tree.is_nested(spec[1]):
-        raise DataError("class_weight is for data of (x, y) with one tensor of labels and no sample_weight")
+def _weights(class_weight: Mapping[int, float]) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
+    """Return a function that adds the sample weights which `class_weight` gives."""
 
     def weighted(x: Any, y: Any) -> tuple[Any, Any, Any]:
         if y.shape.rank is None or y.shape.rank == 1 or y.shape[-1] == 1:
@@ -157,4 +157,4 @@ def _weighted(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf
             weight = tf.where(label == int(number), tf.constant(float(value)), weight)
         return x, y, weight
 
-    return dataset.map(weighted)
+    return weighted

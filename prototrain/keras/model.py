@@ -43,38 +43,34 @@ class CompiledModel:
         logged: the names that `train_step`, or else `compute_metrics`, has returned.
 
     Raises:
-        ModelError: the object is not a Keras model, is not compiled, or is on several devices.
         ConfigError: a key sets what `compile` and the data determine, or asks for micro-batches.
     """
 
     def __init__(
         self, model: keras.Model, datasets: Mapping[str, Callable[[], tf.data.Dataset]], config: Mapping[str, Any]
     ) -> None:
-        check_model(model)
         self.has_own_step = _has_own_step(model)
         if unused := [key for key in config if key.startswith(_OF_COMPILE + _OF_ENGINE * self.has_own_step)]:
             raise ConfigError(
                 f"{unused[0]} has no effect in a KerasTrainer of {model.name}: leave it out, and set it in compile(), "
                 "in the data or in the model's train_step"
             )
+        self.name = model.name
+        self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
+        self.logged: tuple[str, ...] = ()
         self._model = model
         self._make = datasets
         self._random: dict[str, Any] | None = random_state()
         self._elements: dict[str, Element] = {}
-        self.name = model.name
-        self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
-        self.logged: tuple[str, ...] = ()
-        seed = keras_seed()
-        self.config = Config(
-            {
-                "trainer.experiment_name": model.name,
-                "trainer.validation_batches": 0,
-                "model.jit_compile": bool(model.jit_compile),
-                "model.batch_size": 1,  # until a batch is read
-                **({} if seed is None else {"trainer.random_seed": seed}),
-                **config,
-            }
-        )
+        defaults = {
+            "trainer.experiment_name": model.name,
+            "trainer.validation_batches": 0,
+            "model.jit_compile": bool(model.jit_compile),
+            "model.batch_size": 1,  # until a batch is read
+        }
+        if (seed := keras_seed()) is not None:
+            defaults["trainer.random_seed"] = seed
+        self.config = Config({**defaults, **config})
         if self.config["model.accumulate_steps"] > 1:
             raise ConfigError(
                 "model.accumulate_steps: a KerasTrainer does not divide batches; use smaller ones, and give the "
@@ -84,12 +80,9 @@ class CompiledModel:
             self.config["model.mixed_precision"] = model.dtype_policy.name
 
     def datasets(self) -> dict[str, tf.data.Dataset]:
-        found = {}
-        for name, make in self._make.items():
-            dataset = make()
-            self._elements[name] = element = Element(dataset.element_spec)
-            found[name] = dataset.map(element.named)
-        return found
+        found = {name: make() for name, make in self._make.items()}
+        self._elements = {name: Element(dataset.element_spec) for name, dataset in found.items()}
+        return {name: dataset.map(self._elements[name].named) for name, dataset in found.items()}
 
     def as_given(self, dataset: str) -> Callable[[dict[str, Any]], Any]:
         """Return a function from a batch of a dataset to the structure that the user's own has."""
@@ -100,14 +93,14 @@ class CompiledModel:
             # Layers that are built only now draw the same initial weights as in `fit`.
             set_random_state(self._random)
             self._random = None
-        model = self._model
+        model, trn = self._model, self._elements["trn"]
         if train_phase and self.has_own_step:
             return self._own_step(inputs)
-        alike = [element for element in self._elements.values() if set(element.names) == inputs.keys()]
-        x, y, sample_weight = (alike or [self._elements["trn"]])[0].unpacked(inputs)
+        alike = (element for element in self._elements.values() if set(element.names) == inputs.keys())
+        x, y, sample_weight = next(alike, trn).unpacked(inputs)
         y_pred = model(x, training=train_phase)
         net = by_path("y_pred", y_pred)
-        if y is None and self._elements["trn"].has_labels:
+        if y is None and trn.has_labels:
             return net
         more = {"training": train_phase} if "training" in inspect.signature(model.compute_loss).parameters else {}
         loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
@@ -183,23 +176,19 @@ def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     "optimizer" is that of `compile`. Others are named after their attributes, in a list or dict such as
     ``optimizers/0``.
     """
-    found: dict[str, keras.optimizers.Optimizer] = {}
-    for name, optimizer in _named_optimizers(model):
-        if optimizer.built and not any(optimizer is other for other in found.values()):
-            found[name] = optimizer
-    return found
-
-
-def _named_optimizers(model: keras.Model) -> list[tuple[str, keras.optimizers.Optimizer]]:
-    attributes = {attribute.lstrip("_"): value for attribute, value in vars(model).items()}
-    inside: dict[str, Any] = {}  # after the attributes: Keras keeps dicts of them, too
-    for name, value in attributes.items():
+    named: dict[str, Any] = {"optimizer": getattr(model, "optimizer", None)}
+    named |= {attribute.lstrip("_"): value for attribute, value in vars(model).items()}
+    for name, value in list(named.items()):  # after the attributes: Keras keeps dicts of them, too
         pairs = (
             value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
         )
-        inside |= {f"{name}/{key}": item for key, item in pairs}
-    found = sorted(attributes.items(), key=lambda item: item[0] != "optimizer") + list(inside.items())
-    return [(name, item) for name, item in found if isinstance(item, keras.optimizers.Optimizer)]
+        named |= {f"{name}/{key}": item for key, item in pairs}
+    found: dict[str, keras.optimizers.Optimizer] = {}
+    for name, one in named.items():
+        is_optimizer = isinstance(one, keras.optimizers.Optimizer)
+        if is_optimizer and one.built and not any(one is other for other in found.values()):
+            found[name] = one
+    return found
 
 
 @contextmanager

@@ -86,44 +86,37 @@ class KerasTrainer(SimpleTrainer):
     ) -> None:
         check_model(model)
         self.keras_model = model
-        self._begin = partial(self._begin_with, experiment=experiment, config=dict(config or {}))
+        self._begin_in = experiment, dict(config or {})
         self._fitted_epochs = 0
         self._may_train: set[str] = set()
+        given = {"batch_size": batch_size, "shuffle": shuffle, "class_weight": class_weight}
         if dataset is None:
-            given = {"batch_size": batch_size, "shuffle": shuffle, "class_weight": class_weight}
             _refuse_unused(KerasTrainer, "data", validation=validation, **given)
         else:
-            self._begin(dataset, validation, batch_size, batch_size, shuffle, class_weight)
+            self._begin(dataset, validation, batch_size, **given)
 
-    def _begin_with(
-        self,
-        data: Data,
-        held_out: Data | None,
-        batch_size: int | None,
-        held_out_batch_size: int | None,
-        shuffle: bool,
-        class_weight: Mapping[int, float] | None,
-        *,
-        experiment: Experiment | str | Path | None,
-        config: dict[str, Any],
-    ) -> None:
+    def _begin(self, data: Data, held_out: Data | None, held_out_batch_size: int | None, **given: Any) -> None:
         """Build the trainer, once there is data."""
-        make = {"trn": partial(as_dataset, data, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight)}
+        model, (experiment, config) = self.keras_model, self._begin_in
+        make = {"trn": partial(as_dataset, data, **given)}
         if held_out is not None:
             make["vld"] = partial(as_dataset, held_out, batch_size=held_out_batch_size, training=False)
         self._can_be_counted = not isinstance(data, Iterator)
         self._counted: int | None = None
         with global_random_kept():
-            super().__init__(CompiledModel(self.keras_model, make, config), experiment=experiment)
-        self._compiled = compiled_parts(self.keras_model)
-        if not inherits(self.keras_model, "make_train_function"):
-            name = self.keras_model.name
-            self.log(f"WARNING: make_train_function of {name} is not called; override train_step")
+            super().__init__(CompiledModel(model, make, config), experiment=experiment)
+        self._compiled = compiled_parts(model)
+        if not inherits(model, "make_train_function"):
+            self.log(f"WARNING: make_train_function of {model.name} is not called; override train_step")
         self.config["model.batch_size"] = int(examples_of(self.data.first_batch))
-        self.keras_model.reset_metrics()
+        model.reset_metrics()
+
+    @property
+    def _has_data(self) -> bool:
+        return "built" in vars(self)
 
     def __getattr__(self, name: str) -> Any:
-        no_data = "; it has no data yet: give it a dataset, or call fit(x, y)" * ("built" not in vars(self))
+        no_data = "" if self._has_data else "; it has no data yet: give it a dataset, or call fit(x, y)"
         raise AttributeError(f"KerasTrainer has no {name!r}{no_data}", name=name, obj=self)
 
     # -- the step -----------------------------------------------------------------------------------------------------
@@ -191,7 +184,7 @@ class KerasTrainer(SimpleTrainer):
         Raises:
             ModelError: the model was compiled again since this trainer took it.
         """
-        if "built" not in vars(self):
+        if not self._has_data:
             raise DataError("train: this KerasTrainer has no data yet: give it a dataset, or call fit(x, y)")
         if any(now is not then for now, then in zip(compiled_parts(self.keras_model), self._compiled, strict=True)):
             raise ModelError(
@@ -239,28 +232,26 @@ class KerasTrainer(SimpleTrainer):
         """
         if initial_epoch:
             raise DataError("fit: leave out initial_epoch: a resumed run continues in its epoch")
-        has_data = "built" in vars(self)
-        if x is None and not has_data:
-            raise DataError("fit: this KerasTrainer has no data yet: give it x, or the trainer a dataset")
-        if x is not None and has_data:
-            raise DataError("fit: this KerasTrainer has its data; make a new one for other data")
         given = {"batch_size": batch_size, "shuffle": shuffle, "class_weight": class_weight}
-        given |= {"validation_data": validation_data, "validation_batch_size": validation_batch_size}
-        if has_data:
+        if self._has_data:
+            if x is not None:
+                raise DataError("fit: this KerasTrainer has its data; make a new one for other data")
+            given |= {"validation_data": validation_data, "validation_batch_size": validation_batch_size}
             of_arrays = {"y": y, "sample_weight": sample_weight, "validation_split": validation_split}
             _refuse_unused(KerasTrainer.fit, "x", **given, **of_arrays)
+        elif x is None:
+            raise DataError("fit: this KerasTrainer has no data yet: give it x, or the trainer a dataset")
         else:
             # As in Keras, validation_data goes before validation_split.
             data, split = split_data(x, y, sample_weight, 0.0 if validation_data is not None else validation_split)
             held_out = split if validation_data is None else validation_data
-            sizes = batch_size, validation_batch_size or batch_size
-            self._begin(data, held_out, *sizes, shuffle, class_weight)
-        validates = "vld" in self.datasets
-        if not validates:
+            self._begin(data, held_out, validation_batch_size or batch_size, **given)
+        history, validation = keras.callbacks.History(), None
+        if "vld" in self.datasets:
+            validation = validation_steps or 0, validation_freq
+        else:
             turns = {"validation_steps": validation_steps, "validation_freq": validation_freq}
             _refuse_unused(KerasTrainer.fit, "validation data", **turns)
-        history = keras.callbacks.History()
-        validation = (validation_steps or 0, validation_freq) if validates else None
         listed = _fit_callbacks(callbacks, verbose, saves=self.experiment is not None, validation=validation)
         # The history comes after the user's callbacks, as in Keras: it takes what they put into the logs.
         listed.append(KerasCallback(history, state_key="keras.History/fit"))
@@ -306,7 +297,8 @@ class KerasTrainer(SimpleTrainer):
         return {*super().unaveraged, *metrics}
 
     def _fit_logs(self) -> dict[str, Any]:
-        metrics = {name: _plain(value) for name, value in flat(self.keras_model.get_metrics_result())}
+        arrays = {name: np.asarray(value) for name, value in flat(self.keras_model.get_metrics_result())}
+        metrics = {name: array.item() if array.size == 1 else array for name, array in arrays.items()}
         own, logged = self.has_own_train_step, self.model.logged
         if own and set(logged) == metrics.keys():
             return metrics  # as `fit` decides
@@ -369,26 +361,23 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
     """
     given: list[Callback] = []
     numbers: Counter[str | None] = Counter()
-    for callback in keras.tree.flatten(callbacks or ()):
-        if not isinstance(callback, Callback):
-            callback = KerasCallback(callback)
-            numbers[callback.state_key] += 1
-            if (number := numbers[callback.state_key]) > 1:  # the second LambdaCallback, for example
-                callback.state_key = f"{callback.state_key} {number}"
+    for one in keras.tree.flatten(callbacks or ()):
+        callback = one if isinstance(one, Callback) else KerasCallback(one)
+        numbers[callback.state_key] += callback is not one
+        if callback is not one and (number := numbers[callback.state_key]) > 1:  # the second LambdaCallback, say
+            callback.state_key = f"{callback.state_key} {number}"
         given.append(callback)
     kinds = {type(innermost(callback)) for callback in given}
     added: list[Callback] = []
-    if Validation in kinds:
-        if validation not in (None, (0, 1)):
-            raise CallbackError(
-                "fit: there is a Validation in the list; say there how often and how much, and leave out "
-                "validation_steps and validation_freq"
-            )
-    elif validation is not None:
-        batches, epochs = validation
-        validates = Validation(batches=batches)
+    if validation is not None and Validation not in kinds:
+        validates = Validation(batches=validation[0])
         validates.at_end = False  # Keras does not validate the last epoch out of turn
-        added.append(validates.every(epochs=epochs))
+        added.append(validates.every(epochs=validation[1]))
+    elif validation not in (None, (0, 1)):
+        raise CallbackError(
+            "fit: there is a Validation in the list; say there how often and how much, and leave out "
+            "validation_steps and validation_freq"
+        )
     if verbose:
         added.append(ScalarPrinter().every(epochs=1))
     if verbose in ("auto", 1, True):
@@ -435,8 +424,3 @@ def _scalars(found: Mapping[str, Any]) -> dict[str, float]:
         numbers = np.ravel(value).tolist()
         single |= {name: numbers[0]} if len(numbers) == 1 else {f"{name}/{n}": one for n, one in enumerate(numbers)}
     return single
-
-
-def _plain(value: Any) -> Any:
-    array = np.asarray(value)
-    return array.item() if array.size == 1 else array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,20 +15,6 @@ from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import DataError, ModelError
 from prototrain.system.terminal import in_notebook
 from prototrain.system.tracebacks import cause, in_one_line
-
-
-class Buildable(Protocol):
-    """A trainer, or a model that was built without one.
-
-    Attributes:
-        element_spec: of a training batch, by name, where that is known.
-    """
-
-    @property
-    def element_spec(self) -> Mapping[str, Any] | None: ...
-
-    def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Return named tensors for a batch."""
 
 
 class Predictor:
@@ -43,7 +29,7 @@ class Predictor:
     `build` can be traced with an open size; elsewhere each shape is traced.
 
     Args:
-        built: whose `build` is called, not training.
+        built: a trainer or a `BuiltModel`, whose `build` is called, not training.
         input_names: names of inputs, in the function's order. A value inside of a batch's dicts has a path,
             ``user/age``; the name of a dict stands for all of it.
         output_names: names in the model's mapping, in the function's order.
@@ -52,7 +38,7 @@ class Predictor:
         ModelError: there is no such path in a dict of a training batch, or only a part of a tuple is named.
     """
 
-    def __init__(self, built: Buildable, input_names: Sequence[str], output_names: Sequence[str]) -> None:
+    def __init__(self, built: Any, input_names: Sequence[str], output_names: Sequence[str]) -> None:
         self._built = built
         self.input_names = _names(input_names, "input_names")
         self.output_names = _names(output_names, "output_names")
@@ -198,19 +184,23 @@ class DatasetPredictor:
         found = list(self)
         if not found:
             raise DataError("the dataset is empty")
-        return [_together(name, parts) for name, *parts in zip(self._predictor.output_names, *found, strict=True)]
+        try:
+            return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        except ValueError as error:
+            raise DataError(
+                f"the outputs of the batches do not fit together; take those of each batch in a loop: {error}"
+            ) from error
 
     def _inputs(self, batch: Any) -> list[Any]:
         names = self._predictor.input_names
-        if isinstance(batch, Mapping):
-            try:
-                return [at_path(batch, name) for name in names]
-            except KeyError as error:
-                raise DataError(f"a batch has no {error}; it has: {', '.join(map(str, batch))}") from error
-        if not isinstance(batch, list | tuple) or len(batch) < len(names):
-            what = f"{len(batch)} components" if isinstance(batch, list | tuple) else type(batch).__name__
-            raise DataError(f"a batch must be a dict, or have {', '.join(names)} in this order; got {what}")
-        return list(batch[: len(names)])
+        if isinstance(batch, list | tuple) and len(batch) >= len(names):
+            return list(batch[: len(names)])
+        if not isinstance(batch, Mapping):
+            raise DataError(f"a batch must be a dict, or have {', '.join(names)} in this order; got {batch!r:.60}")
+        try:
+            return [at_path(batch, name) for name in names]
+        except KeyError as error:
+            raise DataError(f"a batch has no {error}; it has: {', '.join(map(str, batch))}") from error
 
 
 def _names(names: Sequence[str], what: str) -> list[str]:
@@ -253,11 +243,3 @@ def _convert(name: str, spec: Any, value: Any) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec) and isinstance(value, list):
         return tf.ragged.constant(value, spec.dtype, ragged_rank=spec.ragged_rank)
     return tf.convert_to_tensor(np.asarray(value), spec.dtype)
-
-
-def _together(name: str, parts: list[Any]) -> Any:
-    shapes = [np.shape(part) for part in parts]
-    if any(not shape or shape[1:] != shapes[0][1:] for shape in shapes):
-        seen = " and ".join(str(shape) for shape in dict.fromkeys(shapes))
-        raise DataError(f"outputs {name!r} of shapes {seen} do not fit together; take those of each batch in a loop")
-    return np.concatenate(parts)

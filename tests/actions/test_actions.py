@@ -59,11 +59,8 @@ def test_a_module_of_ones_own_and_its_arguments(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["model_for_actions", "action_of_mine", "--top", "x"], 2, "argument --top: invalid int value: 'x'"),
         (["model_for_actions", "evaluate", "--bottom"], 2, "there is no option --bottom"),
         (["model_for_actions", "inspect", "file"], 2, "unexpected argument 'file'"),
-        (["model_for_actions"], 2, "the following arguments are required: ACTION"),
-        (["model_for_actions", "action_of_mine", "-s", "3"], 2, "'3' is not KEY=VALUE"),
         (["model_for_actions", "action_of_mine", "--help"], 0, "Shows what it was given."),
         (["model_for_actions", "evaluate", "--help"], 0, "--dataset tst|vld|trn"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import tensorflow as tf
 
 from prototrain.actions import evaluate
 from prototrain.callbacks import SaveOnExit
-from prototrain.errors import DataError, ExperimentError, ModelError, PrototrainError
+from prototrain.errors import DataError, ModelError, PrototrainError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
 from tests.tiny import tiny_arrays, tiny_build, tiny_datasets, tiny_trainer
@@ -86,13 +85,3 @@ def test_what_cannot_be_evaluated(
     with pytest.raises(error) as caught:
         run(base, dataset, **model)
     assert words in str(caught.value)
-
-
-def test_a_damaged_outcome_is_not_written_over(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
-    shutil.copytree(base / "tiny", tmp_path / "tiny", dirs_exist_ok=True)
-    path = tmp_path / "tiny/analysis/step-0000000020-evaluate.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text('{"datasets": 3}')
-    with pytest.raises(ExperimentError, match=r"evaluate.json is damaged; delete it"):
-        run(tmp_path)
-    assert path.read_text() == '{"datasets": 3}'

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
 
 from prototrain.actions import inspect
@@ -41,15 +39,6 @@ def test_variables_tensors_callbacks_and_numbers(
     # fc0 4 x 6 + 6, bn0 4 x 6, dropout's seed 2, logits 6 x 2 + 2
     assert "parameters  70, 56 of them trained\n" in found
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_model_without_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
-    def build(inputs: Any, train_phase: bool) -> Any:
-        return {"logits": keras.layers.Dense(2, name="logits")(inputs["x"]), "names": ["a", "b"]}
-
-    found = printed(capsys, build=build)
-    assert "parameters  10, 10 of them trained" in found
-    assert re.search(r"^names/0 +str", found, re.MULTILINE)
 
 
 def test_callbacks_are_listed_in_the_order_of_running() -> None:

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from prototrain.actions import predict
 from prototrain.errors import DataError, ExperimentError, ModelError, PrototrainError
-from prototrain.experiment import Experiment
 from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
 from tests.tiny import tiny_arrays, tiny_build, tiny_datasets
@@ -46,19 +45,6 @@ def test_each_example_has_its_row(
         run(base, "--outputs", "logits", "-o", str(lines))
     run(base, "--outputs", "logits", "-o", str(lines), "--overwrite")
     assert list(rows(lines)[0]) == ["logits"]
-
-
-def test_what_lies_in_the_experiment_is_uploaded(
-    trained: SimpleTrainer, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept: list[Path] = []
-    monkeypatch.setattr(Experiment, "keep", lambda experiment, path: kept.append(path) or f"s3://there/{path.name}")
-    run(base, "--outputs", "logits")
-    about, lines = kept
-    assert about.name == f"{lines.name}.about.json" and len(rows(lines)) == 20
-    assert f"written to s3://there/{lines.name}: 20 examples" in capsys.readouterr().out
-    for path in kept:
-        path.unlink()
 
 
 def test_a_failure_leaves_nothing(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.actions import restore
-from prototrain.callbacks import SaveOnExit, averaged_weights
+from prototrain.callbacks import averaged_weights
 from prototrain.errors import CheckpointError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
@@ -51,23 +51,6 @@ def test_which_checkpoint(which: str, step: int, trained: SimpleTrainer, base: P
     named = base if "/" not in which else tmp_path
     restored = restore(model_in(named), which.format(base=base))
     assert restored.checkpoint.step == step and restored.experiment.directory == base / "tiny"
-
-
-def test_a_run_without_averages_of_a_model_without_a_loss(tmp_path: Path) -> None:
-    class OwnTrainer(SimpleTrainer):
-        def train_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
-            return {"mean": tf.reduce_mean(self.build(inputs, True)["logits"])}
-
-    def build(inputs: Any, train_phase: bool) -> Any:
-        return {"logits": keras.layers.Dense(1, name="logits")(inputs["x"])}
-
-    model = model_in(tmp_path, build=build)
-    trainer = OwnTrainer(model, experiment=tmp_path / "tiny")
-    trainer.train([SaveOnExit()], max_steps=1)
-    restored = restore(model)
-    kernels = [arrays(variables)["logits/kernel"] for variables in (restored.built.variables, trainer.variables)]
-    np.testing.assert_array_equal(*kernels)
-    assert restored.describe()["weights"] == "as trained"
 
 
 def test_a_checkpoint_without_an_experiment_and_what_has_changed_since(copied: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tensorflow.python.feature_column import feature_column_v2 as reference
 
 from prototrain.errors import ModelError
 from prototrain.estimator import feature_column
-from prototrain.estimator.columns.base import combined
+from prototrain.estimator.columns import _combined
 
 FEATURES = {
     "age": tf.constant([10.0, 20.0, 25.5, 60.0]),
@@ -69,10 +69,10 @@ def test_sparse_features_are_as_good_and_nothing_is_nothing() -> None:
     layer: Any = lambda ids: tf.gather(tf.constant([[3.0, 4.0], [6.0, 8.0], [1.0, 0.0]]), ids)  # noqa: E731
     ids = column.ids(FEATURES)
     sums = [[9, 12], [12, 16], [1, 0], [0, 0]]
-    np.testing.assert_allclose(combined(layer, ids, "sum"), sums)
-    np.testing.assert_allclose(combined(layer, ids, "mean")[:2], [[4.5, 6], [6, 8]])
-    np.testing.assert_allclose(combined(layer, ids, "sqrtn")[1], np.array([12, 16]) / 2**0.5, rtol=1e-6)
-    np.testing.assert_allclose(combined(layer, ids, "sum", 5.0)[1], [6, 8], rtol=1e-6)
+    np.testing.assert_allclose(_combined(layer, ids, "sum"), sums)
+    np.testing.assert_allclose(_combined(layer, ids, "mean")[:2], [[4.5, 6], [6, 8]])
+    np.testing.assert_allclose(_combined(layer, ids, "sqrtn")[1], np.array([12, 16]) / 2**0.5, rtol=1e-6)
+    np.testing.assert_allclose(_combined(layer, ids, "sum", 5.0)[1], [6, 8], rtol=1e-6)
 
 
 f = feature_column

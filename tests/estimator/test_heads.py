@@ -115,7 +115,7 @@ HEAD = BinaryClassHead()
 CASES: dict[str, Callable[[], Any]] = {
     "no loss_reduction 'none'; there are 'sum_over": lambda: BinaryClassHead(loss_reduction="none"),
     "thresholds must lie between 0 and 1": lambda: BinaryClassHead(thresholds=[1.0]),
-    "n_classes must be more than 2, not 2": lambda: MultiClassHead(2),
+    "n_classes must be at least 3, not 2": lambda: MultiClassHead(2),
     "label_vocabulary has 1 labels for 2 classes": lambda: BinaryClassHead(label_vocabulary=["a"]),
     r"logits must be of shape \(examples, 1\), not \(2, 3\)": lambda: HEAD.predictions(THREE),
     r"labels must be of shape \(examples, 1\), not \(2, 2\)": lambda: HEAD.loss([[1, 2], [1, 2]], LOGITS),

@@ -41,19 +41,13 @@ OF_MODEL_FN = {
     "must return an EstimatorSpec, not tuple": lambda mode, loss: (loss, None),
     "gives no loss in the mode TRAIN": lambda mode, loss: EstimatorSpec(mode, train_op=SGD()),
     "an OptimizerSpec, not nothing: train_op=keras": lambda mode, loss: EstimatorSpec(mode, loss=loss),
-    "not GradientDescentOptimizer of TensorFlow 1": lambda mode, loss: EstimatorSpec(
+    "not GradientDescentOptimizer": lambda mode, loss: EstimatorSpec(
         mode, loss=loss, train_op=tf.compat.v1.train.GradientDescentOptimizer(0.1)
     ),
-    "only TensorFlow 1 can do; .*compute_gradients": lambda mode, loss: EstimatorSpec(
-        mode, loss=loss, train_op=tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
-    ),
-    "SGD.minimize, which is gone; give EstimatorSpec the opt": lambda mode, loss: SGD().minimize(loss),
     r"must be a scalar, not of shape \(2,\); take": lambda mode, loss: EstimatorSpec(mode, loss=[loss, loss]),
     r"eval_metric_ops\['a'\] must be a Keras metric or a scalar tensor, not tuple": lambda mode, loss: EstimatorSpec(
         mode, loss=loss, train_op=SGD(), eval_metric_ops={"a": (loss, loss)}
     ),
-    "EstimatorSpec has no scaffold: the engine": lambda mode, loss: EstimatorSpec(mode, loss=loss, scaffold=1),  # type: ignore[call-arg]
-    "model_fn uses tf.layers, which is gone; use keras": lambda mode, loss: tf.layers.dense,
     "collection of losses, which is gone; add the losses": lambda mode, loss: tf.compat.v1.losses.get_total_loss(),
     "collection of global_step, which is gone; give a learn": lambda mode, loss: tf.compat.v1.train.get_global_step(),
 }
@@ -78,10 +72,6 @@ def test_a_missing_key_names_what_the_batch_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("input_fn", "message"),
     [
-        (
-            lambda: plain().make_one_shot_iterator(),
-            "iterator, which is gone; return the dataset itself",
-        ),
         (lambda: next(iter(plain())), "must return a tf.data.Dataset, not tuple"),
         (lambda: plain().take(0), "dataset of input_fn is empty"),
         (lambda: plain().map(lambda x, y: (x, y, y)), r"must give \(features, labels\), not a tuple of 3"),
@@ -98,10 +88,6 @@ def train(**arguments: Any) -> Callable[[Path], Any]:
 
 
 OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
-    "RunConfig has no save_checkpoint_steps: it has .* save_checkpoints_steps": lambda path: RunConfig(
-        save_checkpoint_steps=3  # type: ignore[call-arg]
-    ),
-    "RunConfig has no session_config: there are no sessions": lambda path: RunConfig(session_config=None),  # type: ignore[call-arg]
     "save_checkpoints_steps or save_checkpoints_secs, not both": lambda path: RunConfig(
         save_checkpoints_steps=3, save_checkpoints_secs=3
     ),

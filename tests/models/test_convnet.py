@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,9 @@ import pytest
 import tensorflow as tf
 
 from models.convnet.datasets import datasets
-from models.convnet.definition import build
 from models.convnet.layers import read_layers
 from prototrain import SimpleTrainer, load_model
 from prototrain.cli import main
-from prototrain.data.stream import TrainingData
 from prototrain.errors import ConfigError, DataError
 from tests.models.exact import assert_resumes_exactly, train
 
@@ -80,14 +77,10 @@ def pictures(dataset: tf.data.Dataset) -> list[tuple[int, float]]:
     ("layers", "message"),
     [
         ("alexnett", r"model.layers: expected a list of entries or a preset (alexnet), got 'alexnett'"),
-        ([CONV, 5], 'model.layers[1]: expected an entry such as {"type": "fc", "units": 10}, got 5'),
         ([{"type": "convv"}, FC], "model.layers[0]: unknown type 'convv'; the nearest known one is conv"),
         ([{**CONV, "filter": 3}, FC], "model.layers[0] (conv): unknown member 'filter'; known are filters, kernel"),
         ([{"type": "conv", "filters": 4}, FC], "model.layers[0] (conv): kernel_size is missing; expected an int"),
         ([{**CONV, "filters": True}, FC], "(conv): filters: expected an int >= 1, got True"),
-        ([{**CONV, "strides": [1, 2, 3]}, FC], "strides: expected an int >= 1 or [height, width], got [1, 2, 3]"),
-        ([{**CONV, "padding": "full"}, FC], "(conv): padding: expected one of same, valid, got 'full'"),
-        ([{"type": "dropout", "rate": 1.0}, FC], "(dropout): rate: expected a number from 0 to below 1, got 1.0"),
         ([FC, CONV, FC], "[1] (conv): works on images, but model.layers[0] (fc) before it has made vectors of them"),
         ([CONV], "model.layers[0] (conv): the last entry gives the logits, so it must be"),
         ([{**FC, "units": 50}], "no activation, and 10 units as model.num_classes says"),
@@ -105,16 +98,6 @@ def test_layers_have_names_and_defaults() -> None:
     assert [layer.name for layer in layers] == ["conv0", "batch_norm0", "pool0", "conv1", "fc0", "logits"]
     assert layers[2].options == {"size": 2, "strides": None, "padding": "valid", "method": "avg"}
     assert layers[-1].place == "model.layers[5] (fc)"
-
-
-def test_alexnet_has_its_eight_layers(model: Any) -> None:
-    settings(model, model__layers="alexnet", model__num_classes=5)
-    net = build({"images": tf.zeros([1, 67, 67, 3])}, False)
-    widths = {name: value.shape[-1] for name, value in net.items() if name.startswith(("conv", "fc", "logits"))}
-    assert list(widths.values()) == [96, 256, 384, 384, 256, 4096, 4096, 5]
-    assert net.pool2.shape == [1, 1, 1, 256]
-    with pytest.raises(ConfigError, match=r"layers\[9\] \(pool\): its window of 3x3 does not fit into the 2x2 that"):
-        build({"images": tf.zeros([1, 63, 63, 3])}, False)
 
 
 # Data
@@ -150,20 +133,6 @@ def faulty(folders: Path, directory: Path) -> Path:
     return directory
 
 
-def test_faults_are_named_and_refused(model: Any, folders: Path, tmp_path: Path) -> None:
-    of_folders(model, faulty(folders, tmp_path))
-    for key, message in [
-        ("data.on_empty_class", f"without pictures: {tmp_path}/trn/ant; data.on_empty_class=skip leaves out what is"),
-        ("data.on_broken_picture", f"cannot be decoded: {tmp_path}/trn/dog/03.png (Input is empty.); data.on_broken"),
-        ("data.on_unknown_class", f"not among the classes of trn: {tmp_path}/vld/yak; data.on_unknown_class=skip"),
-    ]:
-        with pytest.raises(DataError) as caught:
-            datasets()
-        assert message in str(caught.value)
-        model.config[key] = "skip"
-    assert len(datasets()["vld"]) == 1
-
-
 def test_faults_are_named_and_left_out(
     model: Any, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,10 +149,7 @@ def test_faults_are_named_and_left_out(
     [
         ({"data__format": "zip"}, "data.format: expected one of digits, folders, tfrecords, got 'zip'"),
         ({"data__directory": None}, "data.directory: expected a path, got None"),
-        ({"data__directory": "nowhere"}, "data.directory: nowhere has no trn; it must hold trn/<class>"),
-        ({"data__on_empty_class": "ask"}, "data.on_empty_class: expected one of refuse, skip, got 'ask'"),
         ({"model__picture_size": 8}, r"model.picture_size: expected \[height, width\], got 8"),
-        ({"model__channels": 2}, "model.channels: expected 1, 3 or 4, got 2"),
         ({"model__num_classes": 10}, "num_classes is 10, but the data has 3 classes: cat, dog, owl"),
         ({"data__format": "tfrecords"}, "has no shards.json, so there are no shards or they are not all written"),
     ],
@@ -222,42 +188,11 @@ def test_shards_give_what_the_folders_gave(
         datasets()
 
 
-@pytest.mark.parametrize("kind", ["folders", "tfrecords"])
-def test_the_place_in_the_data_is_restored_exactly(kind: str, model: Any, folders: Path, tmp_path: Path) -> None:
-    of_folders(model, folders)
-    if kind == "tfrecords":
-        assert main([*ACTION, "--out", str(tmp_path / "shards")]) == 0
-        settings(model, data__format="tfrecords", data__directory=str(tmp_path / "shards"), data__shuffle_buffer=20)
-    first = TrainingData(datasets, seed=1)
-    assert first.mode == "iterator"
-    for _ in range(3):
-        next(first.iterator)
-    meta = first.write(str(tmp_path / "place"))
-    second = TrainingData(datasets, seed=1)
-    second.read(str(tmp_path / "place"), meta())
-    for _ in range(6):
-        one, other = next(first.iterator), next(second.iterator)
-        assert all(np.array_equal(one[name], other[name]) for name in one)
-
-
 # Training
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(model: Any, experiment: Path) -> None:
     assert_resumes_exactly(lambda directory: SimpleTrainer(model, experiment=directory), experiment)
-
-
-def test_each_start_has_a_directory_that_its_name_resumes(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = ["run", "models.convnet", "-s"]
-    assert main([*run, "model.num_steps=2"]) == 0
-    (name,) = [path.name for path in Path("experiments").iterdir()]
-    assert re.fullmatch(r"convnet-\d{8}-\d{6}", name)
-    assert main([*run, "model.num_steps=4", "-s", f"trainer.experiment_name={name}"]) == 0
-    assert "resumed at step 2; data: " in capfd.readouterr().out
-    assert [path.name for path in Path("experiments").iterdir()] == [name]
 
 
 @pytest.mark.slow

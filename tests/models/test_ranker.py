@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -83,38 +82,7 @@ def test_what_an_evaluation_writes(ran: SimpleNamespace) -> None:
     assert np.mean(firsts) == summary["recall@1"]
 
 
-def test_the_page_marks_what_is_right_and_wrong(ran: SimpleNamespace) -> None:
-    page = (ran.retrieval / "index.html").read_text()
-    queries = json.loads((ran.retrieval / "top_retrieved.json").read_text())
-    rights = sum(found["right"] for query in queries for found in query["retrieved"])
-    assert page.count('class="query"') == 48
-    assert page.count('<figure class="right"') == page.count("&#10003; ") - 1 == rights
-    assert page.count('<figure class="wrong"') == 480 - rights
-    assert "<script" not in page and "http" not in re.sub(r"http-equiv", "", page)
-
-
 # -- networks ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras, when it writes weights
-def test_trained_weights_of_a_keras_application(model: Any, tmp_path: Path) -> None:
-    application = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3), pooling="avg")
-    random = np.random.default_rng(0)
-    trained = {v.path: random.uniform(0.5, 1.5, v.shape).astype(np.float32) for v in application.weights}
-    for variable in application.weights:
-        variable.assign(trained[variable.path])
-    application.save_weights(tmp_path / "trained.weights.h5")
-    model.config.update({"model.backbone.name": "MobileNet", "model.picture_size": [32, 32], "model.embedding_units": 4,
-                         "model.backbone.weights": str(tmp_path / "trained.weights.h5")})  # fmt: skip
-    trainer = BuiltModel(model)
-    named = {f"{application.name}/{path}": value for path, value in trained.items()}
-    assert trainer.variables.keys() - {"reduction/kernel"} == named.keys()
-    for name, value in named.items():
-        np.testing.assert_array_equal(trainer.variables[name].numpy(), value, err_msg=name)
-    (embeddings,) = trainer.get_predictor(["query"], ["features"])(pictures := np.zeros((2, 32, 32, 3), np.uint8))
-    expected = application(keras.applications.mobilenet.preprocess_input(pictures.astype(np.float32)), training=False)
-    np.testing.assert_allclose(embeddings, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

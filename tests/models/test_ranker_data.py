@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 from models.ranker import layouts, sample
-from models.ranker.datasets import all_pairs, by_product, datasets, draw_pairs, split
+from models.ranker.datasets import all_pairs, datasets, draw_pairs, split
 from models.ranker.layouts import Picture, read_shop
 from models.ranker.pictures import augmented, plain
 from prototrain import Config
 from prototrain.errors import ConfigError, DataError
-from tests.models.ranker_tree import PRODUCTS, VIEWS, config, picture, stanford, write_stanford
+from tests.models.ranker_tree import PRODUCTS, VIEWS, config, stanford, write_stanford
 
 __all__ = ["config", "stanford"]
 
@@ -48,26 +48,6 @@ def test_the_sample_is_rendered_once_and_always_the_same(
         assert (tmp_path / "catalogue" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("Ebay_train.txt", "head\n1 1 1 a.jpg\n2 1 a.jpg\n", r"Ebay_train.txt:3: expected 4 columns, got 3: '2 1 a"),
-        ("Ebay_test.txt", b"\xff\xfe", "Ebay_test.txt cannot be read: it is not UTF-8"),
-        ("Ebay_test.txt", None, "Ebay_test.txt cannot be read: No such file"),
-    ],
-)
-def test_wrong_list_files(tmp_path: Path, config: Config, name: str, text: str | bytes | None, words: str) -> None:
-    for other in ("Ebay_train.txt", "Ebay_test.txt"):
-        (tmp_path / other).write_text("head\n1 1 1 mug_final/a.jpg\n")
-    if text is None:
-        (tmp_path / name).unlink()
-    else:
-        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    config["data.directory"] = str(tmp_path)
-    with pytest.raises(DataError, match=words):
-        read_shop()
-
-
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
@@ -90,25 +70,12 @@ def test_faults_are_named_and_refused_or_left_out(
     assert next(iter(found["trn"]))["query"].shape == (8, 16, 16, 3)
 
 
-def test_nothing_left_to_train_on(tmp_path: Path, config: Config) -> None:
-    picture(tmp_path / "mug_final/a.jpg", (1, 2, 3))
-    for part in ("train", "test"):
-        (tmp_path / f"Ebay_{part}.txt").write_text("head\n1 1 1 mug_final/a.jpg\n")
-    config["data.directory"] = str(tmp_path)
-    with pytest.raises(DataError, match="no product with two pictures to train on"):
-        datasets()
-
-
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("data.layout", "imagenet", "data.layout: 'imagenet' is neither sample nor stanford"),
         ("data.directory", None, "needs data.directory"),
-        ("data.on_faulty_picture", "ignore", 'expected "refuse" or "skip", got \'ignore\''),
         ("data.validation_share", 1.0, "data.validation_share: expected a share"),
-        ("model.random_within_class", 1.5, "model.random_within_class: expected a probability"),
         ("model.picture_size", 48, r"model.picture_size: expected \[height, width\] in pixels, or null, got 48"),
-        ("model.augment.crop", 0.0, "model.augment.crop: expected a share"),
         ("model.augment.resize_methods", ["cubic"], r"expected some of area, bicubic, .*, got \['cubic'\]"),
     ],
 )
@@ -156,15 +123,6 @@ def test_batches_within_one_class() -> None:
     assert len({query.product for query, _ in of_b}) == 3  # some twice
     mixed = [len({query.category for query, _ in batch}) > 1 for batch in _batches(0.5, 60)]
     assert 15 < sum(mixed) < 45
-
-
-def test_batches_are_a_function_of_the_seed_and_their_number() -> None:
-    assert _batches(0.5, 4) == _batches(0.5, 4) != _batches(0.5, 4, seed=2)
-
-
-def test_a_product_in_two_classes_is_one_product() -> None:
-    listed = [Picture("0", "p", "b"), Picture("1", "q", "a"), Picture("2", "p", "a"), Picture("3", "q", "a")]
-    assert [picture.path for picture in by_product(listed)] == ["1", "3", "0", "2"]
 
 
 def test_validation_pairs_are_fixed() -> None:

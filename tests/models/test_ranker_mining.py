@@ -48,14 +48,6 @@ def test_mining_finds_what_a_plain_loop_finds(seed: int) -> None:
     assert scalars["anchor-positive"] == pytest.approx(np.mean(np.sum(queries * positives, 1)), abs=1e-6)
 
 
-def test_the_same_product_is_never_a_negative() -> None:
-    # All others are unlike the query: a product masked to zero would be the hardest of them.
-    queries = np.array([[1.0, 0.0], [-1.0, 0.0]], np.float32)
-    found = mine(queries, queries, np.array([0, 1], np.int32))
-    np.testing.assert_allclose(found.negative, [-1.0, -1.0])
-    assert found.hardest.numpy().tolist() == [1, 0]
-
-
 def test_a_batch_of_one_product_has_no_negative_and_no_gradient() -> None:
     queries, positives = (tf.Variable(part) for part in _embeddings(0))
     with tf.GradientTape() as tape:

@@ -30,13 +30,6 @@ def test_neighbours_and_recall_are_those_of_a_full_sort(block: int) -> None:
     np.testing.assert_allclose(found.similarities, np.take_along_axis(similarity, exact, 1), atol=1e-6)
 
 
-def test_a_catalogue_smaller_than_k_and_equal_pictures() -> None:
-    catalogue = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], np.float32)
-    found = retrieve(catalogue, k=K, products=np.arange(3))
-    assert found.indices.tolist() == [[1, 2], [0, 2], [0, 1]]  # of equals, the first
-    assert not found.right.any() and recall_at([1, 50], found.right) == [0.0, 0.0]
-
-
 def test_the_counts_of_an_outcome() -> None:
     pictures = [Picture(f"{n}.jpg", f"{kind}1", kind) for n, kind in enumerate(["mug", "mug", "lamp", "lamp"])]
     indices = np.array([[1, 2], [2, 0], [3, 0], [2, 1]])
