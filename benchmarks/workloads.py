@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -68,50 +64,13 @@ def _normal(count: int, *shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).normal(size=(count, *shape)).astype(np.float32)
 
 
-def _tokens(count: int, length: int, vocabulary: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(0).integers(0, vocabulary, (count, length)).astype(np.int32)
-
-
-def _lines(structure: Callable[[Any, Any], Any]) -> tf.data.Dataset:
-    """Examples of 64 numbers, parsed from JSON lines while training."""
-    path = Path(tempfile.gettempdir()) / "prototrain-benchmark.jsonl"
-    x = _normal(1792, 64).round(3)
-    y = np.random.default_rng(1).integers(0, CLASSES, len(x))
-    rows = zip(x.tolist(), y.tolist(), strict=True)
-    path.write_text("".join(json.dumps({"example": example, "label": label}) + "\n" for example, label in rows))
-
-    def parse(line: tf.Tensor) -> Any:
-        example = tf.strings.regex_replace(tf.strings.regex_replace(line, r".*\[", ""), r"\].*", "")
-        label = tf.strings.regex_replace(tf.strings.regex_replace(line, r'.*"label": ', ""), r"\}.*", "")
-        numbers = tf.strings.to_number(tf.strings.split(example, ", "))
-        return structure(tf.ensure_shape(numbers, [64]), tf.strings.to_number(label, tf.int32))
-
-    lines = tf.data.TextLineDataset(str(path))
-    return lines.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).shuffle(1024, seed=1)
+def _tokens(count: int, length: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(0, 1000, (count, length)).astype(np.int32)
 
 
 def _mlp(x: Any, training: bool) -> Any:
     x = keras.layers.Dense(128, activation="relu", name="fc0")(x)
     x = keras.layers.Dense(128, activation="relu", name="fc1")(x)
-    return keras.layers.Dense(CLASSES, name="logits")(x)
-
-
-def _resnet(x: Any, training: bool) -> Any:
-    """Three stages of one residual block each, on 32 x 32 images."""
-
-    def conv(x: Any, name: str, filters: int, strides: int = 1) -> Any:
-        x = keras.layers.Conv2D(filters, 3, strides, padding="same", use_bias=False, name=f"{name}_conv")(x)
-        return keras.layers.BatchNormalization(name=f"{name}_bn")(x, training=training)
-
-    x = keras.layers.ReLU(name="stem_relu")(conv(x, "stem", 8))
-    for stage, filters in enumerate((8, 16, 32)):
-        strides = 1 if stage == 0 else 2
-        inner = keras.layers.ReLU(name=f"relu{stage}a")(conv(x, f"block{stage}a", filters, strides))
-        inner = conv(inner, f"block{stage}b", filters)
-        if strides > 1:
-            x = keras.layers.Conv2D(filters, 1, strides, use_bias=False, name=f"short{stage}")(x)
-        x = keras.layers.ReLU(name=f"relu{stage}b")(keras.layers.Add(name=f"add{stage}")([x, inner]))
-    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     return keras.layers.Dense(CLASSES, name="logits")(x)
 
 
@@ -157,28 +116,13 @@ def _transformer(x: Any, training: bool) -> Any:
     return keras.layers.Dense(CLASSES, name="logits")(x)
 
 
-WORKLOADS = {
-    "mlp": Workload("MLP 64-128-128-10", 32, 3000, (64,), "float32", _arrays(_normal(1792, 64)), _mlp),
-    "resnet": Workload(
-        "small ResNet, 32x32 images", 64, 60, (32, 32, 3), "float32", _arrays(_normal(512, 32, 32, 3)), _resnet
-    ),
-    "text": Workload("embedding and LSTM, 24 tokens", 32, 400, (24,), "int32", _arrays(_tokens(1024, 24, 1000)), _text),
-    "lines": Workload("the MLP on JSON lines", 32, 2000, (64,), "float32", _lines, _mlp),
-}
-
-SIDE_BY_SIDE = {  # for other libraries, which have the same layers in benchmarks/peers; the steps are those of a turn
-    "mlp": dataclasses.replace(WORKLOADS["mlp"], steps=1000),
+WORKLOADS = {  # benchmarks/peers has the same layers for other libraries
+    "mlp": Workload("MLP 64-128-128-10", 32, 1000, (64,), "float32", _arrays(_normal(1792, 64)), _mlp),
     "resnet18": Workload(
         "ResNet-18, 32x32 images", 8, 10, (32, 32, 3), "float32", _arrays(_normal(512, 32, 32, 3)), _resnet18
     ),
     "transformer": Workload(
-        "transformer of 4 layers, 32 tokens",
-        32,
-        50,
-        (32,),
-        "int32",
-        _arrays(_tokens(1024, 32, 1000)),
-        _transformer,
+        "transformer of 4 layers, 32 tokens", 32, 50, (32,), "int32", _arrays(_tokens(1024, 32)), _transformer
     ),
-    "lstm": dataclasses.replace(WORKLOADS["text"], steps=100),
+    "lstm": Workload("embedding and LSTM, 24 tokens", 32, 100, (24,), "int32", _arrays(_tokens(1024, 24)), _text),
 }

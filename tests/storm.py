@@ -34,12 +34,11 @@ def start_interpreter(arguments: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def main(arguments: list[str] | None = None, start: Callable[[list[str]], Any] = start_interpreter) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the storm that the command line asks for.
 
     Args:
         arguments: those of the command line.
-        start: starts Python; returns what can be used like a `subprocess.Popen`.
 
     Returns:
         0 if every run equals its reference in every bit, else 1.
@@ -55,7 +54,7 @@ def main(arguments: list[str] | None = None, start: Callable[[list[str]], Any] =
     for kind in KINDS if options.kind == "all" else [options.kind]:
         begin = time.perf_counter()
         with tempfile.TemporaryDirectory() as scratch:
-            problems = storm(kind, Path(scratch), steps, options.kills, Random(options.seed), start)
+            problems = storm(kind, Path(scratch), steps, options.kills, Random(options.seed))
         outcome = "; ".join(problems) or "equal in every bit"
         print(f"{kind}: {steps} steps, {options.kills} kills in {time.perf_counter() - begin:.0f} s: {outcome}")
         wrong += problems
@@ -63,9 +62,23 @@ def main(arguments: list[str] | None = None, start: Callable[[list[str]], Any] =
 
 
 def storm(
-    kind: str, base: Path, steps: int, kills: int, random: Random, start: Callable[[list[str]], Any]
+    kind: str,
+    base: Path,
+    steps: int,
+    kills: int,
+    random: Random,
+    start: Callable[[list[str]], Any] = start_interpreter,
 ) -> list[str]:
-    """Make the reference and the killed run of one kind, and name everything in which they differ."""
+    """Make the reference and the killed run of one kind, and name everything in which they differ.
+
+    Args:
+        kind: one of `KINDS`.
+        base: a directory for both runs.
+        steps: the length of a run.
+        kills: how often the second one is killed.
+        random: draws the moments of the kills.
+        start: starts Python with arguments; returns what can be used like a `subprocess.Popen`.
+    """
     reference, killed = base / "reference", base / "killed"
     process = start(["-m", "tests.storm_run", kind, str(reference), str(steps)])
     output = _read(process, READY)
@@ -73,6 +86,7 @@ def storm(
     output += _read(process, MADE)
     tracing = max(time.perf_counter() - begun, 0.2)
     output += _read(process)
+    process.stdout.close()
     if process.wait():
         return [f"the reference failed:\n{output}"]
     reached = 0
@@ -103,7 +117,7 @@ def storm(
             return [f"a run ended with exit code {process.wait()}:\n{output[-2000:]}"]
     one, two = _results(reference), _results(killed)
     problems = [f"{key} differ: {_first_difference(one[key], two[key])}" for key in one if one[key] != two[key]]
-    left = [path.name for path in (killed / "checkpoints").iterdir() if not path.name.startswith("step-")]
+    left = [path.name for path in (killed / "checkpoints").iterdir() if not path.name.startswith(("step-", "min-"))]
     return problems + [f"left behind in checkpoints: {name}" for name in left]
 
 

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from benchmarks import steps
 from benchmarks.peers import compare
-from benchmarks.workloads import SIDE_BY_SIDE, WORKLOADS, Workload
+from benchmarks.workloads import WORKLOADS, Workload
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside of Keras
-def test_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--workload", "lines", "--rounds", "1", "--steps", "20", "--output", str(tmp_path)]
-    steps.main([*arguments, "--only", "usual callbacks"])
-    out = capsys.readouterr().out
-    assert "prototrain, usual callbacks" in out
-    rates = json.loads((tmp_path / "steps.json").read_text())["results"]["lines"]
-    assert all(rate > 0 for found in rates.values() for rate in found)
-
-
-@pytest.mark.parametrize("workload", [*WORKLOADS.values(), *SIDE_BY_SIDE.values()])
+@pytest.mark.parametrize("workload", WORKLOADS.values())
 def test_workloads(workload: Workload) -> None:
     batch = next(iter(workload.batches(lambda x, y: (x, y))))
     assert batch[0].shape == (workload.batch, *workload.shape)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from itertools import chain, repeat
+from pathlib import Path
+from random import Random
 
 import pytest
 
 from tests.preloaded import Program
-from tests.storm import main, start_interpreter
+from tests.storm import start_interpreter, storm
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["replay", "towers"])
-def test_a_run_that_is_killed_equals_one_that_is_not(kind: str) -> None:
+def test_a_run_that_is_killed_equals_one_that_is_not(kind: str, tmp_path: Path) -> None:
     # One reference has an interpreter of its own, with another hash seed: that must not matter either.
     starts = chain([start_interpreter if kind == "replay" else Program], repeat(Program))
-    assert main(["--kind", kind, "--kills", "2", "--steps", "120"], lambda program: next(starts)(program)) == 0
+    problems = storm(kind, tmp_path, steps=120, kills=2, random=Random(0), start=lambda program: next(starts)(program))
+    assert problems == []

@@ -64,6 +64,7 @@ PEERS = {
         for form in (True, "loop", "auto")
     },
     "prototrain, loss only": Peer("losses to metrics.jsonl", "of_tensorflow:prototrain", {"usual": False}),
+    "one graph call, the limit": Peer("nothing", "of_tensorflow:one_call"),
     "Keras fit as it comes": Peer(_KERAS, "of_tensorflow:keras_fit"),
     **{
         f"Keras fit, {n} steps per execution, {title}": Peer(
@@ -86,7 +87,7 @@ PEERS = {
     "JAX by hand, jit": Peer(_HAND, "of_jax:by_hand", needs=("jax", "optax")),
     "JAX by hand, lax.scan over 50 steps": Peer(_HAND, "of_jax:by_hand", {"at_once": 50}, ("jax", "optax")),
 }
-WORKLOADS = ("mlp", "resnet18", "transformer", "lstm")
+NAMES = ("mlp", "resnet18", "transformer", "lstm")  # of the workloads
 __doc__ = (__doc__ or "").format(besides="\n".join(f"{title:42s} {peer.besides}" for title, peer in PEERS.items()))
 
 
@@ -149,9 +150,9 @@ def measure(name: str, titles: list[str], rounds: int, steps: int | None = None)
     Raises:
         SystemExit: prototrain has failed, or they do not train the same number of parameters.
     """
-    from benchmarks.workloads import SIDE_BY_SIDE, pair
+    from benchmarks.workloads import WORKLOADS, pair
 
-    workload = SIDE_BY_SIDE[name]
+    workload = WORKLOADS[name]
     with tempfile.TemporaryDirectory() as scratch:
         data = list(workload.batches(pair).take(BATCHES).as_numpy_iterator())
         path = Path(scratch) / "batches.npz"
@@ -244,7 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
+    parser.add_argument("--workload", choices=[*NAMES, "all"], default="all")
     parser.add_argument("--rounds", type=int, default=5, help="how often each takes its turn")
     parser.add_argument("--steps", type=int, help="steps of a turn; by default some seconds' worth")
     parser.add_argument(
@@ -259,12 +260,12 @@ def main(arguments: list[str] | None = None) -> None:
         child(options.child, options.workload, options.data, options.steps, options.rounds)
         return
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
-    from benchmarks.workloads import SIDE_BY_SIDE
+    from benchmarks.workloads import WORKLOADS
 
     titles = chosen(options.only)
     results = {}
-    for name in WORKLOADS if options.workload == "all" else [options.workload]:
-        workload = SIDE_BY_SIDE[name]
+    for name in NAMES if options.workload == "all" else [options.workload]:
+        workload = WORKLOADS[name]
         steps = options.steps or workload.steps
         results[name] = measure(name, titles, options.rounds, steps)
         parameters = results[name][OURS][0]["parameters"]

@@ -1,4 +1,4 @@
-"""prototrain, Keras `fit` and Orbit on the layers of a workload."""
+"""prototrain, one graph call, Keras `fit` and Orbit on the layers of a workload."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from benchmarks.peers.turns import LOG, SAVE, Batches, Turns
-from benchmarks.subjects import keras_model, trainer_for, update, usual_callbacks
-from benchmarks.workloads import SIDE_BY_SIDE, Workload, pair
-from prototrain import Callback, SimpleTrainer
-from prototrain.callbacks import JSONWriter, Summaries
+from benchmarks.workloads import WORKLOADS, Workload, by_name, pair
+from prototrain import Callback, Config, SimpleTrainer
+from prototrain.callbacks import (
+    JSONWriter,
+    LearningRate,
+    ModelSaver,
+    ProgressBar,
+    SaveOnExit,
+    ScalarPrinter,
+    StopOnNaN,
+    Summaries,
+    TensorBoardWriter,
+)
 
 
 @dataclass(frozen=True)
@@ -29,8 +39,46 @@ class InMemory(Workload):
 
 
 def in_memory(name: str, batches: Batches) -> InMemory:
-    """One of `SIDE_BY_SIDE` on the batches that are given."""
-    return InMemory(**vars(SIDE_BY_SIDE[name]), arrays=batches)
+    """One of `WORKLOADS` on the batches that are given."""
+    return InMemory(**vars(WORKLOADS[name]), arrays=batches)
+
+
+def usual_callbacks() -> list[Callback]:
+    """The callbacks of `prototrain run`, without validation."""
+    return [
+        LearningRate(lambda step: 1e-3),
+        Summaries().every(steps=LOG),
+        TensorBoardWriter(),
+        JSONWriter(),
+        ScalarPrinter().every(steps=100),
+        ProgressBar(),
+        ModelSaver(asynchronous=True).every(steps=SAVE),
+        SaveOnExit(),
+        StopOnNaN(),
+    ]
+
+
+def trainer_for(workload: Workload, experiment: Path, form: bool | str) -> SimpleTrainer:
+    """A prototrain trainer of a workload."""
+
+    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        logits = workload.logits(inputs["x"], train_phase)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=logits)
+        return {"logits": logits, "loss": tf.reduce_mean(losses)}
+
+    config = Config(
+        {
+            "trainer.experiment_name": "benchmark",
+            "model.batch_size": workload.batch,
+            "model.num_steps": workload.steps,
+            "model.jit_compile": form,
+            "model.optimizer.method": "adam",
+            "model.lr_schedule.method": "constant",
+            "model.lr_schedule.constant.value": 1e-3,
+        }
+    )
+    model = SimpleNamespace(config=config, datasets=lambda: {"trn": workload.batches(by_name)}, build=build)
+    return SimpleTrainer(model, experiment=experiment)
 
 
 def prototrain(name: str, batches: Batches, turns: Turns, *, usual: bool = True, form: bool | str = False) -> None:
@@ -46,15 +94,30 @@ def prototrain(name: str, batches: Batches, turns: Turns, *, usual: bool = True,
             parameters = sum(variable.shape.num_elements() for variable in self.trainer.trainable.values())  # type: ignore[attr-defined]
             turns.over(float(self.trainer.outputs["loss"]), parameters)
 
-    def make(model: Any, **keywords: Any) -> SimpleTrainer:
-        model.config["model.jit_compile"] = form
-        return SimpleTrainer(model, **keywords)
-
     turns.begin()
     callbacks = usual_callbacks() if usual else [Summaries().every(steps=LOG), JSONWriter()]
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = trainer_for(in_memory(name, batches), Path(scratch) / "run", make)
+        trainer = trainer_for(in_memory(name, batches), Path(scratch) / "run", form)
         trainer.train([*callbacks, InTurns()], max_steps=turns.total)
+
+
+def one_call(name: str, batches: Batches, turns: Turns) -> None:
+    """All steps of a turn in one graph call, and nothing else: the limit."""
+    turns.begin()
+    workload = in_memory(name, batches)
+    model, optimizer = keras_model(workload), keras.optimizers.Adam(1e-3)
+    optimizer.build(model.trainable_variables)
+    iterator = iter(workload.batches(pair))
+
+    @tf.function(autograph=False)
+    def call(steps: tf.Tensor) -> tf.Tensor:
+        def body(done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return done + 1, update(model, optimizer, *next(iterator))
+
+        return tf.while_loop(lambda done, _: done < steps, body, (tf.constant(0), tf.constant(0.0)))[1]
+
+    while turns.end <= turns.total:
+        turns.over(float(call(tf.constant(turns.steps))), _count(model))
 
 
 def keras_fit(name: str, batches: Batches, turns: Turns, *, at_once: int = 1, jit: bool | str = "auto") -> None:
@@ -122,6 +185,20 @@ def orbit_loop(name: str, batches: Batches, turns: Turns) -> None:
         while turns.end <= turns.total:
             controller.train(steps=turns.end)
             turns.over(float(trainer.loss), _count(trainer.model))
+
+
+def keras_model(workload: Workload) -> keras.Model:
+    inputs = keras.Input(workload.shape, dtype=workload.dtype)
+    return keras.Model(inputs, workload.logits(inputs, None))
+
+
+def update(model: Any, optimizer: Any, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """One step on a batch; returns the loss."""
+    with tf.GradientTape() as tape:
+        logits = model(x, training=True)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    return loss
 
 
 def _count(model: Any) -> int:

@@ -73,7 +73,7 @@ def _conv(before: int, filters: int, size: int, stride: int = 1) -> list[nn.Modu
 
 
 def model(name: str) -> nn.Module:
-    """The layers of a workload of `SIDE_BY_SIDE`."""
+    """The layers of a workload of `WORKLOADS`."""
     if name == "mlp":
         return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES))
     if name == "lstm":

@@ -64,7 +64,7 @@ class ProgramTrainer(TowerTrainer):
         """Update the variables of each optimizer by it; see `TowerTrainer.apply_gradients`."""
         for part in self.parts:
             clipping = [] if part.spec.clip_norm is None else [ClipByGlobalNorm(part.spec.clip_norm)]
-            of_part = [*clipping, *part.spec.processors]
+            of_part: list[Any] = [*clipping, *part.spec.processors]
             update.apply_gradients(
                 [(gradient, variable) for gradient, variable in gradients_and_variables if id(variable) in part.ids],
                 loss,

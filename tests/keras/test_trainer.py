@@ -63,7 +63,7 @@ class Counting(LAYERS.Layer):  # type: ignore[misc]
 
 def test_making_a_trainer_changes_no_state() -> None:
     counting = Counting()
-    layers = [LAYERS.BatchNormalization(), counting, LAYERS.LSTM(3, stateful=True), LAYERS.Dense(1)]
+    layers = [LAYERS.BatchNormalization(), counting, LAYERS.SimpleRNN(3, stateful=True), LAYERS.Dense(1)]
     model = keras.Sequential([keras.Input((5, 2), batch_size=8), *layers])
     model.compile("sgd", "mse")
     sequences = np.random.default_rng(1).normal(size=(16, 5, 2)).astype(np.float32)
@@ -82,15 +82,12 @@ def test_making_a_trainer_changes_no_state() -> None:
     assert int(counting.calls) - before[-3] == 5
 
 
-@pytest.mark.parametrize("make", [convnet, own_step])
-def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(make: Callable[[], keras.Model], tmp_path: Path) -> None:
-    labels = LABELS[:, None] if make is convnet else MEANS
-
+def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     def run(name: str, steps: int) -> KerasTrainer:
         trainer = KerasTrainer(
-            made(make),
-            lambda: tf.data.Dataset.from_tensor_slices((IMAGES, labels)).shuffle(40).batch(8),
-            validation=batches(IMAGES, labels),
+            made(own_step),
+            lambda: tf.data.Dataset.from_tensor_slices((IMAGES, MEANS)).shuffle(40).batch(8),
+            validation=batches(IMAGES, MEANS),
             experiment=tmp_path / name,
         )
         trainer.train([Validation().every(steps=2), ModelSaver().every(steps=4), SaveOnExit()], max_steps=steps)
@@ -101,7 +98,7 @@ def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(make: Callable[[], ker
     parts = run("parts", 9)
     assert parts.run.resume_line().startswith("resumed at step 7")
     assert values(parts) == values(whole) and "optimizer/iteration" in values(parts)
-    assert (make is own_step) == ({"of_hidden/iteration", "norm/total"} <= values(parts).keys())
+    assert {"of_hidden/iteration", "norm/total"} <= values(parts).keys()
     measured = [dict(trainer.monitors.history("vld/loss")) for trainer in (parts, whole)]
     assert measured[0].items() >= measured[1].items()
 
