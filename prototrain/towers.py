@@ -1,4 +1,4 @@
-"""Towers: how they are found among the devices, what `build` can ask about its own, where their values lie."""
+"""Towers: their devices, the tower that is being built, and variables with a copy on each."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def components(variable: Any) -> list[tf.Variable]:
 
 
 def is_local(variable: tf.Variable) -> bool:
-    """Whether each tower assigns this variable for itself: batch statistics, seeds, counters of the user's."""
+    """Whether each tower assigns its own copy of this variable: batch statistics, seeds, a user's counters."""
     return not variable.trainable and variable.aggregation == tf.VariableAggregation.NONE
 
 
@@ -213,7 +213,7 @@ def is_seed(name: str, variable: Any) -> bool:
 
 
 def seed_of_tower(state: Any, index: int) -> Any:
-    """The seed state of a tower that stands where the first one stands.
+    """The seed state of a tower at the position of the first tower's.
 
     Args:
         state: the first tower's [seed, counter], of uint32.
@@ -225,7 +225,7 @@ def seed_of_tower(state: Any, index: int) -> Any:
 
 
 def in_words(devices: Sequence[str]) -> str:
-    """Devices by their names, GPUs with what they are."""
+    """The names of devices, GPUs with their models."""
     physical = tf.config.list_physical_devices("GPU")
     found = []
     for name in devices:
@@ -239,7 +239,7 @@ def in_words(devices: Sequence[str]) -> str:
 
 
 def why_no_gpu() -> str | None:
-    """If there is a GPU in the machine and TensorFlow cannot use it: why, and what mends it, in a line; else None."""
+    """A warning if there is a GPU in the machine that TensorFlow cannot use, with the cure; else None."""
     if tf.config.list_physical_devices("GPU") or not (found := gpus_in_machine()):
         return None
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""

@@ -89,7 +89,7 @@ def calling(layer: Any) -> Iterator[None]:
 
 @dataclass
 class _Frame:
-    """Code that is running: `build` itself, a layer's call, or code that no later call repeats, which is ignored."""
+    """Running code: `build` itself, a layer's call, or ignored code, which no later call repeats."""
 
     owner: int  # the id of a layer, or 0 for `build`
     is_ignored: bool = False
@@ -157,7 +157,7 @@ class BuildCall:
 
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:
-        """A layer is called in this block: what is made in it belongs to the layer."""
+        """Context manager around a layer's call: objects that are made in it belong to the layer."""
         if not self._in_layer and id(layer) not in self.called:
             self.called[id(layer)] = layer
             with self.ignoring():
@@ -167,7 +167,7 @@ class BuildCall:
 
     @contextmanager
     def ignoring(self) -> Iterator[None]:
-        """An object is initialized or built in this block, which no later call repeats; what it changes stays."""
+        """Context manager around an `__init__` or `build`, which no later call repeats; its changes stay."""
         with self._frame(_Frame(0, is_ignored=True)):
             yield
 
@@ -205,7 +205,7 @@ class BuildCall:
         return new, True
 
     def obtain(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
-        """The object of the first call that stands for a new one of this class, or else a new one of `make`."""
+        """Return the object that the first call made with the same arguments, or else a new one of `make`."""
         key = (f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), _outline((args, kwargs)))
         found, is_new = self._find_or_make(key, make)
         if is_new:
@@ -214,12 +214,12 @@ class BuildCall:
         return found
 
     def is_initialized(self, found: Any) -> bool:
-        """Whether an object whose class is about to initialize it is of an earlier call; True once for each."""
+        """Whether an object whose `__init__` is about to run was made by an earlier call; True once for each."""
         is_given, self._given = found is self._given, None
         return is_given
 
     def variable(self, arguments: Mapping[str, Any], make: Callable[[], tf.Variable]) -> tf.Variable:
-        """The `tf.Variable` of the first call that stands for a new one with these arguments, or that of `make`."""
+        """Return the `tf.Variable` that the first call made with the same arguments, or else the result of `make`."""
         value: Any = arguments.get("initial_value")
         # Only a call of an initializer would tell the shape.
         shape = None if callable(value) else tf.TensorShape(value.shape if hasattr(value, "shape") else np.shape(value))
@@ -296,17 +296,17 @@ class BuildCall:
     # -- losses, variables and seeds ----------------------------------------------------------------------------------
 
     def note_taken(self, layer: Any, losses: list[Any]) -> None:
-        """The losses of a layer were read: if `build` did it, `build` takes care of them."""
+        """Note that the losses of a layer were read: if `build` did it, it adds them to its own loss."""
         if not self._in_layer:
             self._taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
 
     def losses_left(self, weights: list[Any]) -> list[Any]:
-        """The losses of layers, and of the regularizers of these weights, that `build` does not take care of."""
+        """The losses of layers, and of the regularizers of these weights, that `build` has not read."""
         found = [loss for loss in self.losses if id(loss) not in self._taken]
         return found + [w.regularizer(w) for w in weights if w.regularizer is not None and id(w) not in self._taken]
 
     def take_losses(self) -> list[Any]:
-        """The losses of layers that `build` has called so far; `build` takes care of them from now on."""
+        """The losses of layers that `build` has called so far, which count as read from now on."""
         weights = {id(w): w for layer in self.called.values() for w in layer.trainable_weights}
         found = self.losses_left(list(weights.values()))
         self._taken |= {*map(id, self.losses), *weights}

@@ -190,7 +190,7 @@ def require_module(name: str) -> None:
 
 
 def import_own(name: str, *, what: str) -> ModuleType | None:
-    """Import a module of the user's from the current directory or from any installed package.
+    """Import a user's module from the current directory or from any installed package.
 
     Args:
         name: with dots.
@@ -209,7 +209,7 @@ def import_own(name: str, *, what: str) -> ModuleType | None:
         return importlib.import_module(name)
     except PrototrainError as error:
         raise ModelError(f"{what} {name}: {error}") from error
-    except (Exception, SystemExit) as error:  # whatever the module's code raises
+    except (Exception, SystemExit) as error:  # of the module's code
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             return None

@@ -133,7 +133,7 @@ class Placement:
         return [v for v in found if v.dtype.is_floating and is_local(v) and id(v) not in frozen]
 
     def own_variables(self) -> list[tf.Variable]:
-        """The variables of single towers that stand for one that all share."""
+        """The seeds of single towers, where the towers share all other variables."""
         return [variable for own in self._cache.of_tower.values() for variable in own.values()]
 
 
@@ -199,7 +199,7 @@ def _copied(values: Any) -> Any:
 
 def _all_reduce_mean(values: list[Any]) -> list[Any]:
     """Average tensors over all towers of the strategy whose tower this is called in."""
-    # Copies, since a tensor has to be known to be on the tower's device, whatever made it.
+    # Copies, since TensorFlow must know that a tensor is on the tower's device.
     found: list[Any] = [_copied(value) for value in values]
     context = tf.distribute.get_replica_context()
     # Collective ops pack tensors of one kind only.
