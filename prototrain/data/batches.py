@@ -1,8 +1,8 @@
-"""Batches: their tensors by path, their parts, their digests, and how many of them are used."""
+"""Batches: their structure, sizes, parts and digests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -14,15 +14,19 @@ from prototrain.system.tracebacks import cause
 WHY_EMPTY = ": has it fewer examples than .batch(..., drop_remainder=True) asks for, or are its files empty?"
 """Ends an error message about a dataset without batches."""
 
+Batch = dict[str, Any]
+Datasets = dict[str, tf.data.Dataset]
 _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+
+# -- structure ---------------------------------------------------------------------------------------------------------
 
 
 def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
     """Check a dataset that a model's `datasets` returned.
 
     Raises:
-        DataError: it is not a `tf.data.Dataset` whose elements are dicts of tensors (or of dicts and tuples of them),
-            or it is known to be empty.
+        DataError: it is not a `tf.data.Dataset` of batches that are dicts of tensors (or of dicts and tuples of them),
+            or it is empty.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise DataError(
@@ -30,60 +34,41 @@ def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
             "keras.utils.PyDataset, a Grain dataset and a DataFlow will do, too"
         )
     spec = dataset.element_spec
-    if not isinstance(spec, dict):
-        raise DataError(f"each element of dataset {name!r} must be a dict of batched tensors, not {_in_words(spec)}")
-    if not tf.nest.flatten(spec):
-        raise DataError(f"each element of dataset {name!r} must be a dict of batched tensors; there is none in it")
-    for key in _keys(spec):
-        if not isinstance(key, str):
-            raise DataError(f"each tensor in dataset {name!r} must have a text for its name, not {key!r}")
-    for path, one in by_path(spec).items():
+    if not isinstance(spec, dict) or not all(isinstance(key, str) for key in spec):
+        what = f"a tuple of {len(spec)}" if isinstance(spec, tuple) else "a tensor" if _is_leaf(spec) else str(spec)
+        raise DataError(
+            f"each element of dataset {name!r} must be a dict of batched tensors with texts for keys, not {what}; "
+            '.map(lambda x, y: {"x": x, "y": y}) makes one of a tuple'
+        )
+    parts = by_path(spec)
+    for path, one in parts.items():
         if not isinstance(one, _TENSORS):
             kind = "a dataset" if isinstance(one, tf.data.DatasetSpec) else type(one).__name__.removesuffix("Spec")
-            raise DataError(
-                f"{path!r} in dataset {name!r} is {kind}, not a tensor; make one of it in a map(), or leave it out"
-            )
-    if all(one.shape.rank == 0 for one in by_path(spec).values()):
+            raise DataError(f"{path!r} in dataset {name!r} is {kind}, not a tensor; convert it in a map()")
+    if all(one.shape.rank == 0 for one in parts.values()):
         raise DataError(f"dataset {name!r} gives single examples, not batches: add .batch(model.batch_size)")
     if int(dataset.cardinality()) == 0:
         raise DataError(f"dataset {name!r} is empty{WHY_EMPTY}")
     return dataset
 
 
-def _in_words(spec: Any) -> str:
-    """What elements are that are no dicts, and how to make dicts of them."""
-    if isinstance(spec, tuple) and spec:
-        names = ("x", "y", "weights")[: len(spec)] if len(spec) <= 3 else [f"x{index}" for index in range(len(spec))]
-        pairs = ", ".join(f'"{name}": {name}' for name in names)
-        return f"a tuple of {len(spec)}; .map(lambda {', '.join(names)}: {{{pairs}}}) makes one"
-    what = "a tensor" if isinstance(spec, tf.TypeSpec) else f"a {type(spec).__name__}"
-    return f'{what}; .map(lambda x: {{"x": x}}) makes one'
-
-
-def _keys(structure: Any) -> Iterator[Any]:
-    if isinstance(structure, Mapping):
-        yield from structure
-    for inside in _inside(structure).values():
-        yield from _keys(inside)
+def _is_leaf(structure: Any) -> bool:
+    return not isinstance(structure, Mapping | tuple | list)
 
 
 def _inside(structure: Any) -> dict[str, Any]:
-    """The next level of a structure, by name or by number; nothing if it is a tensor."""
-    if isinstance(structure, Mapping):
-        return {str(key): value for key, value in structure.items()}
-    if isinstance(structure, tuple | list):
-        return {str(index): value for index, value in enumerate(structure)}
-    return {}
+    """The next level of a structure, by name or by number; nothing for a tensor."""
+    if _is_leaf(structure):
+        return {}
+    items = structure.items() if isinstance(structure, Mapping) else enumerate(structure)
+    return {str(key): value for key, value in items}
 
 
 def by_path(structure: Any) -> dict[str, Any]:
-    """The tensors of a batch, or of anything built like one, in its own order, each by its path."""
+    """The tensors of a batch, or of anything with its structure, in its order, each by its path."""
     found: dict[str, Any] = {}
     for name, value in _inside(structure).items():
-        if isinstance(value, Mapping | tuple | list):
-            found |= {f"{name}/{path}": inside for path, inside in by_path(value).items()}
-        else:
-            found[name] = value
+        found |= {name: value} if _is_leaf(value) else {f"{name}/{path}": one for path, one in by_path(value).items()}
     return found
 
 
@@ -91,7 +76,7 @@ def at_path(structure: Any, path: str) -> Any:
     """The tensor or the part of a batch that has a name or a path.
 
     Raises:
-        KeyError: nothing.
+        KeyError: there is none.
     """
     inside = _inside(structure)
     if path in inside:  # also a name with a slash in it
@@ -111,54 +96,33 @@ def has_path(structure: Any, path: str) -> bool:
     return True
 
 
-def from_paths(values: Mapping[str, Any], like: Any) -> dict[str, Any]:
-    """A batch, or a part of one, made of values by name or path.
+def from_paths(values: Mapping[str, Any], like: Any) -> Batch:
+    """A batch, or a part of one, of values by name or path.
 
     Args:
         values: by name or path.
-        like: what says which names are paths: a whole batch, or its specification; None if all are names.
+        like: a batch or its spec, which says what names are paths; None if all are names.
 
     Raises:
-        KeyError: of a tuple not all is there.
+        KeyError: a tuple is incomplete.
     """
-    if like is None:
-        return dict(values)
-    found: dict[str, Any] = {}
-    deeper: dict[str, dict[str, Any]] = {}
     inside = _inside(like)
+    found: Batch = {}
+    deeper: dict[str, Batch] = {}
     for path, value in values.items():
         name, slash, rest = path.partition("/")
         if slash and path not in inside and name in inside:
             deeper.setdefault(name, {})[rest] = value
         else:
             found[path] = value
-    for name, values_there in deeper.items():
-        part = {**found.get(name, {}), **from_paths(values_there, inside[name])}
-        is_tuple = isinstance(inside[name], tuple | list)
-        found[name] = tuple(part[str(index)] for index in range(len(inside[name]))) if is_tuple else part
+    for name, rests in deeper.items():
+        part = from_paths(rests, inside[name])
+        is_dict = isinstance(inside[name], Mapping)
+        found[name] = part if is_dict else tuple(part[str(index)] for index in range(len(inside[name])))
     return found
 
 
-def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
-    """The number of examples in a batch: the first dimension of all its tensors; of the first one if they differ.
-
-    Raises:
-        DataError: all are scalars.
-    """
-    for size in first_dimensions(inputs).values():
-        return size
-    raise DataError("a batch has no dimension of examples, only scalars: the dataset must be batched, with .batch(...)")
-
-
-def counted_examples(inputs: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-    """The number of examples in a batch, int64, and whether the first dimensions of all its tensors agree.
-
-    Raises:
-        DataError: all are scalars.
-    """
-    size = tf.cast(batch_size(inputs), tf.int64)
-    sizes = [tf.cast(each, tf.int64) for each in first_dimensions(inputs).values()]
-    return size, tf.reduce_all(tf.stack(sizes) == size)
+# -- sizes -------------------------------------------------------------------------------------------------------------
 
 
 def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
@@ -174,56 +138,26 @@ def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     return found
 
 
-def made_up_batch(spec: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """A batch of zeros, to build a model on before there is any data; open dimensions behind the first are 1.
+def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
+    """The number of examples in a batch: the first dimension of its tensors; of the first tensor if they differ.
 
     Raises:
-        DataError: a part is no dense tensor of a known rank.
+        DataError: all are scalars.
     """
-
-    def zeros(spec: Any) -> tf.Tensor:
-        if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
-            raise DataError(f"live data must be of dense tensors with known ranks; {spec} is none")
-        shape = [size if size is not None else 1 if axis else batch_size for axis, size in enumerate(spec.shape)]
-        return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
-
-    return dict(tf.nest.map_structure(zeros, dict(spec)))
+    for size in first_dimensions(inputs).values():
+        return size
+    raise DataError("a batch has no dimension of examples, only scalars: the dataset must be batched, with .batch(...)")
 
 
-def first_batch(iterator: Any) -> dict[str, Any]:
-    """Read one batch of the training dataset.
+def counted_examples(inputs: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """The number of examples in a batch, int64, and whether the first dimensions of its tensors agree.
 
     Raises:
-        DataError: there is none, or it cannot be read.
+        DataError: all are scalars.
     """
-    try:
-        for batch in iterator:
-            return dict(batch)
-    except tf.errors.OpError as error:
-        raise DataError(f"reading the training dataset 'trn' failed: {cause(error)}") from error
-    raise DataError(f"the training dataset 'trn' is empty{WHY_EMPTY}")
-
-
-Batch = dict[str, Any]
-
-
-def split_batch(inputs: Batch, parts: int) -> list[Batch]:
-    """Divide every tensor of a batch evenly along its first dimension; a scalar goes to every part. Traced or eager.
-
-    Raises:
-        tf.errors.InvalidArgumentError: the number of examples does not divide.
-    """
-    if parts == 1:
-        return [inputs]
-    paths = {id(value): path for path, value in by_path(inputs).items()}
-    divided = [_split(value, parts, paths[id(value)]) for value in tf.nest.flatten(inputs)]
-    return [tf.nest.pack_sequence_as(inputs, [values[index] for values in divided]) for index in range(parts)]
-
-
-def first_part(inputs: Batch, parts: int) -> Batch:
-    """The first of the parts; all of a batch that has fewer examples than parts."""
-    found: Batch = tf.nest.map_structure(lambda value: _first(value, parts), inputs)
-    return found
+    size = tf.cast(batch_size(inputs), tf.int64)
+    sizes = [tf.cast(each, tf.int64) for each in first_dimensions(inputs).values()]
+    return size, tf.reduce_all(tf.stack(sizes) == size)
 
 
 def length_in_words(dataset: Any) -> str:
@@ -254,12 +188,28 @@ def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
         )
 
 
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def split_batch(inputs: Batch, parts: int) -> list[Batch]:
+    """Divide every tensor of a batch evenly along its first dimension; a scalar goes to every part. Traced or eager.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the number of examples does not divide.
+    """
+    if parts == 1:
+        return [inputs]
+    paths = {id(value): path for path, value in by_path(inputs).items()}
+    divided = [_split(value, parts, paths[id(value)]) for value in tf.nest.flatten(inputs)]
+    return [tf.nest.pack_sequence_as(inputs, [values[index] for values in divided]) for index in range(parts)]
+
+
 def _split(value: Any, parts: int, path: str) -> list[Any]:
+    if value.shape.rank == 0:
+        return [value] * parts
     if isinstance(value, tf.SparseTensor):
         with tf.control_dependencies(_even(value.dense_shape[0], parts, path)):
             return list(tf.sparse.split(value.with_values(tf.identity(value.values)), parts, axis=0))
-    if value.shape.rank == 0:
-        return [value] * parts
     if isinstance(value, tf.RaggedTensor):
         size = value.nrows() // parts
         with tf.control_dependencies(_even(value.nrows(), parts, path)):
@@ -279,43 +229,74 @@ def _even(examples: Any, parts: int, path: str) -> list[Any]:
     return [] if check is None else [check]  # None: it was checked already, eagerly or while tracing
 
 
-def _first(value: Any, parts: int) -> Any:
-    if value.shape.rank == 0 or parts == 1:
-        return value
-    if isinstance(value, tf.SparseTensor):
-        size = tf.maximum(value.dense_shape[0] // parts, 1)
-        rest = value.dense_shape[1:]
-        return tf.sparse.slice(value, tf.zeros_like(value.dense_shape), tf.concat([[size], rest], 0))
-    examples = value.nrows() if isinstance(value, tf.RaggedTensor) else tf.shape(value)[0]
-    return value[: tf.maximum(examples // parts, 1)]
+def first_part(inputs: Batch, parts: int) -> Batch:
+    """The first of the parts; all of a batch that has fewer examples than parts."""
 
+    def first(value: Any) -> Any:
+        if value.shape.rank == 0 or parts == 1:
+            return value
+        if isinstance(value, tf.SparseTensor):
+            size = tf.maximum(value.dense_shape[0] // parts, 1)
+            sizes = tf.concat([[size], value.dense_shape[1:]], 0)
+            return tf.sparse.slice(value, tf.zeros_like(value.dense_shape), sizes)
+        examples = value.nrows() if isinstance(value, tf.RaggedTensor) else tf.shape(value)[0]
+        return value[: tf.maximum(examples // parts, 1)]
 
-Datasets = dict[str, tf.data.Dataset]
+    found: Batch = tf.nest.map_structure(first, inputs)
+    return found
 
 
 def limited(make: Callable[[], Datasets], *, limit: int | None, overfit: int | None) -> Callable[[], Datasets]:
     """Let a model's `datasets` give less: at most `limit` batches in a pass over each, or the first `overfit` training
     batches instead of every dataset."""
-    if limit is None and overfit is None:
-        return make
     kept: list[tf.data.Dataset] = []
 
     def datasets() -> Datasets:
         found = make()
         if overfit is not None and isinstance(found, dict) and "trn" in found:
             if not kept:
-                kept.append(_in_memory(found["trn"], overfit))
+                batches = [tf.data.Dataset.from_tensors(batch) for batch in found["trn"].take(overfit)]
+                kept.append(reduce(lambda one, other: one.concatenate(other), batches or [found["trn"]]))
             return dict.fromkeys(found, kept[0])
         return {name: dataset.take(limit) for name, dataset in found.items()}
 
-    return datasets
+    return make if limit is None and overfit is None else datasets
 
 
-def _in_memory(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
-    found = [tf.data.Dataset.from_tensors(batch) for batch in dataset.take(batches)]
-    # Nothing to learn by heart: the run says that the dataset is empty.
-    return reduce(lambda one, other: one.concatenate(other), found) if found else dataset
+# -- the first batch ---------------------------------------------------------------------------------------------------
 
+
+def first_batch(iterator: Any) -> Batch:
+    """Read one batch of the training dataset.
+
+    Raises:
+        DataError: there is none, or it cannot be read.
+    """
+    try:
+        for batch in iterator:
+            return dict(batch)
+    except tf.errors.OpError as error:
+        raise DataError(f"reading the training dataset 'trn' failed: {cause(error)}") from error
+    raise DataError(f"the training dataset 'trn' is empty{WHY_EMPTY}")
+
+
+def made_up_batch(spec: Mapping[str, Any], batch_size: int) -> Batch:
+    """A batch of zeros, to build a model on before there is any data; open dimensions behind the first are 1.
+
+    Raises:
+        DataError: a part is no dense tensor of a known rank.
+    """
+
+    def zeros(spec: Any) -> tf.Tensor:
+        if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
+            raise DataError(f"live data must be of dense tensors with known ranks; {spec} is none")
+        shape = [size if size is not None else 1 if axis else batch_size for axis, size in enumerate(spec.shape)]
+        return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
+
+    return dict(tf.nest.map_structure(zeros, dict(spec)))
+
+
+# -- digests -----------------------------------------------------------------------------------------------------------
 
 _KEPT_DIGESTS = 1024  # more than are ever read ahead of the training
 
@@ -332,23 +313,24 @@ class RollingDigest:
 
         def leave_digest(state: tuple[Any, Any], batch: Any) -> tuple[tuple[Any, Any], Any]:
             number, before = state
-            number, digest = number + 1, roll(batch, before)
+            number, digest = number + 1, _roll(batch, before)
             self._digests.scatter_nd_update([[number % _KEPT_DIGESTS]], [digest])
             return (number, digest), batch
 
-        return dataset.scan((tf.constant(0, tf.int64), tf.constant(0, tf.int64)), leave_digest)
+        first = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+        return dataset.scan(first, tf.autograph.experimental.do_not_convert(leave_digest))
 
     def after(self, batches: int) -> str:
         """The digest of the first so many batches of the pass that is read, of which the last is one of the newest."""
-        return _text(self._digests[batches % _KEPT_DIGESTS] if batches else tf.constant(0, tf.int64))
+        return _text(self._digests[batches % _KEPT_DIGESTS] if batches else 0)
 
 
 def digest_of(batch: Any) -> str:
     """The digest of one batch."""
-    return _text(roll(batch, tf.constant(0, tf.int64)))
+    return _text(_roll(batch, tf.constant(0, tf.int64)))
 
 
-def roll(batch: Any, before: tf.Tensor) -> tf.Tensor:
+def _roll(batch: Any, before: tf.Tensor) -> tf.Tensor:
     """The digest of a batch and of those before it, an int64 scalar; traced or eager."""
     tensors = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tensor.dtype != tf.variant]
     pieces = [tf.bitcast(before, tf.uint8), *(tf.fingerprint(_as_row(tensor))[0] for tensor in tensors)]
@@ -360,5 +342,5 @@ def _as_row(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(plain, [1, -1])
 
 
-def _text(digest: tf.Tensor) -> str:
+def _text(digest: Any) -> str:
     return f"{int(digest) % 2**64:016x}"

@@ -1,4 +1,4 @@
-"""The rule that chooses how a run returns to its place in the training data, and what it asks of a dataset."""
+"""The rule that chooses how a run returns to its position in the training data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.data.pipeline import operations, shown, sources, stages
-from prototrain.readers import is_live
+from prototrain.readers.flows import is_live
 from prototrain.readers.order import order_of
 from prototrain.tf_private import (
     cache_file,
@@ -46,32 +46,48 @@ _HARMLESS_OPTIONS = ("autotune", "deterministic", "threading", "experimental_dis
 
 
 def data_position(dataset: tf.data.Dataset, wanted: str = "auto") -> tuple[str, str]:
-    """Choose how a run returns to its place in a dataset; returns the mode, and why it is not "iterator".
+    """Choose how a run returns to its position in a dataset.
 
-    "iterator" is for plain stages with at most one shuffle, "restart" for data that does not repeat, and "replay" for
-    the rest, unless ``trainer.data_position`` wants another mode.
+    Args:
+        dataset: of training batches.
+        wanted: ``trainer.data_position``.
+
+    Returns:
+        the mode, and why it is not "iterator":
+
+        - "iterator": plain stages with at most one shuffle, whose iterator TensorFlow saves whole;
+        - "replay": other data that is the same in each reading under its seed;
+        - "restart": data that does not repeat.
     """
     if wanted != "auto":
         return wanted, "" if wanted == "iterator" else "trainer.data_position"
+    reason = next(_why_restart(dataset), "")
+    if reason:
+        return "restart", reason
+    reason = next(_why_replay(dataset), "")
+    return "replay" if reason else "iterator", reason
+
+
+def _why_restart(dataset: tf.data.Dataset) -> Iterator[str]:
     if dataset.options().deterministic is False:
-        return "restart", "its options have deterministic=False"
+        yield "its options have deterministic=False"
     for stage in stages(dataset):
         if is_live(stage) or name_of(stage) == "_DataService":
-            return "restart", "it is live"
-        if is_unordered(stage):
-            return "restart", f"{shown(stage)} has deterministic=False"
+            yield "it is live"
+        if _is_unordered(stage):
+            yield f"{shown(stage)} has deterministic=False"
         if name_of(stage) in ("_Shuffle", "_Random") and not is_seeded(stage):
-            return "restart", "it is shuffled without a seed (call shuffle() in datasets(), or give it a seed)"
-    reason = next(_is_not_plain(dataset), "")
-    return ("replay" if reason else "iterator"), reason
+            yield "it is shuffled without a seed (call shuffle() in datasets(), or give it a seed)"
 
 
-def _is_not_plain(dataset: tf.data.Dataset) -> Iterator[str]:
+def _why_replay(dataset: tf.data.Dataset) -> Iterator[str]:
     for name in set_options(dataset.options()):
         if name not in _HARMLESS_OPTIONS:
             yield f"it has the option {name}"
+    shuffles = 0
     for stage in stages(dataset):
-        if name_of(stage) not in PLAIN and not (name_of(stage) == "_Variant" and hidden_ops(stage) <= _HIDDEN):
+        shuffles += name_of(stage) == "_Shuffle"
+        if name_of(stage) not in PLAIN and not (name_of(stage) == "_Variant" and _hidden_ops(stage) <= _HIDDEN):
             yield f"stage {shown(stage)}"
         if is_file_cache(stage):
             yield "it is cached in a file"  # restored without that file, the iterator would end the whole process
@@ -84,9 +100,8 @@ def _is_not_plain(dataset: tf.data.Dataset) -> Iterator[str]:
                 yield f"the function of {shown(stage)} runs {op.type}"
         if any(tensor.dtype == tf.variant for one in stage_functions(stage) for tensor in one.captured_inputs):
             yield f"the function of {shown(stage)} reads another dataset"
-    shuffles = [stage for stage in stages(dataset) if name_of(stage) == "_Shuffle"]
-    if len(shuffles) > 1:
-        yield f"{len(shuffles)} shuffles"
+    if shuffles > 1:
+        yield f"{shuffles} shuffles"
     yield from _above_shuffle(dataset, (), ())
 
 
@@ -115,28 +130,6 @@ def is_python(dataset: tf.data.Dataset) -> bool:
     return any("PyFunc" in op.type for stage in stages(dataset) for op in operations(stage))
 
 
-def is_unordered(stage: Any) -> bool:
-    """Whether a stage has ``deterministic=False``."""
-    if name_of(stage) != "_ParallelInterleave":
-        return is_declared_unordered(stage)
-    made = [node for node in _nodes(stage) if node.op.startswith("ParallelInterleaveDataset")]
-    return any(node.attr["deterministic"].s == b"false" for node in made)
-
-
-def hidden_ops(stage: Any) -> set[str]:
-    """The ops of a stage of which TensorFlow keeps no object, such as the choices of `choose_from_datasets`."""
-    return {node.op for node in _nodes(stage)} if name_of(stage) == "_Variant" else set()
-
-
-def _nodes(stage: Any) -> list[Any]:
-    """A dataset as the nodes of a graph."""
-    found = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=tf.data.experimental.to_variant(stage), external_state_policy=1, strip_device_assignment=True
-    )
-    graph = tf.compat.v1.GraphDef.FromString(found.numpy())
-    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-
-
 def reshuffles(dataset: tf.data.Dataset) -> bool:
     """Whether each reading of a dataset gives another order."""
     return any(map(_is_reshuffled, stages(dataset)))
@@ -144,7 +137,7 @@ def reshuffles(dataset: tf.data.Dataset) -> bool:
 
 def _is_reshuffled(stage: Any) -> bool:
     own = name_of(stage) in ("_Shuffle", "_Random") and reshuffles_each_pass(stage)
-    return own or order_of(stage) is not None or any("Shuffle" in op or "Random" in op for op in hidden_ops(stage))
+    return own or order_of(stage) is not None or any("Shuffle" in op or "Random" in op for op in _hidden_ops(stage))
 
 
 def draws(stage: Any) -> bool:
@@ -162,13 +155,35 @@ def shares_generators(one: tf.data.Dataset, other: tf.data.Dataset) -> bool:
 
 def is_function_of_element(stage: Any) -> bool:
     """Whether what a stage makes of an element depends on the element only, and keeps the order."""
-    return not is_unordered(stage) and not any(map(_has_state, operations(stage)))
+    return not _is_unordered(stage) and not any(map(_has_state, operations(stage)))
+
+
+def is_file_cache(stage: Any) -> bool:
+    """Whether a stage is a `cache(filename)`."""
+    return name_of(stage) == "Cache" and tf.get_static_value(cache_file(stage)) != b""
 
 
 def _has_state(op: Any) -> bool:
     return op.type not in _WITHOUT_STATE and (op.op_def is None or op.op_def.is_stateful)
 
 
-def is_file_cache(stage: Any) -> bool:
-    """Whether a stage is a `cache(filename)`."""
-    return name_of(stage) == "Cache" and tf.get_static_value(cache_file(stage)) != b""
+def _is_unordered(stage: Any) -> bool:
+    """Whether a stage has ``deterministic=False``."""
+    if name_of(stage) != "_ParallelInterleave":
+        return is_declared_unordered(stage)
+    made = [node for node in _nodes(stage) if node.op.startswith("ParallelInterleaveDataset")]
+    return any(node.attr["deterministic"].s == b"false" for node in made)
+
+
+def _hidden_ops(stage: Any) -> set[str]:
+    """The ops of a stage of which TensorFlow keeps no object, such as the choices of `choose_from_datasets`."""
+    return {node.op for node in _nodes(stage)} if name_of(stage) == "_Variant" else set()
+
+
+def _nodes(stage: Any) -> list[Any]:
+    """A dataset as the nodes of a graph."""
+    found = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(stage), external_state_policy=1, strip_device_assignment=True
+    )
+    graph = tf.compat.v1.GraphDef.FromString(found.numpy())
+    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]

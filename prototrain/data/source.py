@@ -1,30 +1,110 @@
-"""The datasets of a model: made once if Python code gives the data, else for each pass that draws random numbers."""
+"""The datasets of a model: called for a worker and for each pass, under the run's seed."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import keras
 import tensorflow as tf
 
 from prototrain.checkpoint.values import global_random_kept
-from prototrain.data.batches import check_dataset
+from prototrain.data.batches import Datasets, check_dataset
 from prototrain.data.pipeline import describe_sources, operations, stages
 from prototrain.data.rule import draws, is_python, is_random
-from prototrain.errors import DataError
+from prototrain.errors import ConfigError, DataError
 from prototrain.readers.order import making_pass
+from prototrain.system.tracebacks import first_line
 from prototrain.system.waiting import announcing
+from prototrain.tf_private import divided_by_files
 
-Datasets = dict[str, tf.data.Dataset]
+_DIVISIONS = {"files": "its own files of the training data", "none": "its own training data"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """The worker that reads; the argument of `datasets(worker)`.
+
+    Attributes:
+        index: its number, from 0.
+        count: how many there are.
+        sharding: ``model.data_sharding``.
+    """
+
+    index: int = 0
+    count: int = 1
+    sharding: str = "batch"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this worker reads its part of each global batch, and not all of it."""
+        return self.count > 1 and self.sharding != "batch"
+
+    @property
+    def division(self) -> str | None:
+        """How the data is divided among workers, in words; None where everyone reads all of it."""
+        return f"each of {self.count} workers reads {_DIVISIONS[self.sharding]}" if self.is_own else None
+
+
+def for_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Datasets]:
+    """A model's `datasets` as a function without arguments: one that takes a worker is given it.
+
+    Raises:
+        ConfigError: it divides the data, and the config has all workers read the same.
+    """
+    first = next(iter(inspect.signature(make).parameters.values()), None)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return make
+    if first.default is not first.empty and first.name != "worker":
+        return make
+    if share.count > 1 and share.sharding != "none":
+        raise ConfigError(
+            f'model.data_sharding is "{share.sharding}", and datasets(worker) gives each worker its own data; set '
+            'it to "none", or let datasets() take no argument'
+        )
+    return partial(make, share)
+
+
+def shared_out(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
+    """Give a worker its own share of the training data, without an end: passes over shares are not equally long.
+
+    Raises:
+        DataError: TensorFlow cannot divide the data by its files.
+    """
+    if not share.is_own or "trn" not in datasets:
+        return datasets
+    trn = datasets["trn"]
+    if share.sharding == "files":
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+        try:
+            trn = divided_by_files(trn.with_options(options), share.count, share.index)
+        except tf.errors.OpError as error:
+            raise DataError(
+                'model.data_sharding is "files", and the training data does not come from enough files that TensorFlow '
+                'can divide, such as those of TFRecordDataset; use datasets(worker) and set it to "none" '
+                f"({first_line(error)})"
+            ) from error
+    return {**datasets, "trn": trn.rebatch(batch_size, drop_remainder=True).repeat()}
 
 
 class Source:
-    """Builds datasets so that shuffles without a seed depend on the run's seed and the pass only.
+    """Builds the datasets of a run, so that shuffles without a seed depend on the run's seed and the pass only.
 
-    All datasets of a run come from one call, so that validation examples never come among those to train on: of later
-    calls only the training dataset is used, and it only where it is made of the same data.
+    All datasets of a run come from one call, so that validation examples are never trained on: of later calls only the
+    training dataset is used, and only if it is made of the same data.
+
+    Args:
+        make: a model's `datasets`.
+        seed: the run's seed.
+        announce: called with a line of text for the user.
+
+    Attributes:
+        datasets: of the run, by name.
 
     Raises:
         DataError: there is no training dataset, or one of them is empty or does not give dicts of tensors.
@@ -32,24 +112,24 @@ class Source:
 
     def __init__(self, make: Callable[[], Datasets], seed: int, announce: Callable[[str], None]) -> None:
         self._make = make
+        self._seed = seed
         self._announce = announce
-        self.seed = seed
-        self.datasets = self._call(0)
         self._is_repeated = True
+        self.rebuild()
 
-    @property
-    def is_made_once(self) -> bool:
-        """Whether all passes read one dataset, whose Python code or shuffles move on from pass to pass."""
-        return not self._follows_pass and is_python(self.training)
+    def rebuild(self) -> None:
+        """Build the datasets of the run, again if something was read from them."""
+        self.datasets = self._call(0)
 
     @property
     def training(self) -> tf.data.Dataset:
-        """The run's training dataset, as of the first pass."""
+        """The training dataset of the first pass."""
         return self.datasets["trn"]
 
-    def rebuild(self) -> None:
-        """Have the datasets of the run made once more, after something was read from them."""
-        self.datasets = self._call(0)
+    @property
+    def is_made_once(self) -> bool:
+        """Whether all passes read one dataset, whose Python code or shuffles continue from pass to pass."""
+        return not self._follows_pass and is_python(self.training)
 
     def training_of(self, number: int) -> tf.data.Dataset:
         """The training dataset of a pass, counted from 0: built again if it depends on the pass."""
@@ -65,13 +145,8 @@ class Source:
         return self.training
 
     def _call(self, number: int) -> Datasets:
-        digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
         waiting = announcing("waiting for the model's datasets()", self._announce)
-        with (
-            waiting,
-            making_pass(number) as is_asked,
-            _seeded(self.seed, self.seed if number == 0 else int.from_bytes(digest[:4], "big")),
-        ):
+        with waiting, making_pass(number) as is_asked, self._seeded(number):
             datasets = self._make()
             self._follows_pass = is_asked()
         if not isinstance(datasets, dict) or "trn" not in datasets:
@@ -88,15 +163,15 @@ class Source:
         self._follows_pass |= in_functions or (not is_python(training) and any(map(draws, stages(training))))
         return checked
 
+    @contextmanager
+    def _seeded(self, number: int) -> Iterator[None]:
+        """Context manager that seeds all global random generators, and restores their states at its end.
 
-@contextmanager
-def _seeded(seed: int, of_pass: int) -> Iterator[None]:
-    """Put all global random generators to a state that depends on the seeds only, and afterwards back.
-
-    Python, NumPy and Keras have one seed for all passes, so that a random split is the same in each; `tf.data` shuffles
-    by that of the pass.
-    """
-    with global_random_kept():
-        keras.utils.set_random_seed(seed)
-        tf.random.set_seed(of_pass)
-        yield
+        Python, NumPy and Keras have one seed for all passes, so that a random split is the same in each; `tf.data`
+        shuffles by one of the pass.
+        """
+        of_pass = hashlib.sha256(f"{self._seed}/{number}".encode()).digest()
+        with global_random_kept():
+            keras.utils.set_random_seed(self._seed)
+            tf.random.set_seed(int.from_bytes(of_pass[:4], "big") if number else self._seed)
+            yield

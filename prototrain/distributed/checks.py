@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SEEN_SECONDS = 10.0
 """In which a file that the chief has written is visible on a network file system."""
-_OF_EACH_SHARE = ("stages", "batches per pass", "batch size", "directory", "file names", "file sizes")
+_OF_EACH_SHARE = ("stages", "batches per pass", "batch size", "file names", "file sizes")
 
 
 def require_same(sync: WorkerSync, what: str, mine: dict[str, Any]) -> list[dict[str, Any]]:

@@ -83,7 +83,10 @@ def as_dataset(
     elif isinstance(dataset, keras.utils.PyDataset):
         dataset = from_py_dataset(dataset, shuffle=shuffle, ends_epochs=training)
     elif isinstance(dataset, Iterator):
-        dataset = from_generator(dataset, function)
+        if function is None:
+            kind = type(dataset).__name__
+            raise DataError(f"a {kind} can be read only once: give the function that makes it, without calling it")
+        dataset = from_generator(function)
     if class_weight is None:
         return dataset
     spec = dataset.element_spec

@@ -101,7 +101,6 @@ class KerasTrainer(SimpleTrainer):
         make = {"trn": partial(as_dataset, data, **given)}
         if held_out is not None:
             make["vld"] = partial(as_dataset, held_out, batch_size=held_out_batch_size, training=False)
-        self._can_be_counted = not isinstance(data, Iterator)
         self._counted: int | None = None
         with global_random_kept():
             super().__init__(CompiledModel(model, make, config), experiment=experiment)
@@ -275,11 +274,8 @@ class KerasTrainer(SimpleTrainer):
     def _count(self) -> int:
         """Read the training data once and return the number of its batches."""
         dataset = self.datasets["trn"]
-        if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY or not self._can_be_counted:
-            raise DataError(
-                "the training data has no known end, or can be read only once: say how long an epoch is with "
-                "steps_per_epoch=, or give the function that makes the generator"
-            )
+        if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            raise DataError("the training data has no end: say how long an epoch is with steps_per_epoch=")
         with announcing("reading the training data once, to count its batches", self.log):
             steps = sum(1 for _ in dataset)
         self.data.rewind()  # reading it may have changed the order of a shuffled dataset

@@ -18,9 +18,9 @@ from prototrain.checkpoint.state import check_fit
 from prototrain.checkpoint.weights import Source, averaged_weights, load_report_table, load_weights
 from prototrain.data.adapters import as_datasets
 from prototrain.data.batches import first_dimensions, first_part, limited
+from prototrain.data.iterator import DataIterator
 from prototrain.data.pipeline import named_files
-from prototrain.data.shares import Share, for_worker
-from prototrain.data.stream import TrainingData
+from prototrain.data.source import Share, for_worker
 from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
@@ -104,7 +104,7 @@ class BuiltModel:
         self._files: set[str] = set()
         with noting_files(self._files):
             limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
-            self.data = TrainingData(
+            self.data = DataIterator(
                 limited(partial(datasets_of, model, share) if datasets is None else datasets, **limits),
                 seed=seed,
                 announce=log,

@@ -32,7 +32,7 @@ class ModelProtocol(Protocol):
     def datasets(self) -> dict[str, tf.data.Dataset]:
         """Return datasets by name ("trn" and, if there are, "vld" and "tst"); each element is a dict of batches.
 
-        It may take an argument: which of several workers reads, see `prototrain.data.shares.Share`.
+        It may take an argument: which of several workers reads, see `prototrain.data.source.Share`.
         """
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv as csv_format
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -70,43 +70,32 @@ def csv(
     fields = [Column(name, column.dtype, ()) for column in made for name in sources[column.name]]
     empty = {name: value for feature, value in (defaults or {}).items() for name in sources[feature]}
 
+    def parse(length: int, places: list[int], row: list[str]) -> list[Any]:
+        if len(row) != length:
+            raise DataError(f"has {len(row)} fields where {length} are expected")
+        return [_value(field, empty, row[place]) for field, place in zip(fields, places, strict=True)]
+
     def read(file: str, path: str) -> Iterator[Arrays]:
-        try:
-            with open(path, encoding="utf-8-sig", newline="") as opened:
-                reader = csv_format.reader(opened, delimiter=delimiter, strict=True)
-                parse = _parser(file, list(next(reader, []) if header is None else header), fields, empty)
+        with open(path, encoding="utf-8-sig", newline="") as opened:
+            reader = csv_format.reader(opened, delimiter=delimiter, strict=True)
+            try:
+                names = list(next(reader, []) if header is None else header)
+                for field in fields:
+                    if names.count(field.name) != 1:
+                        problem = "has several columns" if field.name in names else "has no column"
+                        raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}")
+                places = [names.index(field.name) for field in fields]
                 rows = ((reader.line_num, row) for row in reader if row)
-                for arrays in arrays_of(file, rows, fields, parse):
+                for arrays in arrays_of(file, rows, fields, partial(parse, len(names), places)):
                     left = iter(arrays)
-                    groups = [[next(left) for _ in sources[column.name]] for column in made]
-                    yield [
-                        np.stack(group, 1).reshape((-1, *one.shape)) for group, one in zip(groups, made, strict=True)
-                    ]
-        except csv_format.Error as error:
-            raise DataError(f"{file}, line {reader.line_num}: not CSV ({error})") from None
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
+                    groups = [np.stack([next(left) for _ in sources[column.name]], 1) for column in made]
+                    yield [group.reshape((-1, *one.shape)) for group, one in zip(groups, made, strict=True)]
+            except csv_format.Error as error:
+                raise DataError(f"{file}, line {reader.line_num}: not CSV ({error})") from None
+            except UnicodeDecodeError as error:
+                raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
 
     return dataset_of(paths, made, read, shuffle=shuffle, seed=seed)
-
-
-def _parser(
-    file: str, names: list[str], fields: list[Column], empty: Mapping[str, Any]
-) -> Callable[[list[str]], list[Any]]:
-    """A function that makes the values of the fields from a row of a file with columns of these names."""
-    parsers: list[tuple[int, Callable[[str], Any]]] = []
-    for field in fields:
-        if names.count(field.name) != 1:
-            problem = "has several columns" if field.name in names else "has no column"
-            raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}")
-        parsers.append((names.index(field.name), partial(_value, field, empty)))
-
-    def parse(row: list[str]) -> list[Any]:
-        if len(row) != len(names):
-            raise DataError(f"has {len(row)} fields where {len(names)} are expected")
-        return [parser(row[place]) for place, parser in parsers]
-
-    return parse
 
 
 def _value(field: Column, empty: Mapping[str, Any], text: str) -> Any:

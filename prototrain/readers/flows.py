@@ -11,6 +11,8 @@ import tensorflow as tf
 from prototrain.errors import DataError
 from prototrain.system.waiting import announcing
 
+PARTS = ("x", "y", "sample_weight")
+"""The names of the parts of a tuple."""
 _LIVE = "is_live_for_prototrain"  # on the Python object of a dataset
 
 
@@ -26,9 +28,8 @@ def dataflow(
 
     Its `reset_state()` is called once, now, if it has one, as tensorpack does: each pass iterates over the flow again.
     Its first data point is read to see what it is like, unless `spec` tells it. Make the flow within `datasets()`, from
-    seeds. A resumed run reads the pass again from its start; the run prints a WARNING if a flow whose generator was
-    not at its start in that pass gives other batches then. A flow that draws its order in `__iter__`, from a seed, or
-    `Dataset.shuffle` behind it, is resumed as it was.
+    seeds. A resumed run reads the pass again from its start; a flow that continues its random numbers from pass to pass
+    is read again from the first pass.
 
     What a flow gives may also come from the run itself, such as from games that are played with the model as it is
     (``live=True``). Then nothing of it is read before it is trained on, so that it may wait for its callback's
@@ -36,7 +37,8 @@ def dataflow(
 
     Args:
         flow: gives lists, tuples or dicts of arrays and numbers; each iteration is a new pass.
-        names: of the components of a list or tuple; of a dict, those that are taken, by default all.
+        names: of the components of a list or tuple, by default "x", "y" and "sample_weight"; of a dict, those that are
+            taken, by default all.
         batched: whether a data point is a batch, whose first axis may have another length in another one.
         spec: what a data point looks like, by name; then the first one is not read for that.
         live: whether it gives something else each time; needs `spec`.
@@ -59,15 +61,14 @@ def dataflow(
     names = list(spec) if names is None and spec is not None else names
     if hasattr(flow, "reset_state"):
         flow.reset_state()
-
     signature = dict(spec) if spec is not None else _look_at(flow, names, batched)
 
     def points() -> Iterator[dict[str, Any]]:
         for point in flow:
-            named = _named(point, names, kind)
+            named = named_parts(point, names)
             for name, one in signature.items():
                 if isinstance(one, tf.TensorSpec):
-                    _check(name, named.get(name), one, kind)
+                    _check(f"{name!r} of {kind}", named.get(name), one)
             yield named
 
     dataset = tf.data.Dataset.from_generator(points, output_signature=signature)
@@ -84,6 +85,23 @@ def is_live(stage: Any) -> bool:
     return getattr(stage, _LIVE, False) is True
 
 
+def named_parts(point: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """A dict, a tuple or list, or one array as a dict: with `names`, or all of a dict, and `PARTS` of a tuple that are
+    not None."""
+    if isinstance(point, Mapping):
+        missing = [name for name in names or () if name not in point]
+        if missing:
+            raise DataError(f"there is no {missing[0]!r}; a data point has: {', '.join(map(str, point))}")
+        return {name: point[name] for name in (point if names is None else names)}
+    parts = tuple(point) if isinstance(point, tuple | list) else (point,)
+    if len(parts) > len(PARTS) if names is None else len(parts) != len(names):
+        expected = f"up to three are {', '.join(PARTS)}" if names is None else f"they are {', '.join(names)}"
+        raise DataError(f"a tuple of {len(parts)} does not fit the names: {expected}; give names=[...], or a dict")
+    if names is not None:
+        return dict(zip(names, parts, strict=True))
+    return {key: part for key, part in zip(PARTS, parts, strict=False) if part is not None}
+
+
 def _look_at(flow: Iterable[Any], names: Sequence[str] | None, batched: bool) -> dict[str, tf.TensorSpec]:
     """What the data points of a flow are like, from the first one."""
     kind = type(flow).__name__
@@ -91,41 +109,28 @@ def _look_at(flow: Iterable[Any], names: Sequence[str] | None, batched: bool) ->
         first = next(iter(flow), None)
     if first is None:
         raise DataError(f"{kind} gave no data point")
-
-    def spec(name: str, value: Any) -> tf.TensorSpec:
+    found = {}
+    for name, value in named_parts(first, names).items():
         array = np.asarray(value)
         if batched and not array.shape:
             raise DataError(f"{name!r} of {kind} is a number, and with batched=True it must have an axis")
-        shape = [None, *array.shape[1:]] if batched else array.shape
-        return tf.TensorSpec(shape, tf.string if array.dtype.kind in "OSU" else array.dtype)
-
-    return {name: spec(name, value) for name, value in _named(first, names, kind).items()}
+        found[name] = tf.TensorSpec([None, *array.shape[1:]] if batched else array.shape, _dtype(array))
+    return found
 
 
-def _check(name: str, value: Any, spec: tf.TensorSpec, flow: str) -> None:
+def _dtype(array: np.ndarray[Any, Any]) -> tf.DType:
+    return tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
+
+
+def _check(what: str, value: Any, spec: tf.TensorSpec) -> None:
     """Refuse a value of another shape or kind than the first one: TensorFlow would cut 0.5 to 0 for an integer."""
-    array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    found = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
+    array = np.asarray(value)
+    found = _dtype(array)
     fits = found == spec.dtype or np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind")
     if not fits or not spec.shape.is_compatible_with(array.shape):
         shape = spec.shape.most_specific_compatible_shape(array.shape)
-        dtype = spec.dtype if fits else found
-        cure = f"{name!r}: tf.TensorSpec({shape.as_list() if shape.rank is not None else None}, tf.{dtype.name})"
+        sizes = shape.as_list() if shape.rank is not None else None
         raise DataError(
-            f"{name!r} of {flow} is {found.name} {list(array.shape)} after data points of {spec.dtype.name} "
-            f"{spec.shape}: give spec={{{cure}, ...}}"
+            f"{what} is {found.name} {list(array.shape)} after data points of {spec.dtype.name} {spec.shape}: "
+            f"give spec= with tf.TensorSpec({sizes}, tf.{(spec.dtype if fits else found).name})"
         )
-
-
-def _named(point: Any, names: Sequence[str] | None, flow: str) -> dict[str, Any]:
-    if isinstance(point, Mapping):
-        missing = [name for name in names or () if name not in point]
-        if missing:
-            raise DataError(f"{flow} has no {missing[0]!r}; a data point has: {', '.join(map(str, point))}")
-        return {name: point[name] for name in names} if names is not None else dict(point)
-    if not isinstance(point, list | tuple):
-        raise DataError(f"{flow} must give lists, tuples or dicts; it gave a {type(point).__name__}")
-    if names is None or len(names) != len(point):
-        given = "no names" if names is None else f"{len(names)} names"
-        raise DataError(f"{flow} gives data points of {len(point)} components, and there are {given}: give names=[...]")
-    return dict(zip(names, point, strict=True))

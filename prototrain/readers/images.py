@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.order import Order, compare_labels, is_by_index, random_order
+from prototrain.readers.order import PARALLEL, Order, compare_labels, is_by_index, random_order
 from prototrain.readers.paths import PathLike, shown
 from prototrain.system.storage import Storage, downloaded_all
 from prototrain.system.urls import local_path, url_of
 
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
-
-# Parallel, and still the same order in every run.
-_PARALLEL: Any = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 
 
 def class_names(path: PathLike) -> list[str]:
@@ -104,7 +101,7 @@ def image_folder(
     listed = tf.data.Dataset.from_tensor_slices((files, labels))
     if shuffle:
         listed = listed.shuffle(len(files), seed=seed)
-    return listed.map(decode, **_PARALLEL)
+    return listed.map(decode, **PARALLEL)
 
 
 def _by_class(path: PathLike, extensions: Sequence[str]) -> dict[str, list[str]]:

@@ -23,8 +23,10 @@ Shuffle: TypeAlias = Literal["index", False] | None
 
 ABOUT = "about_for_prototrain"
 """An attribute of a dataset's Python object: its description in lines, and its files; TensorFlow knows neither."""
+PARALLEL: Any = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+"""Arguments of a parallel stage that has the same order in every run."""
 _ORDER = "order_for_prototrain"  # on the Python object of a dataset
-_BLOCK, _BLOCK_BYTES = 1024, 2**20  # that are read at once; examples, and about how much
+_BLOCK, _BLOCK_BYTES = 1024, 2**20  # examples that are read at once, and about how much
 _ROUNDS = 8  # of the cipher that a permutation is made by; an even number
 _as_it_is = tf.autograph.experimental.do_not_convert  # there is no Python control flow in what the readers trace
 _thread = threading.local()
@@ -39,11 +41,8 @@ def pass_being_made() -> int:
 
 @contextmanager
 def making_pass(number: int) -> Iterator[Callable[[], bool]]:
-    """Context manager around the call of a model's `datasets` for a pass, counted from 0.
-
-    Yields:
-        a function that returns whether `pass_being_made` was called.
-    """
+    """Context manager around the call of a model's `datasets` for a pass; yields whether `pass_being_made` was called,
+    as a function."""
     _thread.number, _thread.labels, _thread.is_asked = number, {}, False
     try:
         yield lambda: _thread.is_asked
@@ -67,11 +66,9 @@ def compare_labels(source: str, classes: Sequence[str]) -> None:
 
 
 class Order:
-    """The orders of a dataset's examples: each reading has its own, which follows from a seed and its number.
+    """The orders of a number of examples: each reading has its own, which follows from a seed and its number.
 
-    Args:
-        length: the number of examples.
-        seed: None for one from Python's global generator, which in `datasets` depends on the run's seed.
+    Without a seed, it comes from Python's global generator, which in `datasets` depends on the run's seed.
     """
 
     def __init__(self, length: int, seed: int | None) -> None:
@@ -116,14 +113,10 @@ def random_order(
 ) -> tf.data.Dataset:
     """Examples in an order.
 
-    Args:
-        order: of their numbers.
-        read: returns the examples of many numbers, or the example of one number; traced.
-        about: what the examples are, in a word.
-        files: that they are read from, as files of this machine; with other files it is other data.
-        each: the size of an example in bytes, about, to read many at once; None to read one by one.
+    `read` returns the examples of many numbers, or the example of one number, traced. `about` says what the examples
+    are, in a word; `files` are those that they are read from. `each` is about the size of an example in bytes, to read
+    many at once; None to read one by one.
     """
-
     block = _BLOCK if each is None else block_of(each, _BLOCK)
 
     def places(_: tf.Tensor) -> tf.data.Dataset:
@@ -135,9 +128,10 @@ def random_order(
     source = tf.data.Dataset.range(1)
     setattr(source, ABOUT, ([f"shuffle by index({order.length} {about}, seed {order.seed})"], files))
     numbers = source.flat_map(_as_it_is(places))
-    numbers = numbers.unbatch() if each is None else numbers
-    examples = numbers.map(_as_it_is(read), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    examples = examples if each is None else examples.unbatch()
+    if each is None:
+        examples = numbers.unbatch().map(_as_it_is(read), **PARALLEL)
+    else:
+        examples = numbers.map(_as_it_is(read), **PARALLEL).unbatch()
     # So TensorFlow knows the length, of a dataset that has fewer examples when it is begun in the middle: what is taken
     # from has no end, and yet ends where it is begun again and has no examples.
     found = examples.repeat().take(order.length)
@@ -158,13 +152,7 @@ def block_of(each: float, most: int) -> int:
 
 
 def is_by_index(shuffle: Shuffle) -> bool:
-    """Whether a reader's `shuffle` asks for a random order.
-
-    Raises:
-        DataError: its value is not known.
-    """
-    if shuffle in (None, False):
-        return False
-    if shuffle != "index":
+    """Whether a reader's `shuffle` asks for a random order; a DataError if it is not known."""
+    if shuffle not in (None, False, "index"):
         raise DataError(f'shuffle={shuffle!r} is not known; give "index", or Dataset.shuffle(...) behind the reader')
-    return True
+    return shuffle == "index"

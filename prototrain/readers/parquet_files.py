@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -64,57 +64,55 @@ def _read(columns: list[Column], name: str, path: str) -> Iterator[Arrays]:
             there = file.schema_arrow.names
             for column in columns:
                 if column.name not in there:
-                    raise DataError(f"{name}: has no column {column.name!r}; there are: {', '.join(there)}")
+                    raise DataError(f"has no column {column.name!r}; there are: {', '.join(there)}")
             for group in range(file.num_row_groups):
                 where = f"{name}, row group {group}"
                 for batch in file.iter_batches(CHUNK, row_groups=[group], columns=[column.name for column in columns]):
-                    yield [_array(batch.column(column.name), column, where) for column in columns]
+                    yield [_array(batch.column(column.name), column) for column in columns]
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own has none
             raise
         raise DataError(f"{where}: not Parquet ({first_line(error)})") from None
 
 
-def _array(values: Any, column: Column, where: str) -> np.ndarray[Any, Any]:
-    """Return the values of a column of a row group, checked."""
+def _array(values: Any, column: Column) -> np.ndarray[Any, Any]:
+    """The checked values of a column of a row group."""
     import pyarrow
     import pyarrow.compute as pc
 
+    def holds(*kinds: str) -> bool:
+        return any(getattr(pyarrow.types, f"is_{kind}")(values.type) for kind in kinds)
+
     rows = len(values)
-
-    def refuse(problem: str) -> NoReturn:
-        raise DataError(f"{where}: {column.name!r} {problem}")
-
     for size in column.shape:
-        if not any(getattr(pyarrow.types, f"is_{name}")(values.type) for name in _LISTS):
-            refuse(f"holds {values.type}, not lists of {size} values")
-        if values.null_count:
-            refuse("has a null")
-        lengths = set(pc.list_value_length(values).unique().to_pylist())
-        if lengths - {size}:
-            refuse(f"has {min(lengths - {size})} values where {size} are expected")
+        if not holds("list", "large_list", "fixed_size_list"):
+            raise DataError(f"{column.name!r} holds {values.type}, not lists of {size} values")
+        for length in pc.list_value_length(values).unique().to_pylist():
+            if length != size:
+                raise DataError(f"{column.name!r} has {length or 'no'} values where {size} are expected")
         values = pc.list_flatten(values)
-    if pyarrow.types.is_dictionary(values.type):
+    if holds("dictionary"):
         values = values.dictionary_decode()
     if values.null_count:
-        refuse("has a null")
-    kind = values.type
+        raise DataError(f"{column.name!r} has a null")
     if column.is_text:
-        if not any(getattr(pyarrow.types, f"is_{name}")(kind) for name in _TEXTS):
-            refuse(f"holds {kind}, not string")
-        return column.array_of_checked(values.to_pylist(), rows)
-    is_number = pyarrow.types.is_integer(kind) or (pyarrow.types.is_floating(kind) and column.dtype.is_floating)
-    if not (pyarrow.types.is_boolean(kind) if column.dtype == tf.bool else is_number):
-        refuse(f"holds {kind}, not {column.dtype.name}")
-    array = np.asarray(values.to_numpy(zero_copy_only=False))
-    if column.is_number and len(array):
-        if not np.isfinite(array).all():
-            refuse("has a value that is not finite")
-        for value in (array.min().item(), array.max().item()):
-            if not column.low <= value <= column.high:
-                refuse(f"has {value}, which does not fit into {column.dtype.name}")
-    return array.astype(column.dtype.as_numpy_dtype).reshape((rows, *column.shape))
-
-
-_LISTS = ("list", "large_list", "fixed_size_list")
-_TEXTS = ("string", "large_string", "binary", "large_binary", "fixed_size_binary")
+        fits = holds("string", "large_string", "binary", "large_binary", "fixed_size_binary")
+    elif column.is_number:
+        fits = holds("integer") or (column.dtype.is_floating and holds("floating"))
+    else:
+        fits = holds("boolean")
+    if not fits:
+        raise DataError(f"{column.name!r} holds {values.type}, not {column.dtype.name}")
+    array = values.to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):  # which is infinite then
+        found = column.array_of_checked(array, rows)
+    if column.is_number:
+        flat = found.ravel()
+        wrong = flat != array if column.dtype.is_integer else ~np.isfinite(flat)
+        if wrong.any():
+            value = array[wrong][0]
+            problem = f"does not fit into {column.dtype.name}" if np.isfinite(value) else "is not finite"
+            raise DataError(f"{column.name!r}: {value} {problem}")
+    return found

@@ -14,7 +14,6 @@ from prototrain.system.storage import Storage, downloaded, downloaded_all
 from prototrain.system.urls import local_path, url_of
 
 PathLike: TypeAlias = str | os.PathLike[str]
-Files: TypeAlias = list[tuple[str, str]]  # the name for messages, and the path, of each
 
 
 def several(paths: PathLike | Iterable[PathLike]) -> list[PathLike]:
@@ -22,20 +21,10 @@ def several(paths: PathLike | Iterable[PathLike]) -> list[PathLike]:
     return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
 
 
-def local_files(paths: PathLike | Iterable[PathLike]) -> Files:
-    """Files, in the order given; those at URLs are downloaded.
-
-    Raises:
-        DataError: no file is named.
-        StorageError: a file cannot be downloaded.
-    """
-    found: Files = []
-    for path in several(paths):
-        url = url_of(path)
-        if url is None:
-            found.append((shown(path), str(local_path(path))))
-        else:
-            found.append((url, str(downloaded(url))))
+def local_files(paths: PathLike | Iterable[PathLike]) -> list[tuple[str, str]]:
+    """The names for messages and the paths of files, in the order given; those at URLs are downloaded."""
+    urls = [(path, url_of(path)) for path in several(paths)]
+    found = [(shown(path), str(local_path(path) if url is None else downloaded(url))) for path, url in urls]
     if not found:
         raise DataError("there are no files to read: name one at least")
     return found
@@ -64,22 +53,6 @@ def matching_files(pattern: PathLike) -> list[str]:
         name = glob.escape(name)
     matches = {other: info for other, info in sorted(Storage(base_url).listing().items()) if fnmatchcase(other, name)}
     return [str(path) for path in downloaded_all(base_url, matches)]
-
-
-def stamp(path: str) -> list[int]:
-    """The size of a file and when it was written.
-
-    The file is opened for that, so that the run notes it as one that it reads.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-    except OSError as error:
-        raise unreadable(path, error) from error
-    return [status.st_size, status.st_mtime_ns]
 
 
 def unreadable(path: PathLike, error: OSError) -> DataError:

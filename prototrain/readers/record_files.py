@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.order import Order, Shuffle, block_of, is_by_index, random_order
-from prototrain.readers.paths import PathLike, matching_files, several, shown, stamp
+from prototrain.readers.order import PARALLEL, Order, Shuffle, block_of, is_by_index, random_order
+from prototrain.readers.paths import PathLike, matching_files, several, shown
 from prototrain.readers.tables import CHUNK
 from prototrain.system.files import write_atomic
 from prototrain.system.tracebacks import cause
@@ -23,9 +23,6 @@ from prototrain.system.waiting import announcing
 
 _HEADER, _FOOTER = 12, 4  # bytes around each record: its length and a checksum of that, and one of its content
 _PARSED = 256  # records at once at most, in the files' order; more are no quicker, and all of a block is in checkpoints
-
-# Parallel, and still the same order in every run.
-_PARALLEL: Any = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 
 
 def tfrecords(
@@ -75,13 +72,13 @@ def tfrecords(
     def read(file: tf.Tensor) -> tf.data.Dataset:
         return tf.data.TFRecordDataset(file, compression_type=compression)
 
-    records = names.interleave(read, cycle_length=cycle_length, **_PARALLEL)
+    records = names.interleave(read, cycle_length=cycle_length, **PARALLEL)
     if _are_fixed(parsed) and all(tf.as_dtype(feature.dtype) != tf.string for feature in parsed.values()):
         # To parse numbers one by one takes ten times as long. What holds texts may be large: pictures, for example.
         sizes = [tf.TensorShape(one.shape).num_elements() * tf.as_dtype(one.dtype).size for one in parsed.values()]
         blocks = records.batch(block_of(sum(sizes), _PARSED))
-        return blocks.map(lambda block: tf.io.parse_example(block, parsed), **_PARALLEL).unbatch()
-    return records.map(lambda record: tf.io.parse_single_example(record, parsed), **_PARALLEL)
+        return blocks.map(lambda block: tf.io.parse_example(block, parsed), **PARALLEL).unbatch()
+    return records.map(lambda record: tf.io.parse_single_example(record, parsed), **PARALLEL)
 
 
 def _by_index(files: list[str], features: dict[str, Any], seed: int | None) -> tf.data.Dataset:
@@ -120,26 +117,18 @@ def _places(files: list[str]) -> np.ndarray[Any, Any]:
     """Return the number of the file, the first byte and the length of each record, int64 [records, 3].
 
     The files are read once for that, which verifies the checksums; the result is kept in the cache until they change.
-
-    Raises:
-        DataError: they have no records or are damaged, or there is no room for the result.
     """
     home = cache_home() / "tables"
-    made_of = hashlib.sha256("\0".join(files).encode(errors="surrogateescape")).hexdigest()[:24]
-    state = hashlib.sha256(str([stamp(file) for file in files]).encode()).hexdigest()[:24]
-    path = home / f"{made_of}-{state}.npy"
     names = shown(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     try:
+        made_of = [(file, os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in files]
+        path = home / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]}.npy"
         if not path.is_file():
             with announcing(f"finding the records of {names}, to be read in any order"):
                 found = np.concatenate([part for number, file in enumerate(files) for part in _scan(number, file)])
             home.mkdir(parents=True, exist_ok=True)
-            content = io.BytesIO()
-            np.save(content, found)
+            np.save(content := io.BytesIO(), found)
             write_atomic(path, content.getvalue())
-            for other in home.glob(f"{made_of}-*"):
-                if other != path:
-                    other.unlink(missing_ok=True)
         places: np.ndarray[Any, Any] = np.load(path, mmap_mode="r")
     except OSError as error:
         raise DataError(

@@ -22,38 +22,23 @@ CHUNK = 4096  # rows that are parsed and checked at once
 
 
 class Column:
-    """One feature, as a column of a table.
-
-    Args:
-        name: of the feature.
-        dtype: an integer, a floating, `bool` or `string`.
-        shape: fixed; () is a scalar.
-
-    Raises:
-        DataError: it has another dtype.
-    """
+    """One feature, as a column of a table: of an integer, a floating, `bool` or `string`, with a fixed shape."""
 
     def __init__(self, name: str, dtype: Any, shape: Sequence[int]) -> None:
         self.name = name
         self.dtype: tf.DType = tf.as_dtype(dtype)
         self.shape = tuple(shape)
         self.is_text = self.dtype == tf.string
-        self._types: tuple[type, ...] = {tf.bool: (bool,), tf.string: (str,)}.get(self.dtype) or (
-            (int,) if self.dtype.is_integer else (int, float)
-        )
-        self.is_number = self._types[0] is int
-        if self.is_number and not (self.dtype.is_integer or self.dtype.is_floating):
+        self.is_number = self.dtype.is_integer or self.dtype.is_floating
+        if not (self.is_number or self.is_text or self.dtype == tf.bool):
             raise DataError(f"{name!r}: files hold no {self.dtype.name}; use an integer, a floating, bool or string")
+        number = int if self.dtype.is_integer else float
+        self._types = (int, number) if self.is_number else (str if self.is_text else bool,)
         # Python's numbers compare with JSON integers of any size, NumPy's do not.
-        number, bounds = self._types[-1], (self.dtype.min, self.dtype.max) if self.is_number else (0, 0)
-        self.low, self.high = number(bounds[0]), number(bounds[1])
+        self._low, self._high = map(number, (self.dtype.min, self.dtype.max) if self.is_number else (0, 0))
 
     def array(self, values: Sequence[Any]) -> np.ndarray[Any, Any]:
-        """An array of the values of several rows, each a scalar or nested lists of the column's shape.
-
-        Raises:
-            DataError: describes the first value that does not fit.
-        """
+        """An array of the values of several rows, scalars or nested lists; a DataError names one that is wrong."""
         flat = list(values)
         for size in self.shape:
             for value in flat:
@@ -67,21 +52,19 @@ class Column:
                 raise DataError(f"{self.name!r}: {short(value)} {problem}")
         return self.array_of_checked(flat, len(values))
 
-    def array_of_checked(self, flat: list[Any], rows: int) -> np.ndarray[Any, Any]:
+    def array_of_checked(self, flat: Any, rows: int) -> np.ndarray[Any, Any]:
         """An array of values that fit, in row-major order; texts may be bytes."""
         if self.is_text:  # as objects: a NumPy string drops the zero bytes at its end
             found = np.empty(len(flat), object)
             found[:] = [value if isinstance(value, bytes) else value.encode() for value in flat]
         else:
-            found = np.array(flat, dtype=self.dtype.as_numpy_dtype)
+            found = np.asarray(flat, dtype=self.dtype.as_numpy_dtype)
         return found.reshape((rows, *self.shape))
 
     def _problem(self, value: Any) -> str | None:
         if type(value) not in self._types:  # exactly: a bool is an int to Python
             return f"is not of type {self.dtype.name}"
-        if isinstance(value, str):  # JSON can write half of a surrogate pair, which UTF-8 cannot hold
-            return None if value == value.encode("utf-8", "ignore").decode() else "is not Unicode"
-        if isinstance(value, bool) or self.low <= value <= self.high:
+        if not self.is_number or self._low <= value <= self._high:
             return None
         return f"does not fit into {self.dtype.name}" if abs(value) < math.inf else "is not finite"
 
@@ -96,16 +79,9 @@ def columns_of(features: Features) -> list[Column]:
 def arrays_of(
     file: str, rows: Iterator[tuple[int, Any]], columns: list[Column], parse: Callable[[Any], list[Any]]
 ) -> Iterator[Arrays]:
-    """Make arrays of the rows of a file, many rows at a time.
+    """Make arrays of the rows of a file, each with the number of its line, many rows at a time.
 
-    Args:
-        file: its name, for messages.
-        rows: each with the number of its line.
-        columns: to make.
-        parse: returns a row's values, one for each column.
-
-    Raises:
-        DataError: names the first line that is wrong.
+    `parse` returns a row's values, one for each column. A DataError names the first line that is wrong.
     """
 
     def arrays(chunk: list[tuple[int, Any]]) -> Arrays:
@@ -135,16 +111,8 @@ def dataset_of(
 ) -> tf.data.Dataset:
     """All rows of some files, which are read now.
 
-    Args:
-        paths: as a reader was given them.
-        columns: of the rows.
-        read: returns the columns of some rows at a time, from a file's name for messages and its path.
-        shuffle: as a reader was given it.
-        seed: of a random order; None for the run's.
-
-    Raises:
-        DataError: a file cannot be read or has no examples, or `shuffle` is not known.
-        StorageError: a file at a URL cannot be downloaded.
+    `read` returns the columns of some rows at a time, from a file's name for messages and its path. The other arguments
+    are as a reader was given them.
     """
     by_index, files = is_by_index(shuffle), local_files(paths)
     chunks: list[Arrays] = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from prototrain.data.shares import Share, shared_out
+from prototrain.data.source import Share, shared_out
 from prototrain.distributed.checks import require_same, require_same_data, require_same_settings, require_shared
 from prototrain.distributed.connect import COLLECTIVES, connect, find_cluster
 from prototrain.distributed.sync import AgreedStop, WorkerSync, is_of_peers, launcher, report

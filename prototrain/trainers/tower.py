@@ -15,7 +15,7 @@ from prototrain.callbacks.hyperparameters.set_trainable import SetTrainable
 from prototrain.checkpoint.state import variables_in
 from prototrain.checkpoint.weights import as_measured, averaged_weights, best_checkpoint, best_of, dump_weights
 from prototrain.data.batches import check_divides, length_in_words
-from prototrain.data.shares import Share
+from prototrain.data.source import Share
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts

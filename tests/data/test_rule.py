@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from prototrain.data.iterator import DataIterator
 from prototrain.data.pipeline import describe_pipeline, first_difference
 from prototrain.data.rule import PLAIN
-from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError
+from tests.data.reading import data
 
 D = tf.data.Dataset
 Make = Callable[[], tf.data.Dataset]
@@ -103,17 +105,14 @@ def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def data_of(make: Make, data_position: str = "auto") -> TrainingData:
-    def datasets() -> dict[str, tf.data.Dataset]:
-        return {"trn": make().batch(2).map(lambda x: {"x": x})}
-
-    return TrainingData(datasets, seed=5, announce=lambda line: None, data_position=data_position)
+def data_of(make: Make, data_position: str = "auto") -> DataIterator:
+    return data(lambda: make().batch(2).map(lambda x: {"x": x}), data_position=data_position)
 
 
 @pytest.mark.parametrize("make", ITERATOR.values(), ids=ITERATOR)
 def test_iterator(make: Make) -> None:
-    data = data_of(make)
-    assert (data.mode, data.reason, data.describe()) == ("iterator", "", "iterator")
+    source = data_of(make)
+    assert (source.mode, source.reason, source.describe()) == ("iterator", "", "iterator")
 
 
 @pytest.mark.parametrize(
@@ -122,21 +121,17 @@ def test_iterator(make: Make) -> None:
     ids=[*REPLAY, *RESTART],
 )
 def test_other_modes(mode: str, make: Make, why: str) -> None:
-    data = data_of(make)
-    assert data.mode == mode and data.describe() == f"{mode} ({data.reason})"
-    with pytest.raises(AssertionError, match=why):
-        raise AssertionError(data.reason)
+    source = data_of(make)
+    assert source.mode == mode and source.describe() == f"{mode} ({source.reason})"
+    assert re.search(why, source.reason), source.reason
 
 
-@pytest.mark.parametrize("mode", ["iterator", "replay", "restart"])
-def test_the_key_overrides_the_rule(mode: str) -> None:
-    assert data_of(lambda: numbers().shuffle(3).shuffle(2), mode).mode == mode
-
-
-@pytest.mark.parametrize("make", [generated, lambda: numbers().cache("kept")])
-def test_an_iterator_that_cannot_be_saved_is_refused(make: Make) -> None:
-    with pytest.raises(DataError, match=r"trainer\.data_position"):
-        data_of(make, "iterator")
+def test_the_key_overrides_the_rule() -> None:
+    for mode in ("iterator", "replay", "restart"):
+        assert data_of(lambda: numbers().shuffle(3).shuffle(2), mode).mode == mode
+    for make in (generated, lambda: numbers().cache("kept")):
+        with pytest.raises(DataError, match=r"trainer\.data_position"):
+            data_of(make, "iterator")
 
 
 def test_the_table_is_short() -> None:
@@ -164,5 +159,4 @@ def test_another_stage_is_named(other: Make, words: str) -> None:
 
     one = described(numbers().shuffle(3, seed=1).batch(2))
     assert one == described(numbers().shuffle(3, seed=1).batch(2))
-    with pytest.raises(AssertionError, match=words):
-        raise AssertionError(first_difference(one, described(other())))
+    assert re.search(words, str(first_difference(one, described(other()))))

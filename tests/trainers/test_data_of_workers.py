@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.callbacks import LearningRate
-from prototrain.data.shares import Share, shared_out
+from prototrain.data.source import Share, shared_out
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import tiny_arrays, tiny_model
 from tests.trainers import processes

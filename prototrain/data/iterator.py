@@ -1,0 +1,433 @@
+"""The training data of a run: an endless stream of batches, with a position that can be saved and restored."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.data.batches import Batch, Datasets, by_path, digest_of, first_batch, first_dimensions, made_up_batch
+from prototrain.data.grain import GrainPosition, grain_of
+from prototrain.data.pipeline import describe_pipeline, first_difference, stages
+from prototrain.data.positions import (
+    NOT_SAVABLE,
+    IteratorPosition,
+    NumberPosition,
+    Position,
+    ReplayPosition,
+    RestartPosition,
+    indexed,
+)
+from prototrain.data.rule import data_position, is_file_cache, reshuffles, shares_generators
+from prototrain.data.source import Share, Source
+from prototrain.errors import CheckpointError, ConfigError, DataError, StopTraining
+from prototrain.readers.flows import is_live
+from prototrain.system.tracebacks import cause
+from prototrain.system.waiting import announcing, interruptibly
+from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
+from prototrain.tf_private import iterator_handle
+
+SAME_DATA = "each worker reads all the training data"
+OTHER_FIRST_BATCH = (
+    "the training data did not repeat: its first batch is another one (have its files changed, or does its code draw "
+    "random numbers?)"
+)
+OTHER_SIZES = "files of the training data have other sizes than they had"
+FEWER_BATCHES = "the training data did not repeat: reading it again gave fewer batches"
+
+_alive: weakref.WeakSet[DataIterator] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_reading() -> None:
+    """End the threads that read ahead: at its end the interpreter would wait forever for one in Python code."""
+    for data in list(_alive):
+        with suppress(tf.errors.OpError):  # at the end of the process
+            data.stop_reading()
+
+
+class DataIterator:
+    """An endless stream of training batches with a position.
+
+    Args:
+        make: a model's `datasets`; called again for each pass that depends on its seed.
+        seed: the run's seed, for datasets without a seed.
+        announce: called with a line of text for the user.
+        batch_size: the number of examples in the batch of zeros that stands for the first one of live data.
+        repeat: whether a finite dataset is repeated; otherwise its end is the end of the training, and a resumed run
+            reads it from its start.
+        share: the worker that reads.
+        data_position: ``trainer.data_position``.
+
+    Attributes:
+        share: the worker that reads.
+        total: how many batches were trained on in all passes.
+        datasets: everything that `make` returned, by name.
+        element_spec: of a training batch.
+        first_batch: of the training data; of zeros if that is live, as `is_made_up` says.
+        reason: why the mode is not "iterator".
+        caveat: why the place that was restored last is not the exact one, or None.
+        allow_changes: whether a restore accepts other data than was saved.
+        cardinality: batches of one pass, or None if it is not known or endless.
+        fingerprint: what must be the same for a saved position to mean the same batches.
+
+    Raises:
+        DataError: the dataset is empty, its elements are not dicts of tensors, or it has not the position that the
+            config asks for.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Datasets],
+        *,
+        seed: int,
+        announce: Callable[[str], None] = print,
+        batch_size: int = 1,
+        repeat: bool = True,
+        share: Share = Share(),  # noqa: B008 - it is frozen
+        data_position: str = "auto",
+    ) -> None:
+        self.share = share
+        self.total = 0
+        self.allow_changes = False
+        self.caveat: str | None = None
+        self._announce = announce
+        self._reads_ahead = False
+        self._source = Source(make, seed, announce)
+        training = self._source.training
+        length = int(training.cardinality())
+        self.cardinality = length if length >= 0 else None
+        self._is_single_pass = not repeat and length != tf.data.INFINITE_CARDINALITY
+        self.is_made_up = any(map(is_live, stages(training)))
+        made_up = made_up_batch(training.element_spec, batch_size) if self.is_made_up else None
+        self._position, self.reason, self.first_batch = self._choose_position(data_position, made_up)
+        self.datasets = self._source.datasets
+        self.element_spec = self._source.training.element_spec
+        described = describe_pipeline(self._source.training)
+        if not isinstance(self._position, IteratorPosition):  # whose state has the names of files
+            del described["file names"]
+        self.fingerprint: dict[str, Any] = {
+            "elements": {name: f"{spec!r}" for name, spec in sorted(self.element_spec.items())},
+            "batches per pass": self.cardinality,
+            "batch size": None if self.is_made_up else sorted(map(int, first_dimensions(self.first_batch).values())),
+            "seed": seed,
+            "mode": self.mode,
+            "division": share.division,
+            **described,
+        }
+        # Which every run reads, so that it costs nothing to find that what the data is made of has changed.
+        self._first = None if self.is_made_up or self.mode == "restart" else digest_of(self.first_batch)
+        _alive.add(self)
+
+    def _choose_position(self, wanted: str, made_up: Batch | None) -> tuple[Position, str, Batch]:
+        """Choose a position by the rule of `data_position`, and read the first batch, unless it is `made_up`.
+
+        Returns:
+            the position, why its mode is not "iterator", and the first batch.
+        """
+        source, looked_at = self._source, self._source.training
+
+        def first_of(look: Callable[[], Batch]) -> Batch:
+            if made_up is not None:
+                return made_up
+            with announcing("waiting for the first batch of the training data", self._announce):
+                return interruptibly(look)
+
+        position: Position | None = None
+        mode, reason = data_position(looked_at, wanted)
+        if self._is_single_pass:
+            mode, reason = "restart", "each run reads it from its start to its end"
+        elif wanted in ("auto", "iterator"):
+            position = self._number_position()
+        if position is None and mode == "iterator":
+            try:
+                if any(map(is_file_cache, stages(looked_at))):
+                    raise DataError('trainer.data_position cannot be "iterator": the data is cached in a file')
+                position = IteratorPosition(source, self._announce, reshuffles=reshuffles(looked_at))
+            except NOT_SAVABLE as error:
+                reason = f"TensorFlow cannot save its iterator: {cause(error)}"
+                if wanted == "iterator":
+                    raise DataError(f"trainer.data_position: {reason}") from error
+                mode = "replay"
+        if position is not None:
+            return position, "", first_of(position.look)
+        first = first_of(lambda: first_batch(looked_at))
+        source.rebuild()
+        if mode == "replay" and shares_generators(source.training, looked_at):
+            mode, reason = "restart", "it has a shuffle that was made outside of datasets()"
+        return (RestartPosition if mode == "restart" else ReplayPosition)(source), reason, first
+
+    def _number_position(self) -> Position | None:
+        """A position that is a small value, if the data has one."""
+        source = self._source
+        if (grain := grain_of(source.training)) is not None:
+            return GrainPosition(source, grain)
+        if indexed(source.training) is None:
+            return None
+        dataset = source.training_of(0)  # not read elsewhere: each reading has another order
+        if indexed(dataset) is None or shares_generators(source.training, dataset):
+            return None
+        return NumberPosition(source, dataset)
+
+    def require_batch_size(self, size: int, configured: int) -> None:
+        """Check that batches have as many examples as the config says.
+
+        If the dimension is not static, the first batch tells; if that may be a short one, there is a warning only.
+
+        Args:
+            size: of a batch that is read here.
+            configured: ``model.batch_size``.
+
+        Raises:
+            ConfigError: they have not.
+        """
+        sizes = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
+        is_static = None not in sizes
+        if not is_static:
+            sizes = set(self.fingerprint["batch size"] or [])
+            if len(sizes) > 1 or (self.cardinality == 1 and max(sizes, default=0) < size):
+                return  # of graphs, for example; or the only batch there is
+        if not sizes or size in sizes:
+            return
+        share = "" if size == configured else f" ({size} of them are read here)"
+        message = (
+            f"model.batch_size is {configured}{share}, and the batches of the dataset 'trn' have "
+            f"{' or '.join(map(str, sorted(sizes)))} examples; use .batch(model.batch_size) in datasets(), or set it "
+            "to what they have"
+        )
+        if len(sizes) == 1 and (is_static or max(sizes) > size or self.cardinality is not None):
+            raise ConfigError(message)
+        self._announce(f"WARNING: {message}")
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def iterator(self) -> Any:
+        """What batches are read from; another object after a restore or a new pass."""
+        return self._position.iterator
+
+    @property
+    def endless(self) -> bool:
+        """Whether the iterator itself never ends; otherwise `start_next_pass` follows each end."""
+        return self._position.endless
+
+    @property
+    def offset(self) -> int:
+        """How many batches of the present pass were trained on."""
+        return self._position.offset
+
+    @property
+    def mode(self) -> str:
+        """How a resume returns to the position: "iterator", "replay" or "restart"."""
+        return self._position.mode
+
+    def describe(self) -> str:
+        """The mode and its reason, such as "replay (2 shuffles)"."""
+        return f"{self.mode} ({self.reason})" if self.reason else self.mode
+
+    def next_batch(self) -> Batch:
+        """Read one batch, for training on it.
+
+        Raises:
+            StopTraining: there is no more data.
+        """
+        self.catch_up()
+        if self.block:
+            batch = None if self.next_block() is None else self._position.row_of_block(self._position.row)
+        else:
+            batch = next(iter(self.iterator), None)
+        if batch is None:
+            self.start_next_pass()
+            return self.next_batch()
+        self.count(1)
+        return dict(batch)
+
+    def count(self, batches: int, *, reads_ahead: bool = False) -> None:
+        """Count batches that were read from the iterator and trained on.
+
+        Args:
+            batches: how many.
+            reads_ahead: whether more than these were read, for a step that failed.
+        """
+        self._position.offset += batches
+        self._position.row += batches if self.block else 0
+        self.total += batches
+        self._reads_ahead |= reads_ahead
+
+    def start_next_pass(self) -> None:
+        """Start the next pass over the data, under its seed.
+
+        Raises:
+            StopTraining: the pass that ended had no batch, or is the only one: there is no more data.
+        """
+        if self.offset == 0 or self.endless or self._is_single_pass:
+            raise StopTraining("the training dataset ran out of data")
+        self._position.begin(self._position.number + 1)
+
+    def stop_reading(self) -> None:
+        """End reading ahead; the iterator has no more batches."""
+        if self.iterator is not None:
+            nothing = self._source.training.take(0)
+            nothing = nothing.batch(self.block) if self.block else nothing
+            tf.raw_ops.MakeIterator(
+                dataset=tf.data.experimental.to_variant(nothing), iterator=iterator_handle(self.iterator)
+            )
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
+
+    def fits_blocks(self) -> str | None:
+        """Why the batches cannot be stacked to blocks: they differ in shape, are no dense numbers, or are live."""
+        for path, spec in by_path(self.element_spec).items():
+            if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined() or spec.dtype == tf.string:
+                return (
+                    f"{path!r} is {spec}, and not of numbers with one shape; .batch(..., drop_remainder=True) may help"
+                )
+        return "it is live" if self.is_made_up else None
+
+    def use_blocks(self, size: int) -> None:
+        """Read so many batches at a time, stacked, see `next_block`; before the first one is trained on.
+
+        Raises:
+            ConfigError: they cannot be stacked.
+        """
+        if (reason := self.fits_blocks()) is not None:
+            raise ConfigError(f'model.jit_compile: "loop" does not work with this training data: {reason}')
+        self._position.block = size
+        self._position.begin(self._position.number)
+
+    @property
+    def block(self) -> int:
+        """How many batches are read at a time; 0 for single ones."""
+        return self._position.block
+
+    def next_block(self) -> tuple[Batch, int, int] | None:
+        """The block that the next batch is in.
+
+        Returns:
+            the stacked batches, the row of the next one, and how many are left; or None at the end of the pass.
+        """
+        position = self._position
+        if not position.rows:
+            try:
+                position.read_block()
+            except tf.errors.OutOfRangeError:
+                return None
+        return position.current, position.row, position.rows
+
+    @property
+    def last_of_block(self) -> Batch:
+        """The batch that was trained on last, if batches are read in blocks."""
+        return self._position.row_of_block(self._position.row - 1)
+
+    # -- the position -------------------------------------------------------------------------------------------------
+
+    def write(self, prefix: str) -> Callable[[], dict[str, Any]]:
+        """Take the position; returns a function that writes it, as a part of a checkpoint."""
+        if self._reads_ahead:
+            self.rewind()
+        about = {"fingerprint": self.fingerprint, "first batch": self._first, "total": self.total}
+        finish = self._position.write(prefix)
+        return lambda: {**finish(), **about}
+
+    def read(self, prefix: str, meta: dict[str, Any]) -> None:
+        """Go to a saved position.
+
+        Raises:
+            CheckpointError: the data is not what the position was saved of, or it cannot be read.
+        """
+        position, then, now = self._position, meta["fingerprint"], self.fingerprint
+        # The saved position is that of the chief, and other workers have read other data.
+        is_chiefs = self.share.is_own and self.share.index > 0
+        self.caveat, self._reads_ahead = None, False
+        self.total = meta["total"]
+        if then["division"] != now["division"]:
+            changed = [f"{now['division'] or SAME_DATA}, and not as before ({then['division'] or SAME_DATA})"]
+        elif (changed := self._changes(then, is_chiefs)) and not self.allow_changes:
+            raise CheckpointError(
+                f"the training data has changed: {'; '.join(changed)}; use {ALLOW_CHANGED_DATA} "
+                f"to continue with a new pass, or {FRESH} to start again"
+            )
+        if changed:
+            self.caveat = f"the training data has changed: {'; '.join(changed)}; a new pass begins"
+            position.begin(meta["pass"] + 1)
+        elif is_chiefs and self.mode != "restart":
+            position.replay(meta)
+        else:
+            position.read(prefix, meta)
+            if self.mode == "restart":
+                self.caveat = f"the training data starts again: {self.reason}"
+            elif meta["first batch"] != self._first:
+                self.caveat = OTHER_FIRST_BATCH
+            elif then["file sizes"] != now["file sizes"]:
+                self.caveat = OTHER_SIZES
+
+    def _changes(self, then: Mapping[str, Any], is_chiefs: bool) -> list[str]:
+        """In words, what of the data is not as it was when a position was saved."""
+        now, keeps_place = self.fingerprint, self.mode != "restart"
+        keys = ["elements", "seed", *(("batch size", "batches per pass", "mode") if keeps_place else ())]
+        found = [f"{key} was {then[key]} and is {now[key]}" for key in keys if then[key] != now[key]]
+        if keeps_place and not is_chiefs:
+            if (difference := first_difference(then["stages"], now["stages"])) is not None:
+                found.append(difference)
+            elif then.get("file names") != now.get("file names"):
+                found.append("its files have other names, or are in another directory")
+        return found
+
+    def rewind(self) -> None:
+        """Go back to before the last batch that was trained on, after a step that read one and failed.
+
+        The batches in between are read by `catch_up`, when the run continues: reading them now could meet the record
+        that made the step fail.
+        """
+        self._position.rewind()
+        self._reads_ahead = False
+
+    def catch_up(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
+        """Read batches again up to the place of the run, if a restored position lies before it.
+
+        Args:
+            stop_requested: called before each batch; whether to stop.
+
+        Returns:
+            whether that place was reached.
+
+        Raises:
+            DataError: the data cannot be read; the position is as it was saved.
+        """
+        if self._reads_ahead:
+            self.rewind()
+        position, begin, batches = self._position, time.perf_counter(), 0
+        caveat: str | None = None
+        if not position.behind:
+            return True
+        with announcing("reading batches again to get to the place of the run", self._announce):
+            while caveat is None and (position.behind or position.passes_behind):
+                if stop_requested():
+                    return False
+                try:
+                    position.read_again()
+                    batches += position.block or 1
+                    caveat = None if position.behind or position.passes_behind else position.difference()
+                except tf.errors.OutOfRangeError:
+                    if position.passes_behind:
+                        position.begin_behind(position.number - position.passes_behind + 1)
+                    else:
+                        caveat = FEWER_BATCHES
+                except tf.errors.OpError as error:
+                    position.rewind()
+                    raise DataError(f"reading the training data again failed: {cause(error)}") from error
+                if caveat is not None and position.goes_further_back():
+                    caveat = None
+        seconds = time.perf_counter() - begin
+        self._announce(f"read {batches} batches again to get to the place of the run ({seconds:.1f} s)")
+        if caveat is not None:
+            self.caveat = caveat
+            self._announce(f"WARNING: {caveat}; the batches from here on may differ from those of an uninterrupted run")
+        if caveat == FEWER_BATCHES:
+            position.begin(position.number + 1)
+        return True

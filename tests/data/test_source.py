@@ -1,0 +1,279 @@
+"""How `datasets()` is called: for passes, under seeds, for workers, with files that move."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import readers
+from prototrain.data.iterator import OTHER_SIZES, DataIterator
+from prototrain.data.pipeline import describe_pipeline
+from prototrain.data.source import Share, for_worker, shared_out
+from prototrain.errors import CheckpointError, ConfigError, DataError
+from prototrain.system import waiting
+from tests.data.reading import data, read, resume, save
+from tests.data.test_positions import SPEC, Flow, generated, rows
+
+D = tf.data.Dataset
+X = {"x": ("float32", [])}
+
+
+# Passes.
+
+
+@pytest.mark.parametrize("make", [lambda: rows().batch(4), lambda: rows().shuffle(8).batch(4)])
+def test_python_data_is_made_once_for_all_passes(make: Callable[[], D]) -> None:
+    calls: list[int] = []
+    source = data(lambda: (calls.append(1), make())[1])
+    found = read(source, 12)
+    assert len(calls) == 2 and len({str(found[begin : begin + 2]) for begin in (0, 2, 4)}) in (1, 3)
+
+
+def test_a_flow_is_reset_once_and_then_continues() -> None:
+    flows: list[Flow] = []
+
+    def make() -> D:
+        flows.append(Flow())
+        return readers.dataflow(flows[-1], spec=SPEC).batch(4)
+
+    found = read(data(make), 6)
+    assert found[:2] != found[2:4] != found[4:] and flows[-1].resets == 1
+
+
+def split() -> dict[str, D]:
+    """A random split, which a generator of Python draws in one order and NumPy in another."""
+    numbers = np.random.permutation(20)
+    random.shuffle(examples := numbers[:16].tolist())
+    vld = D.from_tensor_slices(numbers[16:]).batch(4).map(lambda x: {"x": x})
+    return {"trn": generated(lambda: iter(examples)), "vld": vld}
+
+
+def other_split() -> dict[str, D]:
+    """A split that is another one in each call."""
+    numbers = np.random.default_rng().permutation(20)
+    parts = {"trn": D.from_tensor_slices(numbers[:16]).shuffle(4).shuffle(4), "vld": D.from_tensor_slices(numbers[16:])}
+    return {name: part.batch(4).map(lambda x: {"x": x}) for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("make", [split, other_split])
+def test_validation_examples_are_never_trained_on(make: Callable[[], dict[str, D]]) -> None:
+    np.random.seed(77)
+    lines: list[str] = []
+    source = data(make, lines)
+    held_out = set(next(iter(source.datasets["vld"]))["x"].numpy().tolist())
+    random.seed(3), np.random.seed(3)
+    seen = {number for batch in read(source, 12) for number in batch}  # three passes
+    drawn = random.random(), np.random.random()
+    assert source.mode == "replay" and len(seen) == 16 and not seen & held_out
+    assert any("gives other data whenever it is called" in line for line in lines) == (make is other_split)
+    random.seed(3), np.random.seed(3)
+    assert drawn == (random.random(), np.random.random())  # the run's own generators are left as they are
+
+
+# The first batch.
+
+
+def test_a_first_batch_that_takes_long_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.01)
+    go_on = threading.Event()
+    lines: list[str] = []
+
+    def announce(line: str) -> None:
+        lines.append(line)
+        if "first batch" in line:
+            go_on.set()
+
+    def generate() -> Iterator[int]:
+        go_on.wait(30)
+        yield from range(4)
+
+    DataIterator(lambda: {"trn": generated(generate)}, seed=5, announce=announce)
+    assert "waiting for the first batch of the training data ..." in lines
+
+
+def test_a_first_batch_that_fails_says_so() -> None:
+    def generate() -> Iterator[int]:
+        raise ValueError("no such table")
+        yield 1
+
+    with pytest.raises(DataError, match="no such table"):
+        data(lambda: generated(generate))
+
+
+def test_data_that_the_run_itself_makes() -> None:
+    ready = threading.Event()
+
+    class Played:
+        made = 0
+
+        def __iter__(self) -> Iterator[dict[str, int]]:
+            assert ready.wait(30)
+            while True:
+                self.made += 1
+                yield {"x": self.made}
+
+    flow = Played()
+    source = data(lambda: readers.dataflow(flow, spec=SPEC, live=True).batch(2), batch_size=3)
+    assert source.describe() == "restart (it is live)"  # and it has waited for nothing
+    assert source.is_made_up and source.first_batch["x"].numpy().tolist() == [0] * 3
+    ready.set()
+    assert read(source, 1) == [[1, 2]]
+    source.stop_reading()
+    with pytest.raises(DataError, match="Played is live, so it cannot be looked at"):
+        readers.dataflow(flow, live=True)
+
+
+# Workers.
+
+
+def text_files(directory: Path) -> list[str]:
+    """Five files with four to eight lines each, such as ``2-0`` in the third one."""
+    names = []
+    for number in range(5):
+        path = directory / f"{number}.txt"
+        path.write_text("".join(f"{number}-{line}\n" for line in range(4 + number)))
+        names.append(str(path))
+    return names
+
+
+def share_of(names: list[str], share: Share, shuffle: int = 1) -> DataIterator:
+    def make() -> dict[str, D]:
+        lines = tf.data.TextLineDataset(names).map(lambda line: {"line": line}).shuffle(shuffle)
+        return shared_out({"trn": lines.batch(6)}, share, 6 // share.count)
+
+    return data(make, share=share)
+
+
+@pytest.mark.parametrize(
+    ("make", "sharding", "given"),
+    [
+        (lambda: "all", "batch", "all"),
+        (lambda batch_size=8: f"all {batch_size}", "none", "all 8"),
+        (lambda worker: f"{worker.index} of {worker.count}", "none", "1 of 2"),
+        (lambda worker=None: f"{worker.index} of {worker.count}", "none", "1 of 2"),
+        (lambda worker: "", "batch", None),
+        (lambda worker: "", "files", None),
+    ],
+)
+def test_datasets_that_take_a_worker(make: Callable[..., Any], sharding: str, given: Any) -> None:
+    share = Share(1, 2, sharding)
+    if given is not None:
+        assert for_worker(make, share)() == given
+        return
+    with pytest.raises(ConfigError, match=f'model.data_sharding is "{sharding}", and datasets\\(worker\\) gives each'):
+        for_worker(make, share)
+    assert for_worker(make, Share(sharding=sharding))() == ""  # type: ignore[comparison-overlap]
+
+
+def test_files_are_divided_and_each_share_repeats(tmp_path: Path) -> None:
+    names = text_files(tmp_path)
+    first, second = (read(share_of(names, Share(index, 2, "files")), 9) for index in range(2))
+    files = [{line[:1] for batch in batches for line in batch} for batches in (first, second)]
+    assert files == [{b"0", b"2", b"4"}, {b"1", b"3"}]
+    assert second[:2] == [[b"1-0", b"1-1", b"1-2"], [b"1-3", b"1-4", b"3-0"]]
+    assert second[4:8] == second[:4]
+    with pytest.raises(DataError, match=r"does not come from enough files .*datasets\(worker\) and set it to \"none\""):
+        shared_out({"trn": D.range(9).batch(3)}, Share(0, 2, "files"), 3)
+
+
+def test_a_worker_reads_its_own_share_again_up_to_the_place_of_the_chief(tmp_path: Path) -> None:
+    names, share = text_files(tmp_path), Share(1, 2, "files")
+    whole = read(share_of(names, share, shuffle=8), 14)
+    chiefs = share_of(names, Share(0, 2, "files"), shuffle=8)
+    read(chiefs, 6)
+    meta = save(chiefs, tmp_path / "chief")
+
+    again = share_of(names, share, shuffle=8)
+    again.read("not used", meta)
+    assert read(again, 5) == whole[6:11] and again.caveat is None and again.total == 11
+
+    changed = share_of(names, share, shuffle=8)
+    with pytest.raises(CheckpointError, match="the training data has changed: seed was 1 and is 5"):
+        changed.read("not used", {**meta, "fingerprint": {**meta["fingerprint"], "seed": 1}})
+
+    third = share_of(names, Share(1, 3, "files"), shuffle=8)
+    third.read("not used", meta)
+    assert third.total == 6 and third.caveat is not None
+    assert "each of 3 workers reads its own files of the training data, and not as before (each" in third.caveat
+
+
+# Files.
+
+
+def write(directory: Path, rows: int = 20) -> Path:
+    directory.mkdir(parents=True)
+    for number in range(3):
+        numbers = range(100 * number, 100 * number + rows)
+        (directory / f"{number}.csv").write_text("x\n" + "".join(f"{one:04}\n" for one in numbers))
+    return directory
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(map(str, directory.glob("*.csv")))
+
+
+def of_lines(lines: D) -> D:
+    return lines.filter(lambda line: line != "x").map(lambda line: {"x": tf.strings.to_number(line)}).batch(4)
+
+
+def one_after_the_other(directory: Path) -> D:
+    return of_lines(tf.data.TextLineDataset(files(directory)))
+
+
+def in_turns(directory: Path) -> D:
+    return of_lines(D.from_tensor_slices(files(directory)).interleave(tf.data.TextLineDataset))
+
+
+def shuffled_files(directory: Path) -> D:
+    return of_lines(D.list_files(f"{directory}/*.csv").interleave(tf.data.TextLineDataset))
+
+
+def by_index(directory: Path) -> D:
+    return readers.csv(files(directory), features=X, shuffle="index").batch(4)
+
+
+Make = Callable[[Path], D]
+
+
+@pytest.mark.parametrize("make", [by_index, shuffled_files, one_after_the_other, in_turns])
+def test_files_that_were_moved(make: Make, tmp_path: Path) -> None:
+    there, here = write(tmp_path / "there"), tmp_path / "a" / "here"
+    before = data(lambda: make(there))
+    read(before, 6)
+    meta = save(before, tmp_path / "place")
+    expected = read(before, 20)
+    shutil.move(there, here)
+    if make in (by_index, shuffled_files):
+        after = resume(lambda: make(here), tmp_path / "place", meta)
+        assert read(after, 20) == expected and after.caveat is None
+    else:  # the saved state has the names
+        with pytest.raises(CheckpointError, match="its files have other names, or are in another directory"):
+            resume(lambda: make(here), tmp_path / "place", meta)
+
+
+@pytest.mark.parametrize("make", [by_index, shuffled_files, one_after_the_other, in_turns])
+def test_files_of_other_sizes_are_said(make: Make, tmp_path: Path) -> None:
+    there = write(tmp_path / "there")
+    before = data(lambda: make(there))
+    read(before, 6)
+    meta = save(before, tmp_path / "place")
+    (there / "2.csv").write_text((there / "2.csv").read_text().removesuffix("0219\n") + "02190\n")
+    after = resume(lambda: make(there), tmp_path / "place", meta)
+    assert after.caveat == OTHER_SIZES and after.offset == 6  # a record may have been repaired
+
+
+def test_texts_are_no_names(tmp_path: Path) -> None:
+    there = write(tmp_path / "there")
+    found = {
+        describe_pipeline(D.from_tensor_slices(texts))["file names"]
+        for texts in (["a", "b"], [str(there)], [*files(there), "none"], ["\0"])
+    }
+    assert len(found) == 1

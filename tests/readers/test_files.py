@@ -1,0 +1,287 @@
+"""TFRecords, folders of images, and files at URLs."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import SimpleTrainer, readers
+from prototrain.errors import DataError, StorageError
+from prototrain.system.storage import Storage
+from tests.tiny import tiny_config
+
+Y = {"y": ("int64", [])}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+def labels(dataset: tf.data.Dataset, name: str = "y") -> list[int]:
+    return [int(item[name]) for item in dataset.as_numpy_iterator()]
+
+
+# TFRecords.
+
+
+def write_records(path: str, values: list[int], compression: str = "") -> str:
+    """Examples of a number, and of a list that has it as often as its remainder by three says, and once more."""
+    with tf.io.TFRecordWriter(path, compression) as writer:
+        for value in values:
+            feature = {
+                "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[value])),
+                "all": tf.train.Feature(int64_list=tf.train.Int64List(value=[value] * (value % 3 + 1))),
+                "half": tf.train.Feature(float_list=tf.train.FloatList(value=[value, 0.5])),
+                "text": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"\0\xff"])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP"])
+def test_records_of_files_in_turn(compression: str | None) -> None:
+    for file in range(3):
+        write_records(f"{file}.tfrecord", [10 * file, 10 * file + 1], compression or "")
+    features: dict[str, Any] = {**Y, "half": (tf.float32, [2]), "text": tf.io.FixedLenFeature([], tf.string)}
+    items = list(readers.tfrecords("*.tfrecord", features=features, compression=compression, cycle_length=2))
+    assert [int(item["y"]) for item in items] == [0, 10, 1, 11, 20, 21]
+    assert items[1]["half"].numpy().tolist() == [10.0, 0.5] and items[1]["text"].numpy() == b"\0\xff"
+    several = ["1.tfrecord", Path("0.tfrecord"), "[12].tfrecord"]
+    assert labels(readers.tfrecords(several, features=Y, compression=compression)) == [0, 10, 20, 1, 11, 21]
+
+
+def test_records_by_index(cache: Path) -> None:
+    for number in range(3):
+        write_records(f"{number}.tfrecord", list(range(10 * number, 10 * number + 7)))
+    expected = [10 * number + value for number in range(3) for value in range(7)]
+    features = {**Y, "all": tf.io.VarLenFeature(tf.int64)}
+    items = list(readers.tfrecords("*.tfrecord", features=features, shuffle="index"))
+    assert sorted(int(item["y"]) for item in items) == expected
+    for item in items:
+        assert item["all"].values.numpy().tolist() == [int(item["y"])] * (int(item["y"]) % 3 + 1)
+    first = readers.tfrecords("*.tfrecord", features=Y, shuffle="index", seed=1)
+    assert sorted(labels(first)) == expected != labels(first)
+    (table,) = cache.glob("tables/*")
+    made = table.stat()
+    os.utime("1.tfrecord", (1, 1))
+    write_records("1.tfrecord", [100])
+    again = readers.tfrecords("*.tfrecord", features=Y, shuffle="index")
+    assert sorted(labels(again)) == [*range(7), *range(20, 27), 100]
+    assert len(list(cache.glob("tables/*"))) == 2 and table.stat() == made
+
+
+def test_records_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = Path(write_records("a.tfrecord", [1, 2])).read_bytes()
+    write_records("empty.tfrecord", [])
+    Path("damaged.tfrecord").write_bytes(content[:-30] + bytes([content[-30] ^ 1]) + content[-29:])
+    uint8 = {"x": ("uint8", [])}
+    for pattern, options, words in (
+        ("no/*", {}, r"no/\*: matches no file; name a TFRecord file or a glob pattern of some$"),
+        ("a.tfrecord", {"features": uint8}, "'x': TFRecords hold float32, int64 and string, not uint8"),
+        ("empty.tfrecord", {"shuffle": "index"}, r"empty\.tfrecord: holds no examples"),
+        ("damaged.tfrecord", {"shuffle": "index"}, r"damaged\.tfrecord: not a whole TFRecord file \(corrupted record"),
+        ("a.tfrecord", {"shuffle": "index", "compression": "GZIP"}, "compressed with GZIP cannot be read in any order"),
+        ("a.tfrecord", {"shuffle": "indx"}, "shuffle='indx' is not known"),
+    ):
+        with pytest.raises(DataError, match=words):
+            readers.tfrecords(pattern, **{"features": Y, **options})  # type: ignore[arg-type]
+    monkeypatch.setenv("PROTOTRAIN_CACHE", "a.tfrecord")
+    with pytest.raises(DataError, match=r"cannot be kept in .*tables \(Not a directory\); PROTOTRAIN_CACHE"):
+        readers.tfrecords("a.tfrecord", features=Y, shuffle="index")
+
+
+# Folders of images.
+
+
+@pytest.fixture
+def images() -> Path:
+    """Class b with an upper-case JPEG, class a with two PNGs and what is not an image, and a hidden directory."""
+    folder = Path("images")
+    for name in ("b", "a", ".hidden"):
+        (folder / name).mkdir(parents=True)
+    for name, value, encode in [
+        ("a/2.png", 51, tf.io.encode_png),
+        ("a/1.png", 255, tf.io.encode_png),
+        ("b/1.JPG", 0, tf.io.encode_jpeg),
+    ]:
+        (folder / name).write_bytes(encode(np.full((6, 9, 3), value, np.uint8)).numpy())
+    (folder / "a" / "notes.txt").write_text("not an image")
+    (folder / "notes.txt").write_text("not a class")
+    return folder
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_in_order(images: Path, channels: int) -> None:
+    dataset = readers.image_folder(images, size=(4, 5), channels=channels)
+    assert dataset.element_spec == {
+        "image": tf.TensorSpec([4, 5, channels], tf.float32),
+        "label": tf.TensorSpec([], tf.int32),
+    }
+    items = list(dataset.as_numpy_iterator())
+    assert [item["label"] for item in items] == [0, 0, 1] and readers.class_names(images) == ["a", "b"]
+    for item, value in zip(items, [1.0, 0.2, 0.0], strict=True):
+        np.testing.assert_allclose(item["image"], np.full((4, 5, channels), value), atol=1e-6)
+        assert item["image"].min() >= 0 and item["image"].max() <= 1
+
+
+@pytest.mark.parametrize("shuffle", [True, "index"])
+def test_images_in_another_order_in_every_pass(images: Path, shuffle: Any) -> None:
+    for number in range(3, 12):
+        image = np.full((2, 2, 3), 20 * number, np.uint8)
+        (images / "ab"[number % 2] / f"{number}.png").write_bytes(tf.io.encode_png(image).numpy())
+
+    def read(dataset: tf.data.Dataset) -> list[Any]:
+        return [(item["image"].tolist(), int(item["label"])) for item in dataset.as_numpy_iterator()]
+
+    expected = read(readers.image_folder(images, size=(2, 2)))
+    tf.keras.utils.set_random_seed(1)
+    dataset = readers.image_folder(images, size=(2, 2), shuffle=shuffle)
+    first, second = read(dataset), read(dataset)
+    assert first != second and sorted(first) == sorted(second) == sorted(expected)
+
+
+def add_class(folder: str, *names: str) -> Path:
+    for name in names:
+        (Path(folder) / name).mkdir(parents=True)
+        (Path(folder) / name / "1.png").write_bytes(tf.io.encode_png(np.zeros((2, 2, 3), np.uint8)).numpy())
+    return Path(folder)
+
+
+def test_classes_with_given_numbers() -> None:
+    trn, vld = add_class("trn", "cat", "dog", "eel"), add_class("vld", "cat", "eel")
+    for shuffle in (False, True, "index"):
+        dataset = readers.image_folder(vld, size=(2, 2), classes=readers.class_names(trn), shuffle=shuffle)  # type: ignore[arg-type]
+        assert sorted(labels(dataset, "label")) == [0, 2]
+    with pytest.raises(DataError, match=r"^trn: the directory 'dog' is not in classes=\['cat', 'eel'\]$"):
+        readers.image_folder(trn, size=(2, 2), classes=["cat", "eel"])
+    with pytest.raises(DataError, match=r"^vld: a name is twice in classes="):
+        readers.image_folder(vld, size=(2, 2), classes=["cat", "eel", "cat"])
+
+
+@pytest.mark.parametrize(
+    ("classes", "warning"),
+    [
+        (("cat", "eel"), "WARNING: the class 'eel' is label 2 in trn and 1 in vld: give both the same classes=[...]"),
+        (("cat", "dog"), None),
+        (("ape",), None),
+    ],
+)
+def test_folders_of_one_model_that_number_a_class_differently(
+    classes: tuple[str, ...], warning: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = {"trn": add_class("trn", "cat", "dog", "eel"), "vld": add_class("vld", *classes)}
+
+    class Model:
+        config = tiny_config(model__num_steps=1, model__batch_size=1)
+
+        def datasets(self) -> Any:
+            return {name: readers.image_folder(path, size=(2, 2)).batch(1) for name, path in folders.items()}
+
+        def build(self, inputs: Any, train_phase: bool) -> Any:
+            return {"loss": tf.keras.layers.Dense(1)(tf.reshape(inputs["image"], [1, 12]))[0, 0]}
+
+    SimpleTrainer(Model())
+    assert [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line] == [warning] * bool(warning)
+
+
+@pytest.mark.parametrize(
+    ("path", "extensions", "message"),
+    [
+        ("nowhere", None, "nowhere: cannot be read as a directory of images (No such file or directory)"),
+        ("images/notes.txt", None, "images/notes.txt: cannot be read as a directory of images (Not a directory)"),
+        ("images/a", None, "images/a: holds no directories; an image folder has one for each class"),
+        ("images", [".PNG"], "images/b: holds no images (.png); add some or remove it"),
+    ],
+)
+def test_directories_that_are_refused(images: Path, path: str, extensions: Any, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        readers.image_folder(path, size=(4, 4), **({} if extensions is None else {"extensions": extensions}))
+    assert str(caught.value) == message
+
+
+# URLs.
+
+
+@pytest.fixture
+def url() -> str:
+    pytest.importorskip("fsspec")
+    return f"memory://{uuid.uuid4().hex}"
+
+
+def put(url: str, content: str | bytes) -> None:
+    import fsspec
+
+    with fsspec.open(url, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def test_files_at_urls_are_downloaded_once(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    downloads: list[Any] = []
+    download = Storage.download
+    monkeypatch.setattr(Storage, "download", lambda self, paths: (downloads.extend(paths), download(self, paths)))
+    put(f"{url}/a.csv", "y\n1\n2\n")
+    put(f"{url}/b.csv", "y\n3\n")
+    both = [f"{url}/a.csv", f"{url}/b.csv"]
+    for shuffle in (None, "index"):
+        assert sorted(labels(readers.csv(both, features=Y, shuffle=shuffle))) == [1, 2, 3]  # type: ignore[arg-type]
+    assert sorted(downloads) == ["a.csv", "b.csv"]
+    put(f"{url}/b.csv", "y\n4\n")
+    assert labels(readers.csv(both, features=Y)) == [1, 2, 4]
+    assert sorted(downloads) == ["a.csv", "b.csv", "b.csv"]
+    put(f"{url}/c.csv", "y\nx\n")
+    with pytest.raises(DataError, match=f"^{url}/c.csv, line 2: 'y': \"x\" is not of type int64$"):
+        readers.csv(f"{url}/c.csv", features=Y)
+    Path("d.jsonl").write_text('{"y": 5}')
+    assert labels(readers.json_lines(f"file://{tmp_path}/d.jsonl", features=Y)) == [5]
+
+
+def test_patterns_and_folders_at_urls(url: str) -> None:
+    for number in range(3):
+        put(f"{url}/part-{number}/x.tfrecord", Path(write_records("r", [number])).read_bytes())
+        put(f"{url}/images/{'ab'[number % 2]}/{number}.png", tf.io.encode_png(np.zeros((1, 1, 3), np.uint8)).numpy())
+    put(f"{url}/images/notes.txt", "no image")
+    assert labels(readers.tfrecords(f"{url}/part-[01]/*.tfrecord", features=Y)) == [0, 1]
+    assert sorted(labels(readers.tfrecords(f"{url}/part-*/*.tfrecord", features=Y, shuffle="index"))) == [0, 1, 2]
+    with pytest.raises(DataError, match=f"{url}/other-.*: matches no file"):
+        readers.tfrecords(f"{url}/other-*", features=Y)
+    assert labels(readers.image_folder(f"{url}/images", size=(1, 1)), "label") == [0, 0, 1]
+    assert readers.class_names(f"{url}/images") == ["a", "b"]
+    with pytest.raises(DataError, match=rf"{url}/images/a: holds no images \(\.gif\)"):
+        readers.image_folder(f"{url}/images", size=(1, 1), extensions=[".gif"])
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("memory://nothing/x.csv", "there is no file memory://nothing/x.csv"),
+        ("gx://bucket/x.csv", "unknown scheme in gx://bucket/x.csv"),
+    ],
+)
+def test_a_url_that_cannot_be_read(path: str, said: str, url: str) -> None:
+    with pytest.raises(StorageError, match=said):
+        readers.csv(path, features=Y)
+
+
+def test_a_download_that_fails_leaves_nothing(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(f"{url}/a.csv", "y\n1\n")
+
+    def fail(self: Storage, paths: dict[str, Path]) -> None:
+        for path in paths.values():
+            path.parent.mkdir(parents=True)
+            path.write_text("y")
+        raise StorageError("cannot read from it: no such key")
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="no such key"):
+        patch.setattr(Storage, "download", fail)
+        readers.csv(f"{url}/a.csv", features=Y)
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+    assert labels(readers.csv(f"{url}/a.csv", features=Y)) == [1]

@@ -1,0 +1,289 @@
+"""JSON lines, CSV and Parquet: what is read, what is refused and how that is named, from memory and by index."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import readers
+from prototrain.errors import DataError
+
+FEATURES = {"x": ("float32", [2]), "y": ("uint8", []), "text": ("string", []), "flag": ("bool", [])}
+COLUMNS = {"x": ["left", "right"]}
+LINES = ["left,unused,right,y,text,flag", '1,,2.5,3,"a, b\nc",true', "", "-1e3,z, 4 ,255,ä,0"]
+EXPECTED = [
+    {"x": [1.0, 2.5], "y": 3, "text": b"a, b\nc", "flag": True},
+    {"x": [-1000.0, 4.0], "y": 255, "text": "ä".encode(), "flag": False},
+]
+DIGITS = {"example": ("uint8", [3]), "label": ("int32", [])}
+GOOD = '{"example": [1, 2, 3], "label": 7}'
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(path: str, *lines: str | bytes) -> str:
+    Path(path).write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
+    return path
+
+
+def read(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
+    return [{name: np.asarray(value).tolist() for name, value in item.items()} for item in dataset.as_numpy_iterator()]
+
+
+def by_label(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
+    return sorted(read(dataset), key=lambda item: item["y"])
+
+
+def test_the_digits_are_whole_and_no_digit_is_in_two_parts() -> None:
+    """Those of models.simple, which are read by nothing but this."""
+    folder = Path(__file__).parents[2] / "models" / "simple" / "data"
+    features = {"example": ("uint8", [64]), "label": ("int32", [])}
+    parts = {
+        name: read(readers.json_lines(folder / f"{name}.jsonl", features=features)) for name in ("trn", "vld", "tst")
+    }
+    assert {name: len(part) for name, part in parts.items()} == {"trn": 1257, "vld": 270, "tst": 270}
+    digits = {(*item["example"], int(item["label"])) for part in parts.values() for item in part}
+    assert len(digits) == 1797 and sum(map(sum, digits)) == 569788
+    for part in parts.values():
+        counts = np.bincount([item["label"] for item in part])
+        assert counts.min() > 0.9 * len(part) / 10
+
+
+# JSON lines.
+
+
+def test_json_lines_of_every_dtype_and_shape() -> None:
+    features: dict[str, Any] = {
+        "matrix": (tf.float32, (2, 2)),
+        "half": ("bfloat16", []),
+        "big": (np.int64, []),
+        "unsigned": ("uint64", []),
+        "flag": ("bool", [2]),
+        "text": ("string", []),
+        "none": ("float32", [0]),
+    }
+    item: dict[str, Any] = {
+        "matrix": [[1, 2.5], [-3.0, 4e-3]],
+        "half": 1.5,
+        "big": -(2**63),
+        "unsigned": 2**64 - 1,
+        "flag": [True, False],
+        "text": "zero\0 ä \0",
+        "none": [],
+        "not asked for": {},
+    }
+    dataset = readers.json_lines(
+        write("all.jsonl", json.dumps(item), json.dumps(item | {"half": 2})), features=features
+    )
+    for name, (dtype, shape) in features.items():
+        assert dataset.element_spec[name] == tf.TensorSpec(shape, dtype)
+    first, second = dataset
+    assert first["matrix"].numpy().tolist() == np.array(item["matrix"], np.float32).tolist()
+    assert [float(item["half"]) for item in (first, second)] == [1.5, 2.0]
+    for name in ("big", "unsigned", "flag", "none"):
+        assert first[name].numpy().tolist() == item[name]
+    assert first["text"].numpy() == item["text"].encode()
+
+
+def test_json_lines_in_the_order_of_files_without_empty_lines() -> None:
+    odd = write("odd.jsonl", b"\xef\xbb\xbf" + GOOD.encode(), "", "  \t", GOOD + "\r")
+    paths = [odd, *(write(f"{label}.jsonl", GOOD.replace("7", str(label))) for label in (2, 1))]
+    items = read(readers.json_lines(paths, features=DIGITS))
+    assert [item["label"] for item in items] == [7, 7, 2, 1] and items[0]["example"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "not JSON ("),
+        (GOOD + GOOD, "not JSON ("),
+        (b"\xff{}", "not JSON ("),
+        (b"[" * 100_000, "not JSON ("),
+        ('{"example": [1, 2, 3], "label": %s}' % ("9" * 5000), "not JSON ("),
+        ("[1, 2]", "not a JSON object: a nested list"),
+        ('"' + "x" * 99 + '"', 'not a JSON object: "' + "x" * 36 + "..."),
+        ('{"example": [1, 2, 3]}', "'label' is missing"),
+        ('{"example": [1, 2], "label": 7}', "'example' has 2 values where 3 are expected"),
+        ('{"example": 7, "label": 7}', "'example': 7 is not a list of 3 values"),
+        ('{"example": [1, [2], 3], "label": 7}', "'example': a nested list is not of type uint8"),
+        ('{"example": [1, 300, 3], "label": 7}', "'example': 300 does not fit into uint8"),
+        ('{"example": [1, -1, 3], "label": 7}', "'example': -1 does not fit into uint8"),
+        ('{"example": [1, 2.0, 3], "label": 7}', "'example': 2.0 is not of type uint8"),
+        ('{"example": [1, 2, 3], "label": true}', "'label': true is not of type int32"),
+        ('{"example": [1, 2, 3], "label": "7"}', "'label': \"7\" is not of type int32"),
+        ('{"example": [1, 2, 3], "label": null}', "'label': null is not of type int32"),
+    ],
+)
+def test_json_lines_that_are_refused(line: str | bytes, message: str) -> None:
+    Path("data").mkdir()
+    with pytest.raises(DataError) as caught:
+        readers.json_lines(write("data/trn.jsonl", GOOD, "", line, GOOD), features=DIGITS)
+    assert str(caught.value).startswith(f"data/trn.jsonl, line 3: {message}") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "message"),
+    [
+        ("float32", "NaN", "a.jsonl, line 1: not JSON ("),
+        ("float64", "1e999", "a.jsonl, line 1: not JSON ("),
+        ("float32", "1e39", "a.jsonl, line 1: 'x': 1e+39 does not fit into float32"),
+        ("float16", "65505", "a.jsonl, line 1: 'x': 65505 does not fit into float16"),
+        ("bool", "1", "a.jsonl, line 1: 'x': 1 is not of type bool"),
+        ("string", "1", "a.jsonl, line 1: 'x': 1 is not of type string"),
+        ("string", r'"\ud800"', "a.jsonl, line 1: not JSON ("),
+        ("complex64", "1", "'x': files hold no complex64"),
+    ],
+)
+def test_values_that_a_dtype_cannot_hold(dtype: str, value: str, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        readers.json_lines(write("a.jsonl", f'{{"x": {value}}}'), features={"x": (dtype, [])})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no.jsonl", "no.jsonl: cannot be read (No such file or directory)"),
+        (".", ".: cannot be read (Is a directory)"),
+        ("empty.jsonl", "empty.jsonl: holds no examples"),
+    ],
+)
+def test_files_that_are_missing_unreadable_or_empty(path: str, message: str) -> None:
+    write("empty.jsonl", "", "  ")
+    with pytest.raises(DataError) as caught:
+        readers.json_lines([write("good.jsonl", GOOD), path], features=DIGITS)
+    assert str(caught.value) == message
+
+
+# CSV.
+
+
+@pytest.mark.parametrize("shuffle", [None, False, "index"])
+def test_csv(shuffle: Any) -> None:
+    Path("a.csv").write_text("\n".join(LINES))
+    Path("b.csv").write_text("\r\n".join([*LINES[1:], ""]))
+    dataset = readers.csv("a.csv", features=FEATURES, columns=COLUMNS, shuffle=shuffle)
+    assert dataset.element_spec["x"] == tf.TensorSpec([2], tf.float32) and len(dataset) == 2
+    assert by_label(dataset) == EXPECTED
+    header = LINES[0].split(",")
+    both = readers.csv(["b.csv", "b.csv"], features=FEATURES, columns=COLUMNS, header=header, shuffle=shuffle)
+    assert by_label(both) == sorted(EXPECTED * 2, key=lambda item: item["y"])
+    Path("c.tsv").write_text("y\tother\n7\t8\n")
+    assert read(readers.csv("c.tsv", features={"y": ("int64", [])}, delimiter="\t", shuffle=shuffle)) == [{"y": 7}]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("y,x\n1,2\n1,z", "a.csv, line 3: 'x': \"z\" is not of type float32"),
+        ("y,x\n1,2\n1,nan", "a.csv, line 3: 'x': NaN is not finite"),
+        ("y,x\n1,1_0", "a.csv, line 2: 'x': \"1_0\" is not of type float32"),
+        ('y,x\n"\n1",2\n256,2', "a.csv, line 4: 'y': 256 does not fit into uint8"),
+        ("y,x\n1.0,2", "a.csv, line 2: 'y': \"1.0\" is not of type uint8"),
+        ("y,x\n1,2\n1", "a.csv, line 3: has 1 fields where 2 are expected"),
+        ('y,x\n1,"2"3', "a.csv, line 2: not CSV"),
+        ("y,z\n1,2", "a.csv: has no column 'x'; there are: y, z"),
+        ("y,x,x\n1,2,3", "a.csv: has several columns 'x'"),
+        ("y,x\n", "a.csv: holds no examples"),
+        ("", "a.csv: has no column 'y'"),
+        (b"y,x\n\xff,1\n", "a.csv: not UTF-8"),
+    ],
+)
+def test_csv_that_is_refused(content: str | bytes, said: str) -> None:
+    Path("a.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError) as caught:
+        readers.csv("a.csv", features={"y": ("uint8", []), "x": ("float32", [])})
+    assert str(caught.value).startswith(said)
+
+
+def test_csv_has_defaults_for_empty_fields() -> None:
+    Path("a.csv").write_text("n,word,flag\n1,a,true\n ,,\n")
+    features = {"n": ("int32", []), "word": ("string", []), "flag": ("bool", [])}
+    dataset = readers.csv("a.csv", features=features, defaults={"n": -1, "flag": False, "word": "none"})
+    assert read(dataset)[1] == {"n": -1, "word": b"none", "flag": False}
+    for defaults, words in (
+        ({}, "'n': \" \" is not of type int32"),
+        ({"m": 1}, "there is no feature 'm'"),
+        ({"n": 1.5}, r"'n': 1\.5 is not of type int32"),
+    ):
+        with pytest.raises(DataError, match=words):
+            readers.csv("a.csv", features=features, defaults=defaults)
+    with pytest.raises(DataError, match=r"'x' has 2 values and 1 columns: name one for each with columns={'x': "):
+        readers.csv("a.csv", features=FEATURES)
+
+
+def test_numbers_keep_their_bits() -> None:
+    values = np.random.default_rng(0).normal(size=50).astype(np.float32)
+    Path("a.csv").write_text("x\n" + "".join(f"{value!r}\n" for value in values.tolist()))
+    found = [item["x"] for item in read(readers.csv("a.csv", features={"x": ("float32", [])}))]
+    assert found == values.tolist()
+
+
+# Parquet.
+
+
+@pytest.mark.parametrize("shuffle", [None, "index"])
+def test_parquet(shuffle: Any) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table: dict[str, Any] = {
+        "x": pyarrow.array([[1, 2.5], [-1000, 4]], pyarrow.list_(pyarrow.float64())),
+        "y": pyarrow.array([3, 255]),
+        "text": pyarrow.array(["a, b\nc", "ä"]).dictionary_encode(),
+        "flag": pyarrow.array([True, False]),
+        "matrix": pyarrow.array([[[1], [2]], [[3], [4]]], pyarrow.list_(pyarrow.list_(pyarrow.int8(), 1))),
+    }
+    parquet.write_table(pyarrow.table(table), "a.parquet", row_group_size=1)
+    dataset = readers.parquet("a.parquet", features={**FEATURES, "matrix": ("bfloat16", [2, 1])}, shuffle=shuffle)
+    items = by_label(dataset.map(lambda item: {**item, "matrix": tf.cast(item["matrix"], tf.int32)}))
+    assert items == [item | {"matrix": m} for item, m in zip(EXPECTED, ([[1], [2]], [[3], [4]]), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("values", "feature", "said"),
+    [
+        ([1, 2, None], ("uint8", []), "a.parquet, row group 1: 'y' has a null"),
+        ([1, 2, 256], ("uint8", []), "a.parquet, row group 1: 'y': 256 does not fit into uint8"),
+        ([-1], ("uint64", []), "a.parquet, row group 0: 'y': -1 does not fit into uint64"),
+        ([1.0, 2.0], ("uint8", []), "a.parquet, row group 0: 'y' holds double, not uint8"),
+        ([[1], [2]], ("uint8", []), "a.parquet, row group 0: 'y' holds list<"),
+        ([1], ("string", []), "a.parquet, row group 0: 'y' holds int64, not string"),
+        ([[1.0], [2.0, 3.0]], ("float32", [1]), "a.parquet, row group 0: 'y' has 2 values where 1 are expected"),
+        ([1.0, float("nan")], ("float32", []), "a.parquet, row group 0: 'y': nan is not finite"),
+        ([1e39], ("float32", []), "a.parquet, row group 0: 'y': 1e+39 does not fit into float32"),
+        ([], ("uint8", []), "a.parquet: holds no examples"),
+    ],
+)
+def test_parquet_that_is_refused(values: list[Any], feature: Any, said: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"y": pyarrow.array(values)}), "a.parquet", row_group_size=2)
+    with pytest.raises(DataError) as caught:
+        readers.parquet("a.parquet", features={"y": feature})
+    assert str(caught.value).startswith(said)
+
+
+def test_what_is_no_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"y": [1]}), "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: has no column 'z'; there are: y"):
+        readers.parquet("a.parquet", features={"z": ("uint8", [])})
+    Path("a.parquet").write_bytes(b"no parquet file")
+    with pytest.raises(DataError, match=r"a\.parquet: not Parquet"):
+        readers.parquet("a.parquet", features={"y": ("uint8", [])})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"pip install 'prototrain\[parquet\]'$"):
+        readers.parquet("a.parquet", features={"y": ("uint8", [])})
