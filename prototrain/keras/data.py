@@ -12,8 +12,8 @@ from prototrain.data.adapters import PARTS, as_array, from_generator, from_py_da
 from prototrain.errors import DataError
 
 Data: TypeAlias = Any
-"""A `tf.data.Dataset`, arrays (x, (x, y) or (x, y, sample_weight)), a `keras.utils.PyDataset`, a generator, or a
-function that returns one of these."""
+"""A `tf.data.Dataset`, arrays (x, (x, y) or (x, y, sample_weight)), a `keras.utils.PyDataset`, or a function that
+returns one of these or a generator."""
 
 
 class Element:
