@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback
     from prototrain.callbacks.evaluation.exponential_moving_average import ExponentialMovingAverage
-    from prototrain.callbacks.evaluation.inference_runner import InferenceRunner
-    from prototrain.callbacks.evaluation.inferencer import (
+    from prototrain.callbacks.evaluation.inference_runner import (
         BinaryClassificationStats,
         ClassificationError,
         Inferencer,
+        InferenceRunner,
         KerasMetric,
         ScalarStats,
     )
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     )
     from prototrain.callbacks.integrations import InjectShell, SendMonitorData, StartProcOrThread
     from prototrain.callbacks.monitor import Best, Monitor
-    from prototrain.callbacks.profiling.graph_profiler import GraphProfiler
     from prototrain.callbacks.profiling.progress_bar import ProgressBar
     from prototrain.callbacks.profiling.tensors import (
         ActivationSummary,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
         EstimatedTimeLeft,
         GPUMemoryTracker,
         GPUUtilizationTracker,
+        GraphProfiler,
         HostMemoryTracker,
         ThroughputTracker,
     )
@@ -68,9 +68,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "callbacks.base": "Callback PeriodicTrigger Priority ProxyCallback",
     "callbacks.evaluation.exponential_moving_average": "ExponentialMovingAverage",
-    "callbacks.evaluation.inference_runner": "InferenceRunner",
-    "callbacks.evaluation.inferencer": "BinaryClassificationStats ClassificationError Inferencer "
-    "KerasMetric ScalarStats",
+    "callbacks.evaluation.inference_runner": "BinaryClassificationStats ClassificationError Inferencer "
+    "InferenceRunner KerasMetric ScalarStats",
     "callbacks.evaluation.validation": "Validation",
     "callbacks.hyperparameters.learning_rate": "LearningRate",
     "callbacks.hyperparameters.set_trainable": "SetTrainable",
@@ -78,12 +77,11 @@ _MODULES = {
     "HyperParamSetterWithFunc ScheduledHyperParamSetter StatMonitorParamSetter",
     "callbacks.integrations": "InjectShell SendMonitorData StartProcOrThread",
     "callbacks.monitor": "Best Monitor",
-    "callbacks.profiling.graph_profiler": "GraphProfiler",
     "callbacks.profiling.progress_bar": "ProgressBar",
     "callbacks.profiling.tensors": "ActivationSummary DumpParamAsImage DumpTensorAsImage DumpTensors ParamSummary "
     "ProcessTensors TensorSummary",
     "callbacks.profiling.trackers": "EstimatedTimeLeft GPUMemoryTracker GPUUtilizationTracker "
-    "HostMemoryTracker ThroughputTracker",
+    "GraphProfiler HostMemoryTracker ThroughputTracker",
     "callbacks.saving": "MaxSaver MinSaver ModelSaver SaveOnExit",
     "callbacks.scheduling": "AssignVariables CallbackFactory EnableCallbackIf PeriodicCallback RunOp",
     "callbacks.stopping": "CheckNumerics EarlyStopping StopAfter StopOnNaN",

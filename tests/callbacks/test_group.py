@@ -31,7 +31,7 @@ from prototrain.callbacks.group import CallbackGroup
 from prototrain.errors import CallbackError
 from prototrain.launch import _own_callbacks as own_callbacks
 from tests.callbacks.helpers import EachStep
-from tests.tiny import CountingTrainer, Recorder, tiny_trainer
+from tests.tiny import CountingTrainer, Recorder
 
 
 class Named(Callback):
@@ -176,7 +176,7 @@ def test_what_is_no_list_of_callbacks(given: Any, message: str, of_model: str) -
         own_callbacks(SimpleNamespace(callbacks=lambda: given))
 
 
-def test_a_model_may_have_callbacks_or_none() -> None:
+def test_the_callbacks_of_a_model() -> None:
     one = Callback()
     assert own_callbacks(SimpleNamespace()) == [] and own_callbacks(SimpleNamespace(callbacks=None)) == []
     assert own_callbacks(SimpleNamespace(callbacks=lambda: iter([one]))) == [one]
@@ -196,9 +196,10 @@ def test_the_state_of_another_run_is_refused_at_the_start_and_restored_by_a_resu
 
 
 def test_callbacks_without_state_may_be_used_again(experiment: Path) -> None:
-    callbacks = [Validation().every(steps=2), JSONWriter(), ModelSaver().every(steps=3)]
+    validation = Validation(evaluate=lambda dataset, batches: {"loss": 1.0})
+    callbacks = [validation.every(steps=2), JSONWriter(), ModelSaver().every(steps=3)]
     starter = StartProcOrThread(threading.Thread(target=lambda: None))
-    trainers = [tiny_trainer(experiment / name) for name in ("first", "second")]
+    trainers = [CountingTrainer(experiment=experiment / name) for name in ("first", "second")]
     trainers[0].train([starter, *callbacks], max_steps=3)
     with pytest.raises(CallbackError, match="cannot be started"):  # a thread starts once
         trainers[1].train([starter], max_steps=1)

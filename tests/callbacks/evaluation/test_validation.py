@@ -176,7 +176,7 @@ def test_the_order_of_shuffled_data_is_not_moved_on() -> None:
     def losses(*callbacks: Callback) -> list[tuple[int, float]]:
         shuffled = with_validation(lambda vld: vld.unbatch().shuffle(20, seed=3).batch(4))
         trainer = tiny_trainer(datasets=shuffled)
-        trainer.train(callbacks, max_steps=4)
+        trainer.train(callbacks, max_steps=2)
         return trainer.monitors.history("vld/loss")
 
     def evaluate_by_hand(self: Any) -> None:

@@ -71,7 +71,7 @@ def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
         items = [record.history.item for record in found if record.HasField("history")]
         return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in row} for row in items]
 
-    def only(found: list[Any], field: str) -> Any:
+    def last(found: list[Any], field: str) -> Any:
         return [getattr(record, field) for record in found if record.HasField(field)][-1]
 
     first = run(ModelSaver().every(steps=4), Puts(s2={"vld/loss": 3}), Fails(5))
@@ -80,23 +80,14 @@ def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
     assert [row["global_step"] for row in rows(second)][-2:] == [5, 6]
     assert any(row.get("vld/loss") == 3 for row in rows(first))
     assert [row["samples/count"] for row in rows(first) if "samples/count" in row] == [1], rows(first)
-    begun, again = only(first, "run"), only(second, "run")
+    begun, again = last(first, "run"), last(second, "run")
     assert begun.run_id == again.run_id and (begun.project, begun.display_name) == ("tests", "experiment")
-    sizes = [
-        json.loads(item.value_json)
-        for found in (first, second)
-        for record in found
-        for update in (record.run.config.update, record.config.update)
-        for item in update
-        if item.key == "model.batch_size"
-    ]
-    assert (sizes[0], sizes[-1]) == (8, 16)
-    assert (only(first, "exit").exit_code, only(second, "exit").exit_code) == (1, 0)
-    ends = [
-        json.loads(item.value_json)
-        for found in (first, second)
-        for record in found
-        for item in record.summary.update
-        if item.key == "outcome"
-    ]
-    assert list(dict.fromkeys(ends)) == ["running", "failed: RuntimeError: on purpose", "finished"]
+    assert (last(first, "exit").exit_code, last(second, "exit").exit_code) == (1, 0)
+
+    def values(name: str) -> list[Any]:
+        every = [record for found in (first, second) for record in found]
+        updates = [u for r in every for u in (r.run.config.update, r.config.update, r.summary.update)]
+        return [json.loads(item.value_json) for update in updates for item in update if item.key == name]
+
+    assert (values("model.batch_size")[0], values("model.batch_size")[-1]) == (8, 16)
+    assert list(dict.fromkeys(values("outcome"))) == ["running", "failed: RuntimeError: on purpose", "finished"]
