@@ -24,7 +24,6 @@ from prototrain.callbacks import (
 )
 from prototrain.callbacks.group import checked
 from prototrain.callbacks.integrations import DebugShell
-from prototrain.config import Config
 from prototrain.config.schema import intervals
 from prototrain.errors import CallbackError, ConfigError
 from prototrain.experiment import Experiment
@@ -39,59 +38,36 @@ from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 def default_callbacks(model: ModelProtocol) -> list[Callback]:
     """The callbacks that a model's config asks for and the model's own, to be used as they are, extended or edited."""
     config = model.config
+    validating = intervals(config["trainer.validation_step_interval"])
     validation = Validation(
         batches=config["trainer.validation_batches"], rehearse=config["trainer.rehearse_validation"]
     )
     printing = intervals(config["trainer.print_interval"])
-    standard = standard_callbacks(
+    saving = config["trainer.checkpoint_save_interval"]
+    found = standard_callbacks(
         schedule=from_config(config),
-        evaluation=[validation.every(**intervals(config["trainer.validation_step_interval"]))],
+        evaluation=[validation.every(**validating)],
         summaries=intervals(config["trainer.summary_save_interval"]),
         printing=printing if config["model.num_epochs"] is None else {"epochs": 1, **printing},
-        save=_saves(config),
+        save={"interval": "auto", "failures_per_day": config["trainer.failures_per_day"]}
+        if saving == "auto"
+        else intervals(saving),
         keep=config["trainer.max_checkpoints_to_keep"],
         bar=ProgressBar(scalars=config["trainer.progress_scalars"]),
     )
-    return [*standard, *_for_the_best(config), *_own_callbacks(model)]
-
-
-def _own_callbacks(model: Any) -> list[Callback]:
-    """The list that a model's function `callbacks` returns; empty if it has none."""
-    function = getattr(model, "callbacks", None)
-    if function is None:
-        return []
-    if not callable(function):
-        kind = type(function).__name__
-        raise CallbackError(f"the model's callbacks must be a function that returns a list, not {kind}")
-    return checked(function(), "the model's callbacks() must return a list of callbacks")
-
-
-def _saves(config: Config) -> dict[str, Any]:
-    """When checkpoints are written."""
-    steps = config["trainer.checkpoint_save_interval"]
-    if steps == "auto":
-        return {"interval": "auto", "failures_per_day": config["trainer.failures_per_day"]}
-    return intervals(steps)
-
-
-def _saver(keep: int, save: Mapping[str, Any]) -> Callback:
-    if "interval" in save:
-        return ModelSaver(max_to_keep=keep, asynchronous=True, **save)
-    return ModelSaver(max_to_keep=keep, asynchronous=True).every(**save)
-
-
-def _for_the_best(config: Config) -> list[Callback]:
-    """What keeps the best checkpoint and ends a run that gets no better, if the config asks for it."""
-    often = intervals(config["trainer.validation_step_interval"])
-    found: list[Callback] = []
     if (stat := config["trainer.keep_best"]) is not None:
         saver = MinSaver if config["trainer.keep_best.mode"] == "min" else MaxSaver
-        found.append(saver(stat).every(**often))
+        found.append(saver(stat).every(**validating))
     key = "trainer.early_stopping"
     if (stat := config[key]) is not None:
         names = ("mode", "patience", "min_delta", "restore_best")
-        found.append(EarlyStopping(stat, **{name: config[f"{key}.{name}"] for name in names}).every(**often))
-    return found
+        found.append(EarlyStopping(stat, **{name: config[f"{key}.{name}"] for name in names}).every(**validating))
+    own: Any = getattr(model, "callbacks", None)
+    if own is not None and not callable(own):
+        kind = type(own).__name__
+        raise CallbackError(f"the model's callbacks must be a function that returns a list, not {kind}")
+    message = "the model's callbacks() must return a list of callbacks"
+    return found if own is None else [*found, *checked(own(), message)]
 
 
 def standard_callbacks(
@@ -118,6 +94,8 @@ def standard_callbacks(
         bar: shows how far the run is; by default with the loss.
     """
     printer = ScalarPrinter() if printer is None else printer
+    own_interval = save if "interval" in save else {}
+    saver: Callback = ModelSaver(max_to_keep=keep, asynchronous=True, **own_interval)
     return [
         *([] if schedule is None else [LearningRate(schedule)]),
         *evaluation,
@@ -126,16 +104,10 @@ def standard_callbacks(
         JSONWriter(),
         *([printer.every(**printing)] if printing else []),
         ProgressBar() if bar is None else bar,
-        _saver(keep, save),
+        saver if own_interval else saver.every(**save),
         SaveOnExit(),
         StopOnNaN(),
     ]
-
-
-def _check_fresh(experiment: Experiment, confirm: Callable[[str], bool] | None) -> None:
-    experiment.check_deletable()
-    if experiment.exists() and confirm is not None and not confirm(f"delete everything in {experiment}?"):
-        raise ConfigError(f"{experiment} was not deleted, so there is no fresh start")
 
 
 @ignore_save_signals()
@@ -177,7 +149,9 @@ def launch(
         experiment.fetch()
         experiment.check_free()
     if leads and fresh:
-        _check_fresh(experiment, confirm)
+        experiment.check_deletable()
+        if experiment.exists() and confirm is not None and not confirm(f"delete everything in {experiment}?"):
+            raise ConfigError(f"{experiment} was not deleted, so there is no fresh start")
     made = _make_trainer(trainer, towers)(model, experiment=experiment)
     chosen = checked(default_callbacks(model) if callbacks is None else callbacks)
     # Deleted only now: a model that does not build must not cost the run that is there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import runpy
@@ -156,9 +157,7 @@ def test_a_mistake_on_the_command_line_is_one_line(
     ("old", "new", "message"),
     [
         ('{"trn": data, "vld": data}', '{"train": data}', "under 'trn'; it gave 'train'"),
-        ('{"trn": data, "vld": data}', "[data]", "datasets() must return a dict"),
         ('{"trn": data, "vld": data}', '{"trn": data.map(lambda b: (b["x"], b["y"]))}', "must be a dict of batched"),
-        ('{"trn": data, "vld": data}', '{"trn": data, "vld": data.take(0)}', "dataset 'vld' is empty"),
         (
             '{"trn": data, "vld": data}',
             '{"trn": data.map(lambda batch: {**batch, "z": tf.io.read_file("gone")})}',
@@ -169,9 +168,7 @@ def test_a_mistake_on_the_command_line_is_one_line(
             "net.lost",
             "build() must return 'loss', a floating scalar tensor, for training; it returned x, out",
         ),
-        ("net.loss = ", "net.loss = 1.0; net.other =", "it is float"),
         ("    return net", "    return None", "not NoneType; end it with `return net`"),
-        ("    return net", "    return net.loss", 'write return {"loss": loss, ...}'),
         ('inputs["x"]', 'inputs["images"]', "KeyError in build() (m.py, line 19): 'images'; a batch has: x, y"),
         (".batch(4)", ".batch(20, drop_remainder=True)", "drop_remainder=True"),
         ('tf.ones([16, 3]), "y": tf.ones([16])}).batch(4)', 'tf.ones([16]), "y": tf.ones([16])})', "add .batch("),
@@ -198,23 +195,15 @@ def test_a_wrong_model_is_one_line_and_leaves_nothing(
     assert not Path("experiments").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "data.jsonl: cannot be read (No such file or directory)"),
-        ('{"x": 1}\n{"x": 1,\n', "data.jsonl, line 2: not JSON"),
-        ('{"x": 1}\n{"x": "a"}\n', "data.jsonl, line 2: 'x': \"a\" is not of type float32"),
-    ],
-)
-def test_wrong_data_names_file_and_line(content: str | None, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wrong_data_names_file_and_line(capfd: pytest.CaptureFixture[str]) -> None:
     change(
         "    data = ",
         "    from prototrain import readers\n"
         '    return {"trn": readers.json_lines("data.jsonl", features={"x": ("float32", [])}).batch(2)}\n    data = ',
     )
-    if content is not None:
-        Path("data.jsonl").write_text(content)
-    assert fails(capfd) == f"prototrain: error: {message} (m.py, line 16)\n" or message.endswith("not JSON")
+    Path("data.jsonl").write_text('{"x": 1}\n{"x": "a"}\n')
+    message = "data.jsonl, line 2: 'x': \"a\" is not of type float32 (m.py, line 16)"
+    assert fails(capfd) == f"prototrain: error: {message}\n"
     assert not Path("experiments").exists()
 
 
@@ -222,7 +211,6 @@ def test_wrong_data_names_file_and_line(content: str | None, message: str, capfd
     ("old", "new", "function"),
     [
         ("    data = ", "    1 / 0; data = ", "datasets"),
-        ("    net = ", "    1 / 0; net = ", "build"),
         ("    net = ", "    1 / tf.executing_eagerly(); net = ", "build"),
         ("config = Config({", 'config = Config({"model.trainable_variables.filter_fn": lambda v: 1 / 0,', "<lambda>"),
         ('"constant"', '"custom", "model.lr_schedule.custom.fn": lambda step: 1 / 0', "<lambda>"),
@@ -311,6 +299,19 @@ def test_an_error_in_a_generator_shows_where(capfd: pytest.CaptureFixture[str]) 
     assert lines[-1] == "prototrain: error: step 3 failed in the data: ValueError: row 3 is bad (m.py, line 20)"
 
 
+def test_a_network_made_at_import_begins_with_the_same_values_each_time() -> None:
+    change("def datasets", "layer = keras.layers.Dense(1)\nlayer.build((None, 3))\n\ndef datasets")
+    Path("m.py").write_text(Path("m.py").read_text().replace('keras.layers.Dense(1, name="out")', "layer"))
+    rows = []
+    for seed, name in ((1, "a"), (1, "b"), (2, "c")):
+        arguments = ["-s", f"trainer.random_seed={seed}", "-s", f"trainer.experiment_name={name}"]
+        assert main(["run", "m", "-s", "trainer.summary_save_interval=1", *arguments]) == 0
+        del sys.modules["m"]
+        lines = Path(f"experiments/{name}/metrics.jsonl").read_text().splitlines()
+        rows.append([json.loads(line)["trn/loss"] for line in lines])
+    assert rows[0] == rows[1] != rows[2]
+
+
 def test_a_loss_that_is_not_finite(capfd: pytest.CaptureFixture[str]) -> None:
     change("net.loss = ", "net.loss = tf.math.log(-1.0) * ")
     said = fails(capfd)
@@ -333,7 +334,6 @@ def test_a_fresh_start_asks_at_a_terminal(capfd: pytest.CaptureFixture[str], mon
     ("text", "message"),
     [
         ("", "--trainer: module t has no Mine"),
-        ("class Mine: pass", "t:Mine is not a subclass of TowerTrainer"),
         ("1 / 0", "importing the trainer t failed: ZeroDivisionError"),
         ("import no_such_library", "trainer t needs the module 'no_such_library'"),
         (TRAINER.replace("pass", "def __init__(self): pass"), "t:Mine must take (model, *, experiment=None)"),
@@ -361,14 +361,12 @@ USAGE = {
     "run m --batch-size 3": "did you mean -s model.batch_size=VALUE",
     "run m -s": "expected one argument",
     "run m -s key": "'key' is not KEY=VALUE",
-    "run m -s =1": "'=1' is not KEY=VALUE",
     "run m --trainer m.Mine": "nor MODULE:CLASS",
     "run m --trainer replicate": "did you mean 'replicated'",
     "run m --cluster auto": "--cluster is for several workers: add --workers N",
     "run m --workers 0": "'0' is not a whole number of at least 1",
     "run --workers 2": "required: model",
     "run m --workers 2 --min-workers 3": "--min-workers 3 is more than --workers 2",
-    "run m --workers 2 --towers 2": "--towers",
     "runs --sotr x": "did you mean --sort",
 }
 
@@ -428,7 +426,6 @@ def test_a_script_ends_with_one_line(model: str, message: str, capsys: pytest.Ca
     [
         (["run", "n"], "there is no model n: no such module in"),
         (["run", "m", "-s", "trainer.seed=1"], "unknown key 'trainer.seed'"),
-        (["run", "m", "-s", "model.num_steps=x"], "model.num_steps: expected int >= 0, got 'x'"),
         (["action", "n", "inspect"], "there is no model n"),
         (["run", "m", "--trainer", "nowhere:Mine"], "loading TensorFlow ..."),
     ],

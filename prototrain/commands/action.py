@@ -56,11 +56,7 @@ def _act(options: argparse.Namespace) -> None:
 
 
 def _module(name: str) -> Any:
-    """The module of an action.
-
-    Raises:
-        ConfigError: there is none, or it has no `run`.
-    """
+    """The module of an action."""
     found = import_own(f"prototrain.actions.{name}" if name in ACTIONS else name, what="action")
     if found is None:
         meant = did_you_mean(name, ACTIONS)

@@ -118,10 +118,13 @@ def load(
     `configure` is called with the model's config before they count.
     """
     load_tensorflow()
+    import keras
+
+    values = given(options)
+    keras.utils.set_random_seed(early_value(values, "trainer.random_seed"))  # the module may make variables
     model = load_model(options.model)
     if configure is not None:
         configure(model.config)
-    values = given(options)
     model.config.override(values)
     model.config.validate(to_train=to_train)
     for key in (text.partition("=")[0].strip() for text in values):
@@ -131,12 +134,7 @@ def load(
 
 
 def check_early(options: argparse.Namespace) -> None:
-    """Check what can be checked before TensorFlow is imported, which takes seconds.
-
-    Raises:
-        ModelError: there is no such model.
-        ConfigError: a key of the engine is unknown, or its value is wrong.
-    """
+    """Check the model's name and the engine's keys before TensorFlow is imported, which takes seconds."""
     require_module(options.model)
     texts = {text.partition("=")[0].strip(): text for text in given(options)}
     is_ours = {key: key in SCHEMA or is_strict(key) for key in texts}
@@ -152,20 +150,19 @@ def load_tensorflow() -> None:
 
 
 def given(options: argparse.Namespace) -> list[str]:
-    """The values for the config that the command line gives, as KEY=VALUE in the order in which they count.
-
-    Raises:
-        ConfigError: the file of them cannot be read.
-    """
+    """The values for the config that the command line gives, as KEY=VALUE in the order in which they count."""
     return [*([] if options.config is None else texts_of_file(options.config)), *options.set]
 
 
-def confirm(question: str) -> bool:
-    """Ask at the terminal.
+def early_value(texts: Sequence[str], key: str) -> Any:
+    """The value of an engine's key before the model's config is read: the one that is given, or the default."""
+    config = Config()
+    config.override([text for text in texts if text.partition("=")[0].strip() == key])
+    return config[key]
 
-    Raises:
-        ConfigError: there is no terminal.
-    """
+
+def confirm(question: str) -> bool:
+    """Ask at the terminal."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is no terminal to answer at; add --yes if that is what you want")
     try:

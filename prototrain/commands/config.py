@@ -61,7 +61,7 @@ def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
     kind = spec.type if spec is not None else type(value if default is UNSET else default).__name__
     kind = "|".join([kind, *spec.choices]) if spec is not None and kind == "bool" else kind
     facts = {"value": value, "default": default}
-    plain = {name: encode(fact, key, []) for name, fact in facts.items() if fact is not UNSET}
+    plain = {name: encode(fact) for name, fact in facts.items() if fact is not UNSET}
     return {**plain, "type": kind, "required": spec is not None and spec.required}
 
 

@@ -51,11 +51,7 @@ def _renamed(text: str, name: str) -> str:
 
 
 def _free_place(name: str) -> Path:
-    """Where the package goes.
-
-    Raises:
-        ModelError: the name cannot be a module's, or is taken.
-    """
+    """Where the package goes."""
     parts = name.split(".")
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise ModelError(f"{name!r} is not a module name; take letters, digits and underscores, such as mymodel")

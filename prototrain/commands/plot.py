@@ -52,11 +52,7 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def write_result(path: Path, content: str | bytes) -> None:
-    """Write a command's result, and print its path.
-
-    Raises:
-        ExperimentError: it cannot be written.
-    """
+    """Write a command's result, and print its path."""
     try:
         write_atomic(path, content)
     except OSError as error:

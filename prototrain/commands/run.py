@@ -12,9 +12,17 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-from prototrain.commands.arguments import add_model, check_early, confirm, load, load_tensorflow, option, whole
+from prototrain.commands.arguments import (
+    add_model,
+    check_early,
+    confirm,
+    early_value,
+    load,
+    load_tensorflow,
+    option,
+    whole,
+)
 from prototrain.commands.workers import OPTIONS, check_trainer, start_workers
-from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
@@ -86,11 +94,7 @@ def add(commands: Any) -> None:
 
 
 def reference(text: str) -> str:
-    """Check the name of a trainer, for argparse.
-
-    Returns:
-        `MODULE:CLASS`, also for one of `TRAINERS`.
-    """
+    """Return the name of a trainer as `MODULE:CLASS`, for argparse."""
     text = TRAINERS.get(text, text)
     if not REFERENCE.fullmatch(text):
         known = ", ".join(TRAINERS)
@@ -177,7 +181,7 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
         keywords["trainer"] = trainer_class(options.trainer)
         if options.is_worker:
             check_trainer(keywords["trainer"])
-        keywords["trainer"].prepare(*_patience(options.set))  # likewise
+        keywords["trainer"].prepare(early_value(options.set, "trainer.cluster_timeout"))  # likewise
     try:
         return _launch(options, repeat, keywords)
     except Exception as error:
@@ -210,23 +214,8 @@ def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[s
     )
 
 
-def _patience(settings: list[str]) -> list[float]:
-    """How long to wait for other processes, if the command line says so: the model's config is not read yet."""
-    key = "trainer.cluster_timeout"
-    given = [setting for setting in settings if setting.partition("=")[0].strip() == key]
-    if not given:
-        return []
-    config = Config({})
-    config.override(given)
-    return [config[key]]
-
-
 def trainer_class(name: str) -> type[TowerTrainer]:
-    """Import a trainer class, named as `MODULE:CLASS`.
-
-    Raises:
-        ConfigError: there is none of that name, or it is no trainer of models.
-    """
+    """Import a trainer class, named as `MODULE:CLASS`."""
     module_name, _, class_name = name.partition(":")
     module = import_own(module_name, what="trainer")
     if module is None:

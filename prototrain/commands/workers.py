@@ -15,12 +15,7 @@ _TRAINER = "prototrain.trainers.multi_worker:MultiWorkerTrainer"
 
 
 def start_workers(options: argparse.Namespace) -> None:
-    """Run the command with these options in several processes.
-
-    Raises:
-        ClusterError: they have failed.
-        ConfigError: the options do not fit together.
-    """
+    """Run the command with these options in several processes."""
     from prototrain.distributed.ray import run
 
     if options.model is None and options.repeats is None:
@@ -44,11 +39,7 @@ def start_workers(options: argparse.Namespace) -> None:
 
 
 def check_trainer(trainer: type[Any]) -> None:
-    """Check that a trainer is one for several workers.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Check that a trainer is one for several workers."""
     from prototrain.trainers.multi_worker import MultiWorkerTrainer
 
     if not issubclass(trainer, MultiWorkerTrainer):

@@ -9,14 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
-from prototrain.config.json_form import (
-    FUNCTIONS_KEY,
-    decode_key,
-    encode,
-    marks_of,
-    read_saved,
-    stands_for_other,
-)
+from prototrain.config.json_form import FUNCTIONS_KEY, decode, encode, is_plain, read_saved, stands_for_other
 from prototrain.config.schema import (
     LOCATION_KEYS,
     SCHEDULES,
@@ -213,11 +206,13 @@ class Config(MutableMapping[str, Any]):
             try:
                 if key in SCHEMA:
                     trial[key] = value
-                elif key in self:
-                    trial[key] = value if self._may_be_none(key, value) else of_same_type(key, value, self[key])
-                else:
+                elif key not in self:
                     known = nearest(key, [*SCHEMA, *self])
                     raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {known}")
+                else:
+                    default = self[key] if self._defaults is None else self._defaults.get(key, self[key])
+                    is_open = self[key] is None or (value is None and default is None)
+                    trial[key] = value if is_open else of_same_type(key, value, self[key])
             except ConfigError as error:
                 takes_text = SCHEMA[key].type == "str" if key in SCHEMA else isinstance(self.get(key), str)
                 if takes_text and not isinstance(value, str):
@@ -225,11 +220,6 @@ class Config(MutableMapping[str, Any]):
                     raise ConfigError(f"{error}; quote it if it is a text: {key}='{quoted}'") from error
                 raise
         self._values = trial._values
-
-    def _may_be_none(self, key: str, value: Any) -> bool:
-        """Tell whether the model has None for `key`, which leaves the type open, or `value` is that None again."""
-        default = self[key] if self._defaults is None else self._defaults.get(key, self[key])
-        return self[key] is None or (value is None and default is None)
 
     def why_without_effect(self, key: str) -> str | None:
         """Say why a key has no meaning with the others, such as an argument of another optimizer; None if it does."""
@@ -242,9 +232,8 @@ class Config(MutableMapping[str, Any]):
 
     def to_plain(self) -> dict[str, Any]:
         """Return the set keys as plain JSON data, in order, as `to_json` writes them."""
-        marks: list[str] = []
-        plain = {key: encode(value, key, marks) for key, value in self._values.items()}
-        own = [mark for mark in marks if mark not in SCHEMA]
+        plain = {key: encode(value) for key, value in self._values.items()}
+        own = [key for key, value in self._values.items() if key not in SCHEMA and not is_plain(value)]
         return {**plain, FUNCTIONS_KEY: own} if own else plain
 
     def to_json(self) -> str:
@@ -284,7 +273,7 @@ class Config(MutableMapping[str, Any]):
         return "\n".join(blocks).encode("utf-8", "backslashreplace").decode("utf-8")
 
     def _in_force(self, key: str) -> bool:
-        """Tell whether the default of `key` has an effect with the other settings."""
+        """Whether the default of `key` has an effect with the other settings."""
         owner, _, name = key.rpartition(".")
         of_clip = owner == "model.clip_gradients" and name != "global_norm"
         return self.why_without_effect(key) is None and (not of_clip or bool(self[owner]))
@@ -308,21 +297,15 @@ class Config(MutableMapping[str, Any]):
         Raises:
             ConfigError: the file is missing, malformed or wrong, or holds something that has no name to look up.
         """
-        path = Path(path)
-        plain, marks = read_saved(path)
         config = cls()
-        for key, value in plain.items():
-            try:
-                config[key] = decode_key(key, value, marks)
-            except ConfigError as error:
-                raise ConfigError(f"{path}: {error}") from error
+        config.restore(path, imports=False)
         return config
 
-    def restore(self, path: str | Path) -> None:
+    def restore(self, path: str | Path, *, imports: bool = True) -> None:
         """Become what a `config.json` says, where this is the model's own configuration that it was saved from.
 
         What is written there as it would be written from here stays as it is, so that a lambda, which has no name to
-        look up, is here again. The module of a function that the schema has a place for is imported.
+        look up, is here again. If it `imports`, the module of a function that the schema has a place for is imported.
 
         Raises:
             ConfigError: as `load`.
@@ -330,17 +313,17 @@ class Config(MutableMapping[str, Any]):
         path = Path(path)
         plain, marks = read_saved(path)
         mine = self.to_plain()
-        own_marks = mine.pop(FUNCTIONS_KEY, [])
         read = type(self)()
         for key, value in plain.items():
-            same = json.dumps([value, marks_of(key, marks)]) == json.dumps([mine.get(key), marks_of(key, own_marks)])
+            is_marked = key in marks
+            is_same = is_marked == (key in mine.get(FUNCTIONS_KEY, ())) and _text([value]) == _text([mine.get(key)])
             try:
-                if key in self and same:
+                if key in self and is_same:
                     read._values[key] = self._values[key]
-                elif isinstance(value, str) and stands_for_other(key, value):
-                    read[key] = value
+                elif is_marked or (stands_for_other(key, value) and not (imports and isinstance(value, str))):
+                    read[key] = decode(key, value)
                 else:
-                    read[key] = decode_key(key, value, marks)
+                    read[key] = value
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from error
         self._values = read._values
@@ -393,7 +376,11 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]
     for key in dict.fromkeys(key for side in sides for key in side if key != FUNCTIONS_KEY):
         default = SCHEMA[key].default if key in SCHEMA else UNSET
         values = [side.get(key, UNSET_TEXT if default is UNSET else default) for side in sides]
-        # As text, because 1 == True == 1.0 in Python.
-        if len({json.dumps(value, sort_keys=True) for value in values}) > 1:
+        if len(set(map(_text, values))) > 1:
             found.append((key, values))
     return found
+
+
+def _text(value: Any) -> str:
+    # As text, because 1 == True == 1.0 in Python.
+    return json.dumps(value, sort_keys=True)

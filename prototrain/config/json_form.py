@@ -9,7 +9,7 @@ import numbers
 import re
 import sys
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, Final
@@ -19,58 +19,72 @@ from prototrain.config.values import refuse_constant
 from prototrain.errors import ConfigError
 
 FUNCTIONS_KEY: Final = "prototrain.functions"
-"""The key of a `config.json` that lists the paths of values which only stand for what they were."""
+"""The key of a `config.json` that lists the model's own keys whose values JSON cannot hold."""
 
 
-def encode(value: Any, path: str, marks: list[str]) -> Any:
-    """Return `value` as JSON data; append to `marks` the path of each item that only stands for what it was.
+def encode(value: Any) -> Any:
+    """Return `value` as JSON data.
 
-    A path is the key, then "/" and an index or name for each level, as in a JSON pointer.
+    A function is written as "module:name" where that names it, else as its source; an object with `get_config` as its
+    class and that; anything else that JSON cannot hold as text.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, numbers.Integral):
         return int(value)
-    if isinstance(value, numbers.Real) and math.isfinite(value) and float(value) == value:
+    if _is_finite(value):
         return float(value)
     if isinstance(value, (list, tuple)):
-        return [encode(item, f"{path}/{index}", marks) for index, item in enumerate(value)]
-    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
-        return {name: encode(item, _step(path, name), marks) for name, item in value.items()}
-    marks.append(path)
+        return [encode(item) for item in value]
+    if _is_mapping(value):
+        return {name: encode(item) for name, item in value.items()}
     if isinstance(value, HasConfig) and not isinstance(value, type):
-        config = _own_config(value)
-        if config is not None:
-            return {"class": _class_name(value), "config": encode(config, path, [])}
+        try:
+            return {
+                "class": f"{type(value).__module__}:{type(value).__qualname__}",
+                "config": encode(value.get_config()),
+            }
+        except NotImplementedError:  # what Keras raises for a class that never defined it
+            pass
     return _reference(value) or _source(value) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
-def decode_key(key: str, value: Any, marks: Collection[str]) -> Any:
-    """Turn the data that `encode` made of a key's value back into the value; `marks` are the paths that it marked.
+def is_plain(value: Any) -> bool:
+    """Whether JSON can hold a value, so that `encode` gives the same."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    if _is_mapping(value):
+        return all(map(is_plain, value.values()))
+    return value is None or isinstance(value, (bool, str, numbers.Integral)) or _is_finite(value)
 
-    Raises:
-        ConfigError: a marked item has no name, or its name is not to be found in an imported module.
-    """
-    return decode(value, key, {*marks, key} if stands_for_other(key, value) else {*marks})
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value) and float(value) == value
 
 
-def decode(value: Any, path: str, marks: Collection[str]) -> Any:
-    """Turn data that `encode` made back into the value, see `decode_key`; `path` is where it is."""
-    if path in marks:
-        return _find(value, path)
-    if isinstance(value, list):
-        return [decode(item, f"{path}/{index}", marks) for index, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {name: decode(item, _step(path, name), marks) for name, item in value.items()}
-    return value
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+def decode(key: str, value: Any) -> Any:
+    """Find what the saved value of a key stands for, in the modules that are imported."""
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    if not isinstance(value, str) or not REFERENCE.fullmatch(value):
+        what = value.get("class", value) if isinstance(value, dict) else value
+        raise ConfigError(f"{key}: {show(what)} cannot be read back, only a function's name can; set {key} again")
+    return _find(value, key)
+
+
+def stands_for_other(key: str, value: Any) -> bool:
+    """Whether the saved value of a schema key is the name of a function or the description of an object."""
+    spec = SCHEMA.get(key)
+    is_other = spec is not None and spec.type in ("function", "optimizer")
+    return is_other and isinstance(value, (str, dict)) and value not in spec.choices
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in the file `path`.
-
-    Raises:
-        ConfigError: names the file, the line where the JSON is broken, and what is wrong.
-    """
+    """Read the JSON object in a file; a `ConfigError` names the file and the line where the JSON is broken."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
     except OSError as error:
@@ -85,7 +99,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_saved(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a `config.json`: the values by key, and the paths of those that stand for others."""
+    """Read a `config.json`: the values by key, and the model's own keys whose values JSON cannot hold."""
     plain = read_object(path)
     marks = plain.pop(FUNCTIONS_KEY, [])
     if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
@@ -93,56 +107,22 @@ def read_saved(path: Path) -> tuple[dict[str, Any], list[str]]:
     return plain, marks
 
 
-def marks_of(key: str, marks: Collection[str]) -> list[str]:
-    """The paths among `marks` that are of `key` or of what is inside of its value."""
-    return [mark for mark in marks if mark == key or mark.startswith(f"{key}/")]
-
-
-def stands_for_other(key: str, value: Any) -> bool:
-    """Tell whether the saved `value` of a schema key is the name of a function or the description of an object."""
-    spec = SCHEMA.get(key)
-    if spec is None or spec.type not in ("function", "optimizer"):
-        return False
-    return isinstance(value, (str, dict)) and value not in spec.choices
-
-
-def _step(path: str, name: str) -> str:
-    return f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
-
-
-def _class_name(value: object) -> str:
-    return f"{type(value).__module__}:{type(value).__qualname__}"
-
-
-def _own_config(value: HasConfig) -> dict[str, Any] | None:
-    try:
-        return value.get_config()
-    except NotImplementedError:  # what Keras raises for a class that never defined it
-        return None
-
-
 def _reference(value: Any) -> str | None:
     """Return "module:name" if that finds exactly `value`."""
     reference = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', None)}"
-    if not REFERENCE.fullmatch(reference):
-        return None
     try:
-        found = _find(reference, "")
+        found = _find(reference, "") if REFERENCE.fullmatch(reference) else None
     except ConfigError:
         return None
     # A class method is another object at each look, but an equal one.
-    return reference if found is value or (isinstance(value, MethodType) and found == value) else None
+    is_same = found is value or (isinstance(value, MethodType) and found == value)
+    return reference if is_same and value is not None else None
 
 
-def _find(reference: Any, path: str) -> Any:
-    if reference in ("nan", "inf", "-inf"):
-        return float(reference)
-    if not isinstance(reference, str) or not REFERENCE.fullmatch(reference):
-        what = reference.get("class", reference) if isinstance(reference, dict) else reference
-        raise ConfigError(f"{path}: {show(what)} cannot be read back, only a function's name can; set {path} again")
+def _find(reference: str, key: str) -> Any:
     module, _, qualname = reference.partition(":")
     if module not in sys.modules:
-        raise ConfigError(f"{path}: {reference!r} is in a module that is not imported; import {module} first")
+        raise ConfigError(f"{key}: {reference!r} is in a module that is not imported; import {module} first")
     found: Any = sys.modules[module]
     try:
         for name in qualname.split("."):
@@ -151,25 +131,19 @@ def _find(reference: Any, path: str) -> Any:
             if isinstance(found, (staticmethod, classmethod)):
                 found = found.__get__(None, owner)
     except AttributeError as error:
-        raise ConfigError(f"{path}: module {module!r} has no {qualname!r}") from error
+        raise ConfigError(f"{key}: module {module!r} has no {qualname!r}") from error
     return found
 
 
 def _source(value: Any) -> str | None:
-    """Return the source of a function that has no name to look up, and plain values that it has from around it.
-
-    For a lambda that is the code that it stands in, on one line.
-    """
-    try:
-        text = inspect.getsource(value) if isinstance(value, FunctionType) else None
-    except (OSError, SyntaxError):  # typed at a prompt, made by exec, or edited since
-        text = None
-    if text is None:
+    """Return the source of a function, a lambda's on one line, with plain values from the functions around it."""
+    if not isinstance(value, FunctionType):
         return None
     try:
+        text = inspect.getsource(value)
         around = inspect.getclosurevars(value).nonlocals
-    except ValueError:  # one has no value yet
-        around = {}
+    except (OSError, SyntaxError, ValueError):  # typed at a prompt, made by exec, or edited since
+        return None
     text = " ".join(text.split()).rstrip(",") if value.__name__ == "<lambda>" else textwrap.dedent(text)
     said = [f"{name} = {item!r}" for name, item in around.items() if isinstance(item, (bool, int, float, str))]
     return f"{text}  # {', '.join(said)}" if said else text

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import math
 import numbers
+import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -79,12 +80,20 @@ class Key:
             object.__setattr__(self, "maximum", _LARGEST_INT)
 
     @property
+    def _bounds(self) -> list[tuple[str, Callable[[Any, Any], bool], float]]:
+        signs = (
+            (">=", operator.ge, self.minimum),
+            (">", operator.gt, self.above),
+            ("<=", operator.le, self.maximum),
+            ("<", operator.lt, self.below),
+        )
+        return [(sign, holds, bound) for sign, holds, bound in signs if bound is not None]
+
+    @property
     def expected(self) -> str:
         """The accepted values in words, for messages."""
-        largest = None if self.maximum == _LARGEST_INT else self.maximum
-        signs = ((">=", self.minimum), (">", self.above), ("<=", largest), ("<", self.below))
         numbers = {"int": self.choices, "interval": ('"N epochs"', *self.choices)}.get(self.type, ())
-        bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
+        bounds = " and ".join(f"{sign} {bound}" for sign, _, bound in self._bounds if bound != _LARGEST_INT)
         words = {
             "interval": "int",
             "bool": " or ".join(("bool", *self.choices)),
@@ -96,13 +105,11 @@ class Key:
         return found + (" or None" if self.default is None else "")
 
     def in_bounds(self, number: float) -> bool:
-        """Tell whether `number` keeps all four bounds."""
-        return not (
-            (self.minimum is not None and number < self.minimum)
-            or (self.maximum is not None and number > self.maximum)
-            or (self.above is not None and number <= self.above)
-            or (self.below is not None and number >= self.below)
-        )
+        """Whether a number keeps all bounds."""
+        return all(holds(number, bound) for _, holds, bound in self._bounds)
+
+
+_ANY: Final = Key(type="str")
 
 
 def _leaves_base_directory(name: str) -> str | None:
@@ -238,58 +245,44 @@ def nearest(key: str, known: Iterable[str]) -> str:
 
 
 def is_strict(key: str) -> bool:
-    """Tell whether `key` lies in a namespace where every key has to be in the schema."""
+    """Whether `key` is in a namespace where every key has to be in the schema."""
     return any(key == namespace or key.startswith(f"{namespace}.") for namespace in STRICT_NAMESPACES)
 
 
 def import_function(reference: str) -> Any:
-    """Import what `"module:name"` names.
-
-    Raises:
-        ConfigError: the module or the name is missing, or importing the module fails.
-    """
+    """Import what `"module:name"` names."""
     module, _, qualname = reference.partition(":")
     try:
         found: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a module's code may raise anything, and all of it is the user's answer
         message = f"cannot import {module!r} of {reference!r}: {type(error).__name__}: {show(str(error))}"
         raise ConfigError(message) from error
-    for name in qualname.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError as error:
-            raise ConfigError(f"module {module!r} has no {qualname!r}") from error
-    return found
-
-
-def _finite(value: numbers.Real) -> float | None:
     try:
-        number = float(value)
-    except OverflowError:  # an int beyond all floats
-        return None
-    return number if math.isfinite(number) else None
+        return operator.attrgetter(qualname)(found)
+    except AttributeError as error:
+        raise ConfigError(f"module {module!r} has no {qualname!r}") from error
 
 
 def _convert(kind: str, spec: Key, value: Any) -> Any:
     """Return `value` as the schema stores it, or UNSET when it has the wrong type or is out of bounds."""
-    if kind.startswith("list["):
+    if kind.startswith("list"):
         elements = [_convert(kind[5:-1], spec, x) for x in value] if isinstance(value, (list, tuple)) else [UNSET]
         return UNSET if any(x is UNSET for x in elements) else elements
-    if kind == "bool":
-        return value if isinstance(value, bool) or (isinstance(value, str) and value in spec.choices) else UNSET
-    if kind == "str":
-        return value if isinstance(value, str) and (not spec.choices or value in spec.choices) else UNSET
+    if isinstance(value, str) and (value in spec.choices or (kind == "interval" and _EPOCHS.fullmatch(value))):
+        return value
+    if kind == "":  # the items of a list of different things
+        return value
+    if kind in ("bool", "str", "dict"):
+        return value if _kind(value) == kind and (kind != "str" or not spec.choices) else UNSET
     if kind in ("int", "interval"):
-        if isinstance(value, str) and (value in spec.choices or (kind == "interval" and _EPOCHS.fullmatch(value))):
-            return value
-        right = isinstance(value, numbers.Integral) and not isinstance(value, bool) and spec.in_bounds(int(value))
-        return int(value) if right else UNSET
+        return int(value) if _kind(value) == "int" and spec.in_bounds(value) else UNSET
     if kind == "float":
-        number = _finite(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
-        return UNSET if number is None or not spec.in_bounds(number) else number
+        try:
+            number = float(value) if _kind(value) in ("int", "float") else math.nan
+        except OverflowError:  # an int beyond all floats
+            return UNSET
+        return number if math.isfinite(number) and spec.in_bounds(number) else UNSET
     if isinstance(value, str):
-        if value in spec.choices:
-            return value
         value = import_function(value) if REFERENCE.fullmatch(value) else UNSET
     return value if callable(value) or (kind == "optimizer" and isinstance(value, HasConfig)) else UNSET
 
@@ -297,8 +290,7 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
 def checked(key: str, value: Any) -> Any:
     """Return `value` as a Config stores it under `key`: an int for a float key becomes a float, a tuple a list.
 
-    Raises:
-        ConfigError: `value` is not what the schema wants; the message names key, expected type and value.
+    A `ConfigError` names the key, the expected type and the value.
     """
     spec = SCHEMA.get(key)
     if spec is None or (value is None and spec.default is None):
@@ -326,13 +318,13 @@ def of_same_type(key: str, value: Any, default: Any) -> Any:
     """Return `value` as the type of a model's own `default`: an int for a float becomes a float, a list a tuple.
 
     Defaults that are no plain data, such as functions and dtypes, take any value, and so do items of mixed lists.
-
-    Raises:
-        ConfigError: `value` has another type; the message names key, expected type and value.
     """
-    converted = _of_kind(_kind(default), value)
+    kind = _kind(default)
+    if kind is None:
+        return value
+    converted = _convert(kind, _ANY, value)
     if converted is UNSET:
-        raise ConfigError(f"{key}: expected {_kind(default)}, got {show(value)}")
+        raise ConfigError(f"{key}: expected {kind}, got {show(value)}")
     return tuple(converted) if isinstance(default, tuple) else converted
 
 
@@ -344,15 +336,3 @@ def _kind(value: Any) -> str | None:
         return f"list[{kinds.pop()}]" if len(kinds) == 1 and None not in kinds else "list"
     names = {bool: "bool", numbers.Integral: "int", numbers.Real: "float", str: "str", dict: "dict"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), None)
-
-
-def _of_kind(kind: str | None, value: Any) -> Any:
-    if kind is None:
-        return value
-    if kind.startswith("list"):
-        inner = kind[5:-1] or None
-        items = [_of_kind(inner, item) for item in value] if isinstance(value, (list, tuple)) else [UNSET]
-        return UNSET if any(item is UNSET for item in items) else items
-    if kind == "float" and _kind(value) == "int":
-        return float(value)
-    return value if _kind(value) == kind else UNSET

@@ -90,9 +90,6 @@ def texts_of_file(path: str | Path) -> list[str]:
 
     Args:
         path: a file whose name ends in `.json`, `.yaml` or `.yml`.
-
-    Raises:
-        ConfigError: it cannot be read, or holds no mapping from names to values.
     """
     path = Path(path)
     if path.suffix not in (".json", ".yaml", ".yml"):

@@ -29,11 +29,7 @@ _OF_EACH_SHARE = ("stages", "batches per pass", "batch size", "file names", "fil
 
 
 def require_same(sync: WorkerSync, what: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
-    """Compare a value that JSON can hold; returns that of each worker.
-
-    Raises:
-        ConfigError: a worker has another one than the chief, on all workers.
-    """
+    """Compare a value that JSON can hold; returns that of each worker."""
     told = sync.exchange(mine)
     found = {index: differences(told[0], other) for index, other in enumerate(told)}
     lines = [f"worker {index} has {'; '.join(different)}" for index, different in found.items() if different]
@@ -87,10 +83,6 @@ def require_shared(sync: WorkerSync, experiment: Experiment | None) -> None:
     """Check that all workers see the experiment directory that the chief writes to, by a token that it writes there.
 
     A URL is the same everywhere; of what lies there, the workers fetch what the run continues from.
-
-    Raises:
-        ExperimentError: a worker does not see it, on all workers; or the chief cannot write there.
-        ClusterError: a worker has failed.
     """
     token, is_chief, is_url = "", sync.worker.is_chief, experiment is not None and experiment.remote is not None
     if is_chief and experiment is not None:

@@ -93,11 +93,7 @@ def find_cluster() -> tuple[Any, Worker]:
 
 
 def tf_config() -> tuple[dict[str, list[str]], str, int]:
-    """Read ``TF_CONFIG``: the addresses by kind of task, and this process's kind and number.
-
-    Raises:
-        ConfigError: it is not set, is not such JSON as the `example`, or has no such task.
-    """
+    """Read ``TF_CONFIG``: the addresses by kind of task, and this process's kind and number."""
     try:
         given = json.loads(os.environ.get("TF_CONFIG", ""))
         cluster = {kind: [str(address) for address in addresses] for kind, addresses in given["cluster"].items()}
@@ -165,11 +161,7 @@ def _leave_if_lost() -> None:
 
 
 def require_not_started(who: str) -> None:
-    """Check that processes can still be connected.
-
-    Raises:
-        ConfigError: TensorFlow has started already.
-    """
+    """Raise a `ConfigError` if TensorFlow has started already, so that processes cannot be connected."""
     if has_started():
         raise ConfigError(
             f"{who}: TensorFlow has started before they were connected; make the trainer, or call "
@@ -216,9 +208,6 @@ def meet(worker: Worker, seconds: float) -> None:
     """Wait until all workers are there, with the chief listening at its address for the others.
 
     TensorFlow's own wait holds Python's lock: no signal is handled and no message printed during that.
-
-    Raises:
-        ClusterError: a worker does not come in time.
     """
     if worker.count == 1:
         return

@@ -50,29 +50,26 @@ class _Board:
     """See the module; an actor."""
 
     def __init__(self) -> None:
-        self._starts = 0
-        self._signum: int | None = None
-        self._saves = 0
+        self._state: dict[str, Any] = {"starts": 0, "signum": None, "saves": 0}
+        self._state |= {"failure": None, "cause": None, "has_begun": False}
         self._printed: list[str] = []
-        self._said: dict[str, Any] = {"failure": None, "cause": None, "has_begun": False}
 
     def start(self) -> None:
-        self._starts += 1
+        self._state["starts"] += 1
 
     def read(self) -> dict[str, Any]:
-        restarts = max(self._starts - 1, 0)
-        asked = {"signum": self._signum, "saves": self._saves}
-        return {"starts": self._starts, "restarts": restarts, **asked, **self._said}
+        return {**self._state, "restarts": max(self._state["starts"] - 1, 0)}
 
-    def pin(self, printed: str = "", failure: Any = None, cause: str | None = None, has_begun: bool = False) -> None:
-        if printed:
-            self._printed.append(printed)
-        self._said["failure"] = self._said["failure"] or failure
-        self._said["cause"] = cause or self._said["cause"]
-        self._said["has_begun"] |= has_begun
+    def pin(self, printed: str = "", **said: Any) -> None:
+        """Pin what a worker says; of several failures the first one counts."""
+        self._printed.append(printed)
+        if self._state["failure"] is not None:
+            said.pop("failure", None)
+        self._state |= {name: value for name, value in said.items() if value}
 
-    def ask(self, *, signum: int | None = None, save: bool = False) -> None:
-        self._signum, self._saves = signum or self._signum, self._saves + save
+    def ask(self, signum: int | None, save: bool) -> None:
+        self._state["signum"] = signum or self._state["signum"]
+        self._state["saves"] += save
 
     def take_printed(self) -> str:
         text, self._printed = "".join(self._printed), []
@@ -120,10 +117,13 @@ def run(
         from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
         from ray.train.backend import Backend
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     except ImportError as error:
         raise ConfigError("several workers need Ray Train: pip install 'prototrain[ray]'") from error
     try:
-        board = make_board(_Board)
+        # On this process's node: the loss of another node must not take the board along.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        board = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
 
         class Addresses(Backend):  # type: ignore[misc]
             def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
@@ -202,7 +202,7 @@ def _drive(board: Any, fit: Callable[[], object], workers: int, max_restarts: in
             thread.join(_POLL_SECONDS)
             save, signum = stop.take_save(), None if is_told else stop.signum
             if save or signum:
-                board.ask.remote(signum=signum, save=save)
+                board.ask.remote(signum, save)
             is_told = stop.signum is not None
             if not look()["starts"]:
                 if is_told:
@@ -282,7 +282,7 @@ def _work(order: dict[str, Any]) -> None:
         while True:
             time.sleep(_POLL_SECONDS)
             try:
-                board.pin.remote(printed=output.take(), has_begun=launcher.has_begun)
+                board.pin.remote(output.take(), has_begun=launcher.has_begun)
                 now = ray.get(board.read.remote())
             except ray.exceptions.RayError:  # the driver is gone, and the board with it
                 launcher.signum = signal.SIGTERM
@@ -312,29 +312,14 @@ def _work(order: dict[str, Any]) -> None:
         if launcher.signum is None and code not in (None, 0):
             failure = worker.name(worker.index), f"it ended with exit code {code}", ""
     finally:
-        ray.get(board.pin.remote(printed=output.take(), failure=failure))
-
-
-def make_board(actor: type[Any]) -> Any:
-    """Make an actor on this process's node: the loss of another node must not take it along."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(num_cpus=0, scheduling_strategy=here)(actor).remote()
+        ray.get(board.pin.remote(output.take(), failure=failure))
 
 
 def connect_ray(address: str, cpus: int) -> bool:
     """Connect this process with a Ray cluster; returns whether it was not connected before.
 
-    Args:
-        address: of the cluster; "auto" for the one that this machine is part of, "local" for one that lasts as long as
-            this process.
-        cpus: what a local cluster counts for.
-
-    Raises:
-        ConfigError: Ray is not installed.
-        ClusterError: there is no cluster at the address.
+    The address "auto" is the cluster that this machine is part of, "local" one with so many CPUs that lasts as long as
+    this process. Raises a `ConfigError` without Ray, and a `ClusterError` if there is no such cluster.
     """
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -69,20 +69,7 @@ class AgreedStop(StopRequest):
             self.wanted = signum
 
     def agree(self, signum: int) -> None:
-        """Tell the others how many steps this worker can do, what it has done, and whether it has to save or to stop.
-
-        Args:
-            n: the number of steps.
-            step, batches: completed steps, and batches read.
-            save: whether it was asked to save.
-            has_saved: whether it has saved since the last agreement.
-            signum: the signal that ends the run.
-            ended: whether the run ends at this step for another reason.
-            data_ended: whether the last call met the end of the data, which must be so on all workers.
-
-        Raises:
-            ClusterError: a worker is gone or has failed.
-        """
+        """Show a stop that all workers know of."""
         super().request(signum if self.wanted is None else self.wanted)
 
 
@@ -134,11 +121,7 @@ class WorkerSync:
     # -- telling ------------------------------------------------------------------------------------------------------
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
-        """The integers of each worker; all of them call this with equally many.
-
-        Raises:
-            ClusterError: a worker is gone or has failed.
-        """
+        """The integers of each worker; all of them call this with equally many."""
         table = np.zeros([self.worker.count, len(row)], np.int64)
         table[self.worker.index] = row
         with self.failing_together():
@@ -172,9 +155,6 @@ class WorkerSync:
             signum: the signal that ends the run.
             ended: whether the run ends at this step for another reason.
             data_ended: whether the last call met the end of the data, which must be so on all workers.
-
-        Raises:
-            ClusterError: a worker is gone or has failed.
         """
         save, self._saves = save or launcher.saves != self._saves, launcher.saves
         code = signum or launcher.signum or (_ENDED if ended else 0)
@@ -212,22 +192,14 @@ class WorkerSync:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Let a block fail on all workers if it fails on one.
-
-        Raises:
-            ClusterError: another worker is gone or has failed.
-        """
+        """Let a block fail on all workers if it fails on one."""
         try:
             yield
         except BaseException as error:
             self.fail(error)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Tell the others of an error, and raise it.
-
-        Raises:
-            ClusterError: it comes from the loss or the failure of another worker.
-        """
+        """Tell the others of an error, and raise it."""
         if isinstance(error, ClusterError):
             raise error
         if not is_of_peers(error):

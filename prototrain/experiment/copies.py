@@ -28,11 +28,7 @@ class ModuleCopy(NamedTuple):
 
 
 def copy_source(source: Path, target: Path) -> None:
-    """Copy the Python files of a package's directory, or one file, each whole or not at all; data files are left out.
-
-    Raises:
-        OSError: a file cannot be read or written.
-    """
+    """Copy the Python files of a package's directory, or one file, each whole or not at all, without data files."""
     files = [source] if source.is_file() else sorted(source.rglob("*.py"))
     for file in files:
         copy = target / source.name / file.relative_to(source) if source.is_dir() else target / file.name

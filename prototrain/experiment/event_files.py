@@ -10,9 +10,6 @@ def records(data: bytes) -> Iterator[bytes]:
     """The records of a TFRecord file: each is its length and that number's checksum, the data and its checksum.
 
     A last one that is cut short, because it is being written, is left out. The checksums of data are not looked at.
-
-    Raises:
-        ValueError: what stands where a record should begin is none.
     """
     # Only here: it brings numpy along and, where they are installed, boto3 and fsspec, which takes half a second.
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c

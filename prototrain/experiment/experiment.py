@@ -101,15 +101,15 @@ class Experiment:
         """Make the directory if need be and take it for this process; it is free again when the process ends.
 
         Args:
-            announce: called with a line of text about what a URL makes one wait for.
+            announce: called with a line of text about a wait for the storage at a URL.
 
         Returns:
             a line about a run that died with the lock, or None.
 
         Raises:
-            ExperimentError: another run has the directory, it cannot be made or written, or it has something in it that
-                leads elsewhere.
-            StorageError: what lies at a URL cannot be read or written.
+            ExperimentError: another run has the directory, it cannot be made or written, or something in it leads out
+                of it.
+            StorageError: the storage at a URL cannot be read or written.
         """
         self.check_own()
         died = self._lock.take()
@@ -130,12 +130,12 @@ class Experiment:
             self._lock.give_back()
 
     def fetch(self, *, whole: bool = False) -> None:
-        """Bring the directory up to date for those that read it, if it stands for a URL; see `Remote.fetch`."""
+        """Update the local copy of an experiment at a URL, for those that read it; see `Remote.fetch`."""
         if self.remote is not None:
             self.remote.fetch(whole=whole)
 
     def keep(self, path: Path) -> str:
-        """Upload what a command has added to the directory, if it stands for a URL; returns `shown` of the path."""
+        """Upload what a command has added to the local copy of a URL; returns `shown` of the path."""
         if self.remote is not None:
             self.remote.keep()
         return self.shown(path)
@@ -152,7 +152,7 @@ class Experiment:
         """Fail early if another run has the directory, or a run could not use it.
 
         Raises:
-            ExperimentError: another run has it, or something in it leads elsewhere.
+            ExperimentError: another run has it, or something in it leads out of it.
         """
         self.check_own()
         try:
@@ -161,10 +161,10 @@ class Experiment:
             raise ExperimentError(f"cannot use {error.filename}: {error.strerror}") from error
 
     def check_own(self) -> None:
-        """Check that what a run writes and deletes in the directory lies there and nowhere else.
+        """Check that what a run writes and deletes in the directory is nowhere else.
 
         Raises:
-            ExperimentError: as `check_inside`, or a file that is written in place is one elsewhere as well.
+            ExperimentError: as `check_inside`, or a file that is written in place is a hard link.
         """
         self.check_inside()
         for path in (self.directory / LOCK, self.log, self.metrics):
@@ -178,7 +178,7 @@ class Experiment:
         """Check that nothing in the directory (if `deep`, at any depth) leads out of it or is no file or directory.
 
         Raises:
-            ExperimentError: it names what is, or what cannot be looked at.
+            ExperimentError: the path that does, or that cannot be read.
         """
         try:
             found = outsider(self.directory, deep=deep)

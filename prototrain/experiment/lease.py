@@ -31,7 +31,7 @@ class Holder:
         run: a new one for each lease.
         copy: the identity of its local copy, once that has everything; else empty.
         held: whether it has not given the lease back.
-        beat: when it gave the last sign of life, in seconds since the epoch by its clock.
+        beat: the time of its last heartbeat, in seconds since the epoch by its clock.
     """
 
     process: int
@@ -65,7 +65,7 @@ class Lease:
             return Holder(0, "an unknown machine", "")
 
     def seems_held(self) -> bool:
-        """Whether a run is under way, if the clocks of both machines agree."""
+        """Whether a run is active, if the clocks of both machines agree."""
         holder = self.last()
         return holder is not None and holder.held and time.time() - holder.beat < SILENT_SECONDS
 
@@ -75,9 +75,6 @@ class Lease:
         Args:
             copy: the identity of the local copy, whose lock this process has.
             announce: called with a line of text about a wait.
-
-        Raises:
-            ExperimentError: another run has the lease.
         """
         self._storage.listing(LEASE)  # if the storage refuses, this names the reason; `read` may not
         last = self.last()
@@ -86,7 +83,7 @@ class Lease:
             last = self._wait(last, announce)
         own = Holder(os.getpid(), platform.node(), uuid.uuid4().hex, beat=time.time())
         self._storage.delete([LEASE])
-        if not self._storage.create(LEASE, json.dumps(asdict(own)).encode()):
+        if not self._storage.write(LEASE, json.dumps(asdict(own)).encode(), is_new=True):
             raise self._in_use(self.last())
         self._own = own
         return last
@@ -108,11 +105,7 @@ class Lease:
         return holder
 
     def check(self) -> None:
-        """Check that no other run has taken over.
-
-        Raises:
-            ExperimentError: one has.
-        """
+        """Check that no other run has taken over."""
         holder = self.last()
         if self._own is not None and holder is not None and holder.run != self._own.run:
             raise ExperimentError(
@@ -121,7 +114,7 @@ class Lease:
             )
 
     def beat(self, **changes: object) -> None:
-        """Give a sign of life, with other attributes of the `Holder` if there are any; see `check`."""
+        """Write a heartbeat, with other attributes of the `Holder` if there are any; see `check`."""
         self.check()
         if self._own is not None:
             self._own = replace(self._own, beat=time.time(), **changes)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """The lock that keeps two runs out of one directory.
 
 It is the operating system's lock on a file, so it is free again when the process that has it ends, however it ends. The
-file says who that is, for messages, and for file systems that have no locks. A forked child shares the open file, and
-with it the lock: it closes its copy, so that the lock is the parent's alone.
+file names that process, for messages. A forked child shares the open file, and with it the lock: it closes its copy, so
+that the lock is the parent's alone.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from prototrain.errors import ExperimentError
 from prototrain.system.files import open_file
 from prototrain.system.signals import tell_of_forks
 
 LOCK = ".lock"
 """The name of the file."""
-_LONGEST_HOLDER = 1000  # bytes
 
 
 class DirectoryLock:
@@ -44,9 +41,6 @@ class DirectoryLock:
 
         Returns:
             a line about a run that died with the lock, or about a file system that has no locks, or None.
-
-        Raises:
-            ExperimentError: another run has the directory, or it cannot be made or written.
         """
         if self._file is not None:
             return None
@@ -58,17 +52,22 @@ class DirectoryLock:
                 f"cannot use the experiment directory {self._directory}: {error.strerror} ({error.filename})"
             ) from error
         holder = _holder(file)
+        said = f"took over the lock of {holder}, which ended without giving it back" if holder else None
         try:
-            without = self._lock(file, holder)
+            reason = self._lock(file)
         except ExperimentError:
             file.close()
             raise
+        if reason is not None:
+            said = (
+                f"WARNING: no lock on {self._directory} can be had ({reason}): see to it yourself that no "
+                "other process has a run there"
+            )
         self._file = file
         with suppress(OSError):  # a full disk has no room for who holds it
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
-        taken = f"took over the lock of {holder}, which ended without giving it back" if holder else None
-        return without or taken
+        return said
 
     def give_back(self) -> None:
         """Let the lock go, if this process has it."""
@@ -81,15 +80,11 @@ class DirectoryLock:
             self._file = None
 
     def is_lost(self) -> bool:
-        """Whether the file that this process has locked no longer stands where it was.
-
-        Raises:
-            OSError: it cannot be looked at.
-        """
-        if self._file is None:
-            return False
+        """Whether the file that this process has locked was deleted, moved or replaced."""
         try:
-            return not os.path.samestat(os.stat(self._directory / LOCK), os.fstat(self._file.fileno()))
+            return self._file is not None and not os.path.samestat(
+                os.stat(self._directory / LOCK), os.fstat(self._file.fileno())
+            )
         except FileNotFoundError:
             return True
 
@@ -100,29 +95,22 @@ class DirectoryLock:
             self._file = None
 
     def check_free(self) -> None:
-        """Fail early if another run has the directory.
+        """Fail early if another run has the directory."""
+        if self._file is None:
+            with suppress(FileNotFoundError, NotADirectoryError), _open(self._directory / LOCK) as file:
+                self._lock(file)
 
-        Raises:
-            ExperimentError: another run has it.
-        """
-        if self._file is not None:
-            return
-        with suppress(FileNotFoundError, NotADirectoryError), _open(self._directory / LOCK) as file:
-            self._lock(file, _holder(file))
-
-    def _lock(self, file: IO[bytes], holder: str) -> str | None:
+    def _lock(self, file: IO[bytes]) -> str | None:
+        """Lock the file; returns the reason if the file system has no locks."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ExperimentError(
+                f"{self._name} is in use by another run ({_holder(file) or 'unknown process'}); "
+                "wait for it, stop it, or choose another trainer.experiment_name"
+            ) from None
         except OSError as error:
-            if isinstance(error, BlockingIOError) or _lives(holder):
-                raise ExperimentError(
-                    f"{self._name} is in use by another run ({holder or 'unknown process'}); "
-                    "wait for it, stop it, or choose another trainer.experiment_name"
-                ) from None
-            return (
-                f"WARNING: no lock on {self._directory} can be had ({error.strerror}): see to it yourself that no "
-                "other machine has a run there"
-            )
+            return error.strerror
         return None
 
 
@@ -134,27 +122,17 @@ def _open(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
 def _holder(file: IO[bytes]) -> str:
     """The first line of a lock, which names its holder."""
     file.seek(0)
-    return file.read(_LONGEST_HOLDER).decode("utf-8", "replace").strip().partition("\n")[0]
-
-
-def _lives(holder: str) -> bool:
-    """Whether a lock names another process of this machine that is alive, for file systems without locks."""
-    number, _, host = holder.removeprefix("process ").partition(" on ")
-    is_other = number.isdecimal() and int(number) != os.getpid() and host == platform.node()
-    return is_other and bool(psutil.pid_exists(int(number)))
+    return file.read(1000).decode("utf-8", "replace").strip().partition("\n")[0]
 
 
 def is_locked(path: Path) -> bool:
     """Whether a live process has the lock on a file, which need not exist.
 
     Looking keeps others from taking the lock at that very moment, so it is for those that need to know.
-
-    Raises:
-        OSError: the file cannot be looked at.
     """
     with suppress(FileNotFoundError), _open(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            return isinstance(error, BlockingIOError) or _lives(_holder(file))
+            return isinstance(error, BlockingIOError)
     return False

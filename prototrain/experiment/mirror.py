@@ -11,21 +11,20 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from prototrain.errors import ExperimentError
+from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment.lease import LEASE
 from prototrain.experiment.lock import LOCK
-from prototrain.experiment.names import MARKS, META, MIRRORS, STEP, checkpoint_steps, is_own
+from prototrain.experiment.names import MARKS, META, MIRRORS, RECORD, STEP, checkpoint_steps, is_own
 from prototrain.system.files import write_atomic
 from prototrain.system.storage import Storage
 from prototrain.system.urls import cache_home, url_of
 
 _NOT_COPIED = (LOCK, LEASE, ".token")
 _NOT_DOWNLOADED = "exported/"  # large, and no run reads it
-_RECORD = "run.json"
 
 
 def local_copy(url: str) -> Path:
@@ -56,7 +55,8 @@ class Mirror:
     def recall(self) -> None:
         """Read what an earlier process has noted; without that everything is downloaded again."""
         self.copy = uuid.uuid4().hex
-        self._same: dict[str, tuple[int, int, str]] = {}  # size and time of files that are the same; mark of the object
+        # Of each file that is the same on both sides: its size, its time, and the mark of the object.
+        self._same: dict[str, tuple[int, int, str]] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = json.loads(self.note.read_bytes()) if self._directory.is_dir() else {}
             self._same = {name: (size, time, mark) for name, (size, time, mark) in found["same"].items()}
@@ -88,23 +88,12 @@ class Mirror:
             at = Path(path).relative_to(self._directory)
             yield from (name for file in files if step_of(name := (at / file).as_posix()) is None and _is_copied(name))
 
-    @contextmanager
-    def _scratch(self) -> Iterator[Path]:
-        path = self._directory / f".tmp-copy-{os.getpid()}"
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-
     # -- download -----------------------------------------------------------------------------------------------------
 
-    def download(self, announce: Callable[[str], object], *, whole: bool) -> list[str]:
+    def download(self, *, whole: bool) -> list[str]:
         """Make the local copy what is at the URL. A file appears whole, and meta.json is the last one of a checkpoint.
 
         Args:
-            announce: called with a line of text about checkpoints that were never uploaded.
             whole: download checkpoints as well, not only their meta.json.
 
         Returns:
@@ -114,14 +103,9 @@ class Mirror:
         self._check_names(there)
         steps = _whole_steps(there)
         if unsaved := self._unsaved():
-            aside = cache_home() / "unsaved" / f"{self._directory.name}-{uuid.uuid4().hex[:8]}"
-            aside.mkdir(parents=True)
-            for name in os.listdir(self._directory):
-                if is_own(name) and name != LOCK:
-                    os.rename(self._directory / name, aside / name)
-            announce(
-                f"WARNING: another machine has continued {self._storage}; the checkpoint of step {unsaved[-1]}, which "
-                f"was not uploaded, is kept in {aside}"
+            raise ExperimentError(
+                f"another machine has continued {self._storage}, and the checkpoint of step {unsaved[-1]} in "
+                f"{self._directory} was not uploaded before; delete or move that directory to continue from the URL"
             )
         for name in list(self._other_files()):  # a file of the user that never was there stays
             if name not in there and (name in self._same or is_own(name.partition("/")[0])):
@@ -131,24 +115,25 @@ class Mirror:
         cut = [name for name in there if step_of(name) not in (None, *steps)]
         wanted = [
             name
-            for name, mark in there.items()
+            for name, mark in sorted(there.items(), key=lambda item: _is_meta(item[0]))
             if name not in cut and not name.startswith(_NOT_DOWNLOADED)
             if whole or step_of(name) is None or _is_meta(name)
             if not mark or (*(self._state(name) or ()), mark) != self._same.get(name)
         ]
-        if wanted:
-            with self._scratch() as scratch:
-                parts = {name: scratch / str(number) for number, name in enumerate(sorted(wanted, key=_is_meta))}
-                self._storage.download(parts)
-                for name, part in parts.items():
-                    (self._directory / name).parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(part, self._directory / name)
-                    self._same[name] = (*(self._state(name) or (0, 0)), there[name])
+        scratch = self._directory / f".tmp-copy-{os.getpid()}"
+        try:
+            self._storage.download({name: scratch / str(number) for number, name in enumerate(wanted)})
+            for number, name in enumerate(wanted):
+                (self._directory / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(scratch / str(number), self._directory / name)
+                self._same[name] = (*(self._state(name) or (0, 0)), there[name])
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
         self._same = {name: same for name, same in self._same.items() if self._state(name)}
         self.remember()
         return cut
 
-    def _check_names(self, names: Mapping[str, str]) -> None:
+    def _check_names(self, names: Iterable[str]) -> None:
         for name in names:
             if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
                 raise ExperimentError(f"{self._storage} holds {name!r}, which cannot be a file; no run writes that")
@@ -165,16 +150,20 @@ class Mirror:
         """Upload what has changed, and at most one checkpoint, the newest; returns whether there are more.
 
         A run that is killed at any moment can be continued from what is there: the rows that lead up to a checkpoint
-        are uploaded before it, and the record, which tells whether there is a checkpoint, after it. `check` is called
-        before a checkpoint becomes whole, and raises if it must not.
+        are uploaded before it. The record, which tells whether there is a checkpoint, is read before and written after
+        it. `check` is called before a checkpoint becomes whole, and raises if it must not.
         """
-        with self._scratch() as scratch:
-            record = self._hold(scratch, [_RECORD])
-            waiting = self._unsaved()
-            self._put(scratch, self._hold(scratch, [name for name in self._other_files() if name != _RECORD]))
-            if waiting:
-                self._put_checkpoint(scratch, folder_of(waiting[-1]), check)
-            self._put(scratch, record)
+        is_new, state = self._is_changed(RECORD), self._state(RECORD)
+        record = (self._directory / RECORD).read_bytes() if is_new else b""
+        waiting = self._unsaved()
+        self._put(name for name in self._other_files() if name != RECORD)
+        if waiting:
+            folder = folder_of(waiting[-1])
+            with suppress(FileNotFoundError):  # training has deleted it
+                self._put_checkpoint(folder, os.listdir(self._directory / folder), check)
+        if state is not None and is_new:
+            self._storage.write(RECORD, record)
+            self._same[RECORD] = (*state, "")
         gone = [name for name in self._same if self._state(name) is None]
         steps = _whole_steps(self._same)
         if steps and not any((self._directory / folder_of(step)).exists() for step in steps):
@@ -183,34 +172,24 @@ class Mirror:
         self.remember()
         return len(waiting) > 1
 
-    def _put_checkpoint(self, scratch: Path, folder: str, check: Callable[[], object]) -> None:
+    def _put_checkpoint(self, folder: str, files: list[str], check: Callable[[], object]) -> None:
         meta = f"{folder}/{META}"
-        with suppress(FileNotFoundError):  # training has deleted it
-            names = [f"{folder}/{name}" for name in os.listdir(self._directory / folder)]
-            self._delete([meta])  # of an earlier checkpoint of this step
-            held = self._hold(scratch, names)
-            if meta in held:
-                self._put(scratch, {name: state for name, state in held.items() if name != meta})
-                check()
-                self._put(scratch, {meta: held[meta]})
-                self.remember()  # a process that is killed now must not take it for one that was not uploaded
+        self._delete([meta])  # of an earlier checkpoint of this step
+        self._put(f"{folder}/{name}" for name in files if name != META)
+        check()
+        self._put([meta])
+        self.remember()  # a process that is killed now must not take it for one that was not uploaded
 
-    def _hold(self, folder: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Put links to changed files of checkpoints, and copies of others, into a folder: what is uploaded stays."""
-        held = {}
-        for name in names:
-            state = self._state(name)
-            if state is not None and self._is_changed(name):
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                with suppress(FileNotFoundError):
-                    take: Callable[[Path, Path], object] = shutil.copyfile if step_of(name) is None else os.link
-                    take(self._directory / name, folder / name)
-                    held[name] = state
-        return held
-
-    def _put(self, folder: Path, held: dict[str, tuple[int, int]]) -> None:
-        self._storage.upload({name: folder / name for name in held})
-        self._same |= {name: (*state, "") for name, state in held.items()}
+    def _put(self, names: Iterable[str]) -> None:
+        """Upload those of some files that have changed; what is added to them meanwhile is uploaded the next time."""
+        states = {name: state for name in names if self._is_changed(name) and (state := self._state(name))}
+        try:
+            self._storage.upload({name: self._directory / name for name in states})
+        except StorageError:
+            for name in states:
+                os.stat(self._directory / name)  # not a failure of the storage, if the file was deleted
+            raise
+        self._same |= {name: (*state, "") for name, state in states.items()}
 
     def clear(self) -> None:
         """Delete every object but the lease, last those that mark an experiment."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from prototrain.experiment.lock import LOCK
 
+RECORD = "run.json"
 _OWN_NAMES = {
     "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
-    "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
+    "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", RECORD,
     "report.html", ".token",
 }  # fmt: skip
 STEP = re.compile(r"step-(\d{10,})")
@@ -24,11 +25,7 @@ MARKS = ("config.json", "environment.json")
 
 
 def checkpoint_steps(directory: Path) -> list[int]:
-    """The steps that a directory has checkpoints of, verified or not, in ascending order; none if it is not there.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The steps that a directory has checkpoints of, verified or not, in ascending order; none if it is not there."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from prototrain.errors import ExperimentError
-from prototrain.experiment.rows import rows_of
+from prototrain.experiment.rows import last_row
 from prototrain.system.files import write_atomic
 
 State = Literal["running", "finished", "interrupted", "failed"]
@@ -94,8 +94,14 @@ class RunRecord:
         self._path = path
         self._announce = announce
         self._earlier: list[Attempt] = []
-        with suppress(ExperimentError):  # a damaged record is written again
+        with suppress(ExperimentError, OSError):  # a damaged record is written again
             self._earlier = read_attempts(path)
+            row, *_ = last_row(path.with_name("metrics.jsonl"))
+            time_of_row = None if row is None else row.get("time")
+            # A killed attempt lasted until its last row.
+            if self._earlier and self._earlier[-1].seconds is None and isinstance(time_of_row, int | float):
+                seconds = round(max(0.0, time_of_row - self._earlier[-1].started), 3)
+                self._earlier[-1] = replace(self._earlier[-1], seconds=seconds)
         self._attempt = Attempt(started=round(time.time(), 3), **facts)
         self._began = time.monotonic()
         self._lock = threading.Lock()
@@ -123,11 +129,7 @@ class RunRecord:
 
 
 def read_attempts(path: Path) -> list[Attempt]:
-    """Read a run.json, oldest attempt first; none if there is no such file.
-
-    Raises:
-        ExperimentError: it cannot be read, or is not what a run writes.
-    """
+    """Read a run.json, oldest attempt first; none if there is no such file."""
     known = {attribute.name for attribute in fields(Attempt)}
     try:
         found = json.loads(path.read_bytes())["parts"]
@@ -144,20 +146,11 @@ def read_attempts(path: Path) -> list[Attempt]:
     return attempts
 
 
-_KINDS: dict[str, Any] = {
-    "float": (int, float), "int": (int, float), "str": str, "bool": bool, "State": str, "dict[str, float]": dict,
-    "Sequence[Sequence[Any]]": list, "bool | str": (bool, str),
-}  # fmt: skip
-
-
 def _is_sound(attempt: Attempt) -> bool:
-    for one in fields(Attempt):
-        value, kind = getattr(attempt, one.name), str(one.type)
-        if not isinstance(value, _KINDS[kind.removesuffix(" | None")]) and not (value is None and "None" in kind):
-            return False
     return (
-        attempt.state in get_args(State)
-        and all(isinstance(taken, int | float) for taken in [*attempt.loop.values(), *attempt.callbacks.values()])
+        isinstance(attempt.started, int | float)
+        and attempt.state in get_args(State)
+        and all(isinstance(taken, int | float | None) for taken in (attempt.first_step, attempt.step, attempt.seconds))
         and all(isinstance(change, list) and len(change) == 3 for change in attempt.changes or ())
     )
 
@@ -180,14 +173,12 @@ def read_past(record: Path, metrics: Path) -> Past | None:
 
     Returns:
         None if no step is known of, and no attempt was killed.
-
-    Raises:
-        ExperimentError: a file cannot be read.
     """
     try:
-        made = max((row["step"] for row in rows_of(metrics)), default=0)
+        row, *_ = last_row(metrics)
     except OSError as error:
         raise ExperimentError(f"cannot read {metrics}: {error.strerror}") from error
+    made = 0 if row is None else row["step"]
     attempts = []
     with suppress(ExperimentError):  # one that is damaged says as little as one that is not there
         attempts = [attempt for attempt in read_attempts(record) if attempt.first_step is not None]

@@ -28,8 +28,8 @@ UPLOAD_SECONDS = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 LAST_SECONDS = 60.0
 """How long the end of a run tries again while the storage fails."""
-_SHARE = 10  # uploads at intervals take at most a tenth of the time
-_CHECKPOINT = re.compile(r"(.+)(/checkpoints/[^/]+(?:/[^/]+)?)")
+_CHECKPOINT = re.compile(r"(.+)/(checkpoints/[^/]+(?:/[^/]+)?)")
+_MARK = re.compile(r"(^|/)environment\.json$")
 _WEIGHTS = (".h5", ".hdf5", ".keras", ".npy", ".npz")
 
 Say = Callable[[str], object]
@@ -44,53 +44,12 @@ class Remote:
         self.directory = local_copy(url)
         self._mirror = Mirror(self.storage, self.directory)
         self._uploading = threading.Lock()
-        self._reset()
-
-    def _reset(self) -> None:
         self._lease = lease.Lease(self.storage)
         self._is_open = False
         self._lost: ExperimentError | None = None
-        self._ending, self._woken = threading.Event(), threading.Event()
-        self._threads: list[threading.Thread] = []
 
     def __str__(self) -> str:
         return self.url
-
-    # -- for commands that read ---------------------------------------------------------------------------------------
-
-    def fetch(self, *, whole: bool = False) -> None:
-        """Update the local copy, unless a run on this machine works in it or was the last one.
-
-        Checkpoints are downloaded only if it is to be `whole`; else only their meta.json.
-
-        Raises:
-            StorageError: the storage fails.
-            ExperimentError: the URL is not that of an experiment.
-        """
-        to_stderr = partial(say, to_stderr=True)
-        with self._alone(), announcing(f"reading from {self}", to_stderr):
-            if not self._is_open and not is_locked(self.directory / LOCK):
-                self._mirror.recall()
-                if not self._is_newest(self._lease.last()):
-                    self._mirror.download(to_stderr, whole=whole)
-
-    def is_running(self) -> bool:
-        """Whether a run seems to be under way."""
-        return self._is_open or self._lease.seems_held()
-
-    def top(self) -> list[str]:
-        """The names right below the URL, without the lease."""
-        return sorted({name.partition("/")[0] for name in self.storage.listing()} - {lease.LEASE})
-
-    def keep(self) -> None:
-        """Upload what was written into the local copy outside of a run; a run that works in it uploads it itself."""
-        with self._alone(), announcing(f"uploading to {self}"):
-            if not is_locked(self.directory / LOCK):
-                self._mirror.recall()
-                self._mirror.upload()
-
-    def _is_newest(self, last: lease.Holder | None) -> bool:
-        return last is not None and last.copy == self._mirror.copy
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -100,12 +59,41 @@ class Remote:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
+                self._mirror.recall()
                 yield
         except OSError as error:
             raise StorageError(
                 f"cannot keep a copy of {self} in {self.directory}: {error.strerror}; PROTOTRAIN_CACHE names another "
                 "place for it"
             ) from error
+
+    # -- for commands that read ---------------------------------------------------------------------------------------
+
+    def fetch(self, *, whole: bool = False) -> None:
+        """Update the local copy, unless a run on this machine works in it or was the last one.
+
+        Checkpoints are downloaded only if it is to be `whole`; else only their meta.json.
+        """
+        if self._is_open or is_locked(self.directory / LOCK):
+            return
+        with self._alone(), announcing(f"reading from {self}", partial(say, to_stderr=True)):
+            last = self._lease.last()
+            if last is None or last.copy != self._mirror.copy:
+                self._mirror.download(whole=whole)
+
+    def is_running(self) -> bool:
+        """Whether a run seems to be active."""
+        return self._is_open or self._lease.seems_held()
+
+    def top(self) -> list[str]:
+        """The names right below the URL, without the lease."""
+        return sorted({name.partition("/")[0] for name in self.storage.listing()} - {lease.LEASE})
+
+    def keep(self) -> None:
+        """Upload what was written into the local copy outside of a run; a run that works in it uploads it itself."""
+        if not is_locked(self.directory / LOCK):
+            with self._alone(), announcing(f"uploading to {self}"):
+                self._mirror.upload()
 
     # -- for a run ----------------------------------------------------------------------------------------------------
 
@@ -114,22 +102,24 @@ class Remote:
 
         Returns:
             a line about a run that died with the lease, or None.
-
-        Raises:
-            ExperimentError: another run has the lease, or the URL is not that of an experiment.
-            StorageError: the storage fails.
         """
         if self._is_open:
             return None
         with self._alone():
-            self._reset()
-            self._mirror.recall()
+            self._lease, self._lost = lease.Lease(self.storage), None
+            self._ending, self._woken = threading.Event(), threading.Event()
+            self._threads: list[threading.Thread] = []
             last = self._lease.take(self._mirror.copy, announce)
             self._start(self._beat)
             try:
-                if not to_clear and not self._is_newest(last):
+                if not to_clear and (last is None or last.copy != self._mirror.copy):
                     with announcing(f"downloading what the run continues from, {self}", announce):
-                        self._download(announce)
+                        cut = self._mirror.download(whole=True)
+                        self.storage.delete(cut)
+                    for step in sorted({step_of(name) or 0 for name in cut}):
+                        announce(
+                            f"deleted parts of the checkpoint of step {step} at {self}, whose upload was cut short"
+                        )
                 self._mirror.remember()
                 # Only now: if this process is killed before, the next one downloads everything again.
                 self._lease.beat(copy=self._mirror.copy)
@@ -140,25 +130,13 @@ class Remote:
         self._is_open = True
         return f"took over the lease of {last}, which ended without giving it back" if last and last.held else None
 
-    def _download(self, announce: Say) -> None:
-        cut = self._mirror.download(announce, whole=True)
-        for step in sorted({step_of(name) or 0 for name in cut}):
-            announce(
-                f"{self} has only parts of the checkpoint of step {step}, whose upload was cut short; they are deleted"
-            )
-        self.storage.delete(cut)
-
     def clear(self) -> None:
         """Delete everything at the URL but the lease."""
         with self._uploading:
             self._mirror.clear()
 
     def begin(self, announce: Say) -> None:
-        """Upload what there is before the first step, and from then on in a thread, which may `announce` lines of text.
-
-        Raises:
-            StorageError: the storage fails.
-        """
+        """Upload what there is before the first step, and from then on in a thread."""
         if self._is_open:
             with announcing(f"uploading the beginning of the run to {self}", announce):
                 self._upload()
@@ -169,7 +147,7 @@ class Remote:
         self._woken.set()
 
     def check(self) -> None:
-        """Raise an `ExperimentError` if another run has taken over, as of the last sign of life."""
+        """Raise an `ExperimentError` if another run has taken over, as of the last heartbeat."""
         if self._lost is not None:
             raise self._lost
 
@@ -179,15 +157,9 @@ class Remote:
         Args:
             announce: called with a line of text.
             patience: for how many seconds a failed upload is tried again; `LAST_SECONDS` if None.
-
-        Raises:
-            StorageError: it has failed for so long; the message names the local copy.
-            ExperimentError: another run has taken over.
         """
-        if not self._is_open:
-            return
         end, pause = time.monotonic() + (LAST_SECONDS if patience is None else patience), FIRST_PAUSE
-        while True:
+        while self._is_open:
             self.check()
             try:
                 with announcing(f"uploading what is left to {self}", announce):
@@ -206,13 +178,12 @@ class Remote:
 
     def close(self, announce: Say) -> None:
         """Give the lease back; what is not uploaded by now is not uploaded."""
-        if not self._is_open:
-            return
-        self._stop()
-        self._is_open = False
-        if self._lost is None:
+        if self._is_open:
+            self._stop()
+            self._is_open = False
             try:
-                self._lease.beat(held=False)
+                if self._lost is None:
+                    self._lease.beat(held=False)
             except (StorageError, ExperimentError) as error:
                 announce(f"WARNING: {error}; other machines have to wait until the lease has expired")
 
@@ -250,13 +221,12 @@ class Remote:
                 pass  # the thread that uploads reports it
 
     def _upload_changes(self, announce: Say) -> None:
-        wait, pause = UPLOAD_SECONDS, 0.0  # a pause, in seconds, follows a failure
+        pause = 0.0  # seconds after a failure
         while True:
-            (self._ending if pause else self._woken).wait(pause or wait)
+            (self._ending if pause else self._woken).wait(pause or UPLOAD_SECONDS)
             if self._ending.is_set() or self._lost is not None:
                 return
             self._woken.clear()
-            began = time.monotonic()
             try:
                 if self._upload():
                     self._woken.set()
@@ -269,7 +239,7 @@ class Remote:
                 continue
             if pause:
                 announce(f"uploads to {self} work again, nothing is missing")
-            wait, pause = max(UPLOAD_SECONDS, _SHARE * (time.monotonic() - began)), 0.0
+            pause = 0.0
 
 
 def fetched(path: PathLike) -> Path:
@@ -277,9 +247,6 @@ def fetched(path: PathLike) -> Path:
 
     Args:
         path: of an experiment, a checkpoint in it, or a file with weights.
-
-    Raises:
-        StorageError: the storage fails, or has no such file.
     """
     url = url_of(path)
     if url is None:
@@ -289,19 +256,13 @@ def fetched(path: PathLike) -> Path:
     inside = _CHECKPOINT.fullmatch(url)
     remote = Remote(inside[1] if inside else url)
     remote.fetch(whole=True)
-    return remote.directory / inside[2].lstrip("/") if inside else remote.directory
+    return remote.directory / inside[2] if inside else remote.directory
 
 
 def experiments_below(url: str) -> list[Path]:
-    """The local copies of the experiments at and below a URL, in the order of their names.
-
-    Raises:
-        StorageError: the storage fails.
-    """
-    found = [name.rpartition("/") for name in Storage(url).listing()]
-    folders = sorted(folder for folder, _, last in found if last == "environment.json")
-    return [
-        local_copy(url) / folder
-        for folder in folders
-        if not any(folder != other and f"{folder}/".startswith(f"{other}/".lstrip("/")) for other in folders)
-    ]
+    """The local copies of the experiments at and below a URL, in the order of their names."""
+    found: list[str] = []
+    for folder in sorted(name.rpartition("/")[0] for name in Storage(url).listing() if _MARK.search(name)):
+        if not any(f"{folder}/".startswith(f"{other}/".lstrip("/")) for other in found):
+            found.append(folder)
+    return [local_copy(url) / folder for folder in found]

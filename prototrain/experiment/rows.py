@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
@@ -91,22 +92,12 @@ def read_rows(content: bytes) -> list[Row]:
 
 
 def rows_of(path: Path, offset: int = 0) -> Iterator[Row]:
-    """The rows of a metrics.jsonl, from an offset on; none if there is no such file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The rows of a metrics.jsonl, from an offset on; none if there is no such file."""
     if path.exists():
         with open(path, "rb") as file:
             file.seek(offset)
-            for block in blocks(file):
-                yield from read_rows(block)
-
-
-def blocks(file: BinaryIO) -> Iterator[bytes]:
-    """The rest of a file, in pieces of about a megabyte, each of whole lines."""
-    while block := file.read(_BLOCK_BYTES):
-        yield block + file.readline()
+            while block := file.read(_BLOCK_BYTES):
+                yield from read_rows(block + file.readline())
 
 
 def _row(line: bytes) -> Row | None:
@@ -125,35 +116,33 @@ def cut_back(path: Path, step: int) -> tuple[Row, int] | None:
 
     Returns:
         the last row, and where in the file it begins; None if there is none.
-
-    Raises:
-        OSError: a file cannot be read or written.
     """
     if not path.exists():
         return None
-    last = _last_row(path, step)
-    end = 0 if last is None else last[2]
+    row, begin, end = last_row(path, step)
     if end < path.stat().st_size:
         _move(path, end, superseded(path))
         os.truncate(path, end)
         sync(path)
-    return None if last is None else last[:2]
+    return None if row is None else (row, begin)
+
+
+def last_row(path: Path, step: float = math.inf) -> tuple[Row | None, int, int]:
+    """The last row up to a step, and where it begins and ends; the file is read from its end."""
+    if path.exists() and path.stat().st_size:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+            while end:
+                begin = content.rfind(b"\n", 0, end - 1) + 1
+                if (row := _row(content[begin:end])) is not None and row["step"] <= step:
+                    return row, begin, end
+                end = begin
+    return None, 0, 0
 
 
 def superseded(path: Path) -> Path:
     """The file for rows that are made again."""
     return path.with_name("metrics.superseded.jsonl")
-
-
-def _last_row(path: Path, step: int) -> tuple[Row, int, int] | None:
-    """The last row up to a step, and where it begins and ends."""
-    found, end = None, 0
-    with open(path, "rb") as file:
-        for line in file:
-            begin, end = end, end + len(line)
-            if line.endswith(b"\n") and (row := _row(line)) is not None and row["step"] <= step:
-                found = row, begin, end
-    return found
 
 
 def _move(path: Path, start: int, aside: Path) -> None:

@@ -334,7 +334,7 @@ class KerasTrainer(SimpleTrainer):
 
     def _facts(self) -> Facts:
         metrics = sorted({name.rpartition("/")[0] for name in self._of_metrics()})
-        loss = encode(getattr(self.keras_model, "loss", None), "loss", [])
+        loss = encode(getattr(self.keras_model, "loss", None))
         return {**super()._facts(), "compiled with": {"loss": loss, "metrics": metrics}}
 
     def _of_metrics(self) -> list[str]:

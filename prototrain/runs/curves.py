@@ -76,11 +76,7 @@ def picture_path(text: str) -> Path:
 
 
 def charts(runs: Sequence[Run], names: Sequence[str], look: Look = _PLAIN) -> dict[str, list[Curve]]:
-    """The curves of scalars of runs, of some thousand points each, by the titles of the charts that they share.
-
-    Raises:
-        ExperimentError: a file cannot be read.
-    """
+    """The curves of scalars of runs, of some thousand points each, by the titles of the charts that they share."""
     columns = [run.columns([name for name in names if name in run.ranges]) for run in runs]
     several, found = len(runs) > 1, {}
     for tag, of_chart in by_tag(names).items():
@@ -149,9 +145,6 @@ def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
     """Expand names and patterns with ``*``; a run need not have scalars for every pattern.
 
     ``loss`` stands for ``trn/loss`` if that is the only scalar of this name.
-
-    Raises:
-        ExperimentError: a run lacks a name, or no run has a scalar for a pattern; the message names those that it has.
     """
     known = list(dict.fromkeys(name for run in runs for name in run.ranges))
     ends = {name: [one for one in known if one.endswith(f"/{name}")] for name in patterns if name not in known}
@@ -175,11 +168,7 @@ def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
 
 
 def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = _PLAIN) -> bytes:
-    """Draw scalars of runs, with those of one tag in one chart; returns the content of a file of one of `FORMATS`.
-
-    Raises:
-        ExperimentError: matplotlib is not installed.
-    """
+    """Draw scalars of runs, with those of one tag in one chart; returns the content of a file of one of `FORMATS`."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

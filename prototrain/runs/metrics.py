@@ -31,13 +31,12 @@ class Metrics:
 
     Attributes:
         ranges: of each scalar, by name, in the order of first appearance.
-        last_step: of the last row; None if there is none.
-        latest_before: for each requested moment, the time of the latest row before it; minus infinity if there is none.
+        last_step, last_time: of the last row; None if there is none.
     """
 
     ranges: dict[str, Range] = field(default_factory=dict)
     last_step: int | None = None
-    latest_before: dict[float, float] = field(default_factory=dict)
+    last_time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,18 +52,9 @@ class Column:
     values: list[float] = field(default_factory=list)
 
 
-def read_metrics(path: Path, moments: Iterable[float] = ()) -> Metrics:
-    """Summarise a file of metrics.
-
-    Args:
-        path: of metrics.jsonl, which need not exist.
-        moments: in seconds since the epoch, for `Metrics.latest_before`, which always has infinity.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    metrics = Metrics(latest_before=dict.fromkeys((*moments, math.inf), -math.inf))
-    moments = list(metrics.latest_before)
+def read_metrics(path: Path) -> Metrics:
+    """Summarise a metrics.jsonl, which need not exist."""
+    metrics = Metrics()
     kept: dict[str, list[Any]] = {}  # last value, lowest with its step, highest with its step
     for row in rows_of(path):
         step = metrics.last_step = row["step"]
@@ -80,11 +70,7 @@ def read_metrics(path: Path, moments: Iterable[float] = ()) -> Metrics:
                 one[1], one[2] = value, step
             if value > one[3] or one[3] != one[3]:
                 one[3], one[4] = value, step
-        time = _number(row.get("time"))
-        if time is not None:
-            for moment in moments:
-                if metrics.latest_before[moment] < time < moment:
-                    metrics.latest_before[moment] = time
+    metrics.last_time = kept["time"][0] if "time" in kept else None
     metrics.ranges = {
         name: Range(last, (lowest, at), (highest, then))
         for name, (last, lowest, at, highest, then) in kept.items()
@@ -94,11 +80,7 @@ def read_metrics(path: Path, moments: Iterable[float] = ()) -> Metrics:
 
 
 def read_columns(path: Path, names: Iterable[str] | None = None) -> dict[str, Column]:
-    """Read all values of some scalars, or of all if None, by name.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Read all values of some scalars, or of all if None, by name."""
     columns = {name: Column() for name in names or ()}
     for row in rows_of(path):
         for name, found in row.items():

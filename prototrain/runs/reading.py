@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
 from prototrain.experiment.record import Attempt, Outcome, State, read_attempts
 from prototrain.experiment.remote import experiments_below
-from prototrain.runs.metrics import Column, Metrics, Range, read_columns, read_metrics
+from prototrain.runs.metrics import Column, Range, read_columns, read_metrics
 
 _NO_END = "killed, no end was recorded"
 
@@ -138,14 +137,17 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
     experiment.check_inside(deep=False)
     with _reading(directory):
         attempts = read_attempts(experiment.record)
-        metrics = read_metrics(experiment.metrics, _moments(attempts))
+        metrics = read_metrics(experiment.metrics)
         checkpoints = checkpoint_steps(experiment.checkpoints)
         running = (not attempts or attempts[-1].state == "running") and experiment.is_running()
     has_config = (directory / "config.json").exists()
     traces = [*([] if metrics.last_step is None else [metrics.last_step]), *checkpoints[-1:]]
     last = attempts[-1] if attempts else Attempt(started=math.nan)
     ended = last.state != "running"
-    durations = _durations(attempts, metrics, clock() if running else None)
+    # An attempt without an end lasts until now if it is running, else until its last row.
+    until = clock() if running else metrics.last_time
+    rest = 0.0 if last.seconds is not None or until is None or not attempts else max(0.0, until - last.started)
+    changes: Any = last.changes
     return Run(
         directory=directory,
         name=str(experiment) if name is None else name,
@@ -154,9 +156,9 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         step=max(traces, default=0) if last.step is None else last.step,
         total_steps=last.total_steps,
         started=last.started if attempts else None,
-        seconds=sum(durations, 0.0),
+        seconds=sum((attempt.seconds or 0.0 for attempt in attempts), rest),
         checkpoint=checkpoints[-1] if checkpoints else None,
-        changes=_without_location(last.changes),
+        changes=changes and [tuple(change) for change in changes if change[0] not in LOCATION_KEYS],
         config=read_object(directory / "config.json") if has_config else {},
         environment=read_object(experiment.environment),
         attempts=attempts,
@@ -190,27 +192,4 @@ def flat(entries: dict[str, Any]) -> dict[str, Any]:
         found |= (
             {f"{key}.{name}": inner for name, inner in flat(value).items()} if isinstance(value, dict) else {key: value}
         )
-    return found
-
-
-def _without_location(changes: Any) -> list[tuple[str, Any, Any]] | None:
-    return None if changes is None else [tuple(change) for change in changes if change[0] not in LOCATION_KEYS]
-
-
-def _moments(attempts: list[Attempt]) -> list[float]:
-    """The starts of attempts that follow one without a recorded end."""
-    return [later.started for one, later in pairwise(attempts) if one.seconds is None]
-
-
-def _durations(attempts: list[Attempt], metrics: Metrics, now: float | None) -> list[float]:
-    """The seconds of each attempt; one without an end lasts until now if it is running, else until its last row."""
-    found = []
-    for number, attempt in enumerate(attempts):
-        if attempt.seconds is not None:
-            found.append(attempt.seconds)
-            continue
-        is_last = number == len(attempts) - 1
-        until = math.inf if is_last else attempts[number + 1].started
-        end = now if is_last and now is not None else metrics.latest_before[until]
-        found.append(max(0.0, end - attempt.started))
     return found

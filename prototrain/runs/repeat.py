@@ -86,11 +86,7 @@ class Repeat:
             config["model.jit_compile"] = measured[-1]  # another measurement could turn out otherwise
 
     def check_directory(self, config: Config) -> None:
-        """Refuse a config that names the run itself.
-
-        Raises:
-            ConfigError: it does.
-        """
+        """Refuse a config that names the run itself."""
         if Experiment.from_config(config).directory.resolve() == self._experiment.directory.resolve():
             raise ConfigError(f"--from: {self._experiment} cannot be repeated into itself; set another experiment_name")
 

@@ -59,12 +59,7 @@ def write_page(
     scalars: Sequence[str] | None = None,
     look: Look | None = None,
 ) -> str:
-    """Write the page about runs with different names, with some scalars or all (None); returns its content.
-
-    Raises:
-        ExperimentError: there is no such scalar, or a link leads out of a run's directory.
-        OSError: a file of an experiment cannot be read.
-    """
+    """Write the page about runs with different names, with some scalars or all (None); returns its content."""
     for run in runs:
         Experiment(run.directory).check_inside()
     look = look or Look()

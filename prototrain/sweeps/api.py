@@ -15,7 +15,7 @@ from prototrain.launch import default_callbacks, launch
 from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.reporter import reporter
-from prototrain.sweeps.space import as_options, from_mapping
+from prototrain.sweeps.space import as_options, as_settings, from_mapping
 from prototrain.system.signals import AFTER_STEP, StopRequest, ignore_save_signals
 from prototrain.system.terminal import say, show
 from prototrain.system.tracebacks import format_error, in_one_line
@@ -85,7 +85,12 @@ def sweep(
         KeyboardInterrupt: after Ctrl-C, once all trials are saved.
         SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once all trials are saved.
     """
-    optuna = _optuna()
+    try:
+        import optuna
+    except ModuleNotFoundError as error:
+        if error.name != "optuna":
+            raise
+        raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'") from error
     from prototrain.sweeps.storage import reporting_failures, shown, sqlite_url
     from prototrain.sweeps.study import PRUNERS, Study
     from prototrain.sweeps.summary import describe, summarise
@@ -94,7 +99,13 @@ def sweep(
         raise SweepError(f"pruner must be one of {', '.join(PRUNERS)}, got {pruner!r}")
     if jobs < 1:
         raise SweepError(f"jobs must be at least 1, got {jobs}")
-    _check_resources(cluster, cpus_per_trial, gpus_per_trial)
+    if cluster is None and (cpus_per_trial is not None or gpus_per_trial is not None):
+        raise SweepError("cpus_per_trial and gpus_per_trial are for a cluster: say which one, such as --cluster auto")
+    cpus, gpus = (1.0 if cpus_per_trial is None else cpus_per_trial), gpus_per_trial or 0.0
+    if cpus <= 0:
+        raise SweepError(f"cpus_per_trial must be positive, got {cpus:g}")
+    if gpus < 0 or (gpus > 1 and gpus % 1):
+        raise SweepError(f"gpus_per_trial must be a part of one GPU, or a whole number of them, got {gpus:g}")
     found = load_model(model) if isinstance(model, str) else model
     config = found.config.copy()
     config.override(overrides)
@@ -123,7 +134,7 @@ def sweep(
             if command is None:
                 _run_here(study, found, callbacks or default_callbacks, trainer=trainer, towers=towers)
             else:
-                stop = _run_elsewhere(study, command, jobs, cluster, cpus_per_trial, gpus_per_trial)
+                stop = _run_elsewhere(study, command, jobs, cluster, cpus, gpus)
         result = summarise(plan, study.outcomes())
     show("", *describe(plan, result, command))
     if stop is not None:
@@ -137,25 +148,6 @@ def sweep(
     return result
 
 
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        if error.name != "optuna":
-            raise
-        raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'") from error
-    return optuna
-
-
-def _check_resources(cluster: str | None, cpus: float | None, gpus: float | None) -> None:
-    if cluster is None and (cpus is not None or gpus is not None):
-        raise SweepError("cpus_per_trial and gpus_per_trial are for a cluster: say which one, such as --cluster auto")
-    if cpus is not None and cpus <= 0:
-        raise SweepError(f"cpus_per_trial must be positive, got {cpus:g}")
-    if gpus is not None and (gpus < 0 or (gpus > 1 and gpus % 1)):
-        raise SweepError(f"gpus_per_trial must be a part of one GPU, or a whole number of them, got {gpus:g}")
-
-
 def _run_here(
     study: Study, model: ModelProtocol, callbacks: Callable[[ModelProtocol], Iterable[Callback]], **options: Any
 ) -> None:
@@ -164,14 +156,13 @@ def _run_here(
 
     progress = Progress(study)
     while (trial := study.next()) is not None:
-        say(f"trial {trial.number} runs: {' '.join(trial.settings)}")
+        say(f"trial {trial.number} runs: {' '.join(as_settings(trial.values))}")
         name = {"trainer.experiment_name": trial.experiment.directory.name}
         with _having(model.config, {**study.plan.config, **trial.values, **name}):
             try:
                 launch(model, callbacks=[*checked(callbacks(model)), reporter(trial.report, model.config)], **options)
                 ending = trial.finish()
-            except (SweepError, KeyboardInterrupt, SystemExit):
-                trial.release()
+            except SweepError:
                 raise
             except Exception as error:  # whatever the model does is the trial's result
                 ending = trial.fail(in_one_line(error), format_error(error))
@@ -191,7 +182,7 @@ def _having(config: Config, values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _run_elsewhere(
-    study: Study, command: list[str], jobs: int, cluster: str | None, cpus: float | None, gpus: float | None
+    study: Study, command: list[str], jobs: int, cluster: str | None, cpus: float, gpus: float
 ) -> StopRequest:
     """Run the trials in processes, here or on a cluster; returns which stop was requested."""
     from prototrain.sweeps.processes import fork, run_in_processes
@@ -203,18 +194,14 @@ def _run_elsewhere(
             from prototrain.sweeps.on_ray import OnRay
 
             sign = study.plan.directory / f".{study.plan.name}.sweep"
-            run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus or 1.0, gpus=gpus or 0.0, sign=sign, say=say))
+            run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus, gpus=gpus, sign=sign, say=say))
         with stop, stop.waiting_for("the trials under way", when=AFTER_STEP):
             run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
     return stop
 
 
 def _command(model: str, plan: Plan, options: Mapping[str, object]) -> list[str]:
-    """The arguments of `prototrain` that all trials share.
-
-    Raises:
-        SweepError: a value of the config that is not the model's own cannot be written as text.
-    """
+    """The arguments of `prototrain` that all trials share."""
     settings = []
     for key, value, _ in plan.config.changes() or ():
         try:

@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def directory(self) -> Path:
-        """Where the trials' experiments lie."""
+        """The directory of the trials' experiments."""
         return Experiment(self.config["trainer.experiment_base_dir"]).directory
 
     @cached_property
@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """How many trials the sweep has."""
+        """The number of trials."""
         return len(self.grid or ()) if self.trials is None else self.trials
 
     def experiment(self, number: int) -> Experiment:
@@ -115,7 +115,7 @@ class Plan:
         return {**kept, **space, "trials": sampled, "mode": self.mode, "objective": self.objective}
 
     def differences(self, settings: Mapping[str, Any]) -> dict[str, str]:
-        """What is different from the settings of an earlier command, in words by name."""
+        """The differences from the settings of an earlier command, in words by name."""
         found = differing([settings, self.settings()])
         texts = {key: [one if isinstance(one, str) else as_text(one) for one in pair] for key, pair in found}
         return {key: f"{key} was {then} and is {now}" for key, (then, now) in texts.items()}

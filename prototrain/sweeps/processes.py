@@ -24,7 +24,6 @@ from types import ModuleType
 from typing import Any, Final, Literal
 
 from prototrain.sweeps.space import as_options, as_settings
-from prototrain.sweeps.storage import FAILURES
 from prototrain.sweeps.study import Study, Trial
 from prototrain.sweeps.summary import Progress
 from prototrain.system.signals import StopRequest
@@ -32,7 +31,7 @@ from prototrain.system.signals import StopRequest
 TICK_SECONDS: Final = 0.2
 _OUTPUT_BYTES: Final = 4000
 _SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1)
-_KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU)
+KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU)
 
 Ending = tuple[int, str]
 """The exit code of a process, or the negative number of the signal that killed it, and the end of its output."""
@@ -45,11 +44,7 @@ it may use if it is not all, and an event that is set once the process is to sav
 def run_in_processes(
     study: Study, command: Sequence[str], *, jobs: int, stop: StopRequest, say: Callable[[str], None], run: RunTrial
 ) -> None:
-    """Run all trials that are left, several at the same time; once a stop is requested, all save and none begins.
-
-    Raises:
-        SweepError: the trials do not measure the objective, or the storage has failed.
-    """
+    """Run all trials that are left, several at the same time; once a stop is requested, all save and none begins."""
     running: dict[Future[Ending], tuple[int, Trial]] = {}
     ends, progress, waiting = threading.Event(), Progress(study), False
     with ThreadPoolExecutor(jobs, thread_name_prefix="trial") as pool:
@@ -57,9 +52,10 @@ def run_in_processes(
             while True:
                 while stop.signum is None and len(running) < jobs and (trial := study.next()) is not None:
                     slot = min(set(range(jobs)) - {slot for slot, _ in running.values()})
-                    name = {"trainer.experiment_name": trial.experiment.directory.name}
-                    arguments = [*command, *as_options([*trial.settings, *as_settings(name)])]
-                    say(f"trial {trial.number} runs: {' '.join(trial.settings)}")
+                    settings = as_settings(trial.values)
+                    name = f"trainer.experiment_name={trial.experiment.directory.name}"
+                    arguments = [*command, *as_options([*settings, name])]
+                    say(f"trial {trial.number} runs: {' '.join(settings)}")
                     running[pool.submit(run, trial, arguments, _gpus(slot, jobs), ends)] = slot, trial
                 if not running and (stop.signum is not None or not study.is_waiting()):
                     return
@@ -77,18 +73,15 @@ def run_in_processes(
         finally:
             ends.set()
             wait(running)
-            for _, trial in running.values():
-                with suppress(*FAILURES):  # a failure of the storage may be why all are stopped
-                    trial.release()
 
 
 def _conclude(trial: Trial, code: int, output: str, *, stopped: bool) -> str:
     """Tell the study how a trial has ended; returns the same in words."""
     if code == 0:
         return trial.finish()
-    killed = next((signum.name for signum in _KILLS if code in (-signum, 128 + signum)), None)
+    killed = next((signum.name for signum in KILLS if code in (-signum, 128 + signum)), None)
     if stopped or killed is not None:
-        return trial.release(None if stopped else killed)
+        return trial.release("stopped" if stopped else f"killed by {killed}")
     lines = [line for line in output.splitlines() if line.strip()] or [f"exit code {code}"]
     crash = f"crashed: {signal.strsignal(-code)}" if code < 0 else None
     return trial.fail(crash or lines[-1].removeprefix("prototrain: error: "), output)

@@ -1,4 +1,4 @@
-"""What a trial's process does for its sweep: it reports scalars, and ends if the sweep prunes the trial."""
+"""The reports of a trial's process to its sweep, which may prune the trial."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class SweepReporter(Callback):
-    """Reports what the run has measured to the sweep, and ends the run if the sweep prunes it.
-
-    Args:
-        report: takes the newest scalars, by name with their steps, and returns whether the run should end.
-    """
+    """Reports the newest scalars, by name with their steps, to `report`, which returns whether the run should end."""
 
     priority = Priority.DECIDE
 
@@ -56,7 +52,7 @@ class Link:
         try:
             self._connection.send_bytes(json.dumps(newest).encode())
         except OSError:
-            return False  # the sweep has died, and the stop is under way
+            return False  # the sweep has died, and the process has been told to stop
         return self._answers.get()
 
     def _listen(self) -> None:

@@ -1,10 +1,10 @@
-"""What a sweep tries: for each key a list of values, or a range to sample from."""
+"""The space of a sweep: for each key a list of values, or a range to sample from."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -41,37 +41,25 @@ Space = dict[str, Dimension]
 
 
 def parse_grid(texts: Iterable[str]) -> Space:
-    """Read texts such as ``model.batch_size=16,32`` or ``model.hidden_units=[64],[128,64]``.
-
-    Raises:
-        SweepError: one is malformed, or a key is there twice.
-    """
-    return _collect((key, _choice(key, _split(key, rest, ","))) for key, rest in _pairs(texts, "KEY=V1,V2"))
+    """Read texts such as ``model.batch_size=16,32`` or ``model.hidden_units=[64],[128,64]``."""
+    return {key: _choice(key, _split(key, rest, ",")) for key, rest in _pairs(texts, "KEY=V1,V2").items()}
 
 
 def parse_search(texts: Iterable[str]) -> Space:
-    """Read texts such as ``model.lr_schedule.exp.value=log:1e-5..1e-1``.
-
-    Raises:
-        SweepError: one is malformed, or a key is there twice.
-    """
-    return _collect((key, _searched(key, rest)) for key, rest in _pairs(texts, f"KEY=SPACE, such as {FORMS}"))
+    """Read texts such as ``model.lr_schedule.exp.value=log:1e-5..1e-1``."""
+    return {key: _searched(key, rest) for key, rest in _pairs(texts, f"KEY=SPACE, such as {FORMS}").items()}
 
 
 def from_mapping(space: Mapping[str, Any]) -> Space:
-    """Read the values of a dictionary: lists of values, and texts as `parse_search` takes them.
-
-    Raises:
-        SweepError: a value is neither.
-    """
+    """Read a dictionary of lists of values, of texts as `parse_search` takes them, and of dimensions."""
     found: Space = {}
     for key, value in space.items():
-        if isinstance(value, Dimension):
-            found[key] = value
-        elif isinstance(value, list | tuple):
+        if isinstance(value, list | tuple):
             found[key] = _choice(key, value)
         elif isinstance(value, str):
             found[key] = _searched(key, value)
+        elif isinstance(value, Dimension):
+            found[key] = value
         else:
             raise SweepError(f"{key}: expected a list of values, or a text such as {FORMS}, got {show(value)}")
     return found
@@ -87,21 +75,16 @@ def as_options(settings: Sequence[str]) -> list[str]:
     return [word for setting in settings for word in ("-s", setting)]
 
 
-def _pairs(texts: Iterable[str], expected: str) -> Iterator[tuple[str, str]]:
+def _pairs(texts: Iterable[str], expected: str) -> dict[str, str]:
+    found: dict[str, str] = {}
     for text in texts:
         key, equals, rest = text.partition("=")
         if not equals or not key.strip():
             raise SweepError(f"{show(text)}: expected {expected}")
-        yield key.strip(), rest.strip()
-
-
-def _collect(pairs: Iterable[tuple[str, Dimension]]) -> Space:
-    space: Space = {}
-    for key, dimension in pairs:
-        if key in space:
-            raise SweepError(f"{key} is given twice")
-        space[key] = dimension
-    return space
+        if key.strip() in found:
+            raise SweepError(f"{key.strip()} is given twice")
+        found[key.strip()] = rest.strip()
+    return found
 
 
 def _searched(key: str, text: str) -> Dimension:
@@ -110,8 +93,8 @@ def _searched(key: str, text: str) -> Dimension:
     match = _RANGE.fullmatch(text)
     if match is None:
         raise SweepError(f"{key}={text}: expected {key}= and then {FORMS}")
-    kind, *ends = match.groups()
-    low, high = (read_value(end.strip()) for end in ends)
+    kind: Any = match[1]
+    low, high = (read_value(end.strip()) for end in match.groups()[1:])
     for end in (low, high):
         wanted = int if kind == "int" else (int, float)
         if not isinstance(end, wanted) or isinstance(end, bool) or not math.isfinite(end):
@@ -120,7 +103,7 @@ def _searched(key: str, text: str) -> Dimension:
         raise SweepError(f"{key}={text}: a logarithmic range must begin above 0")
     if low >= high:
         raise SweepError(f"{key}={text}: the range must end above its beginning")
-    return Dimension("int", (low, high)) if kind == "int" else Dimension(kind, (float(low), float(high)))  # type: ignore[arg-type]
+    return Dimension(kind, (low, high) if kind == "int" else (float(low), float(high)))
 
 
 def _choice(key: str, values: Iterable[Any]) -> Dimension:
@@ -131,9 +114,8 @@ def _choice(key: str, values: Iterable[Any]) -> Dimension:
         raise SweepError(f"{key}: {error}; a function is given as a text, 'module:name'") from error
     if not texts:
         raise SweepError(f"{key} has no values to try")
-    for text in texts:
-        if texts.count(text) > 1:
-            raise SweepError(f"{key}: {text} is given twice")
+    if twice := [text for text in texts if texts.count(text) > 1]:
+        raise SweepError(f"{key}: {twice[0]} is given twice")
     return choice
 
 

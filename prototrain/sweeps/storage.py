@@ -1,4 +1,4 @@
-"""Where a sweep is kept: a database, or one of Optuna's journal files."""
+"""The storage of a sweep: a database, or one of Optuna's journal files."""
 
 from __future__ import annotations
 
@@ -17,45 +17,37 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from prototrain.errors import SweepError
 
 FAILURES: Final = (SQLAlchemyError, optuna.exceptions.OptunaError, OSError, RuntimeError, ValueError)
-_ATTEMPTS: Final = 10
 
 
 def sqlite_url(path: Path) -> str:
-    """Return the URL of an SQLite file."""
+    """The URL of an SQLite file."""
     url = URL.create("sqlite", database=str(path)).render_as_string()
     return url.replace("{", "{{").replace("}", "}}")  # Optuna takes URLs for format strings
 
 
 def open_storage(where: str) -> BaseStorage:
-    """Open a storage; make it if it does not exist.
-
-    Args:
-        where: a URL such as ``postgresql://user@host/database``, or the path of a journal file.
-
-    Raises:
-        SweepError: it cannot be reached or opened; the message contains no password.
-    """
+    """Open a storage, such as ``postgresql://user@host/database`` or the path of a journal file; make it if need be."""
     try:
         return _open_database(where) if "://" in where else JournalStorage(JournalFileBackend(where))
     except ImportError as error:
         raise SweepError(f"the storage {shown(where)} needs a database driver: {error.__cause__ or error}") from error
     except Exception as error:  # a file that is no journal, or a damaged one, raises almost anything
-        raise SweepError(f"cannot open the storage {shown(where)}: {reason(error)}") from error
+        raise SweepError(f"cannot open the storage {shown(where)}: {_reason(error)}") from error
 
 
 def _open_database(url: str) -> BaseStorage:
     is_file = make_url(url).get_backend_name() == "sqlite"
     options = {"connect_args": {"timeout": 60}} if is_file else {"pool_pre_ping": True}
-    for left in reversed(range(_ATTEMPTS)):
+    end = time.monotonic() + 2.0
+    while True:
         try:
             return RDBStorage(url, engine_kwargs=options)
         except (SQLAlchemyError, AssertionError) as error:
             # Of several processes that make the tables at the same time all but one fail, and find them afterwards.
             was_outrun = any(word in str(error).lower() for word in ("already exists", "unique", "duplicate"))
-            if not left or not (was_outrun or isinstance(error, AssertionError)):
+            if time.monotonic() > end or not (was_outrun or isinstance(error, AssertionError)):
                 raise
             time.sleep(0.2)
-    raise AssertionError
 
 
 def shown(where: str) -> str:
@@ -66,7 +58,7 @@ def shown(where: str) -> str:
         return where
 
 
-def reason(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """The line of a storage's error that tells what happened."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
@@ -76,14 +68,10 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def reporting_failures(where: str) -> Iterator[None]:
-    """Turn failures of a storage that was opened before into an error of one line.
-
-    Raises:
-        SweepError: the storage has failed.
-    """
+    """Raise a `SweepError` of one line if an open storage fails."""
     try:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         raise SweepError(
-            f"the storage {shown(where)} failed: {reason(error)}; the same command continues once it is back"
+            f"the storage {shown(where)} failed: {_reason(error)}; the same command continues once it is back"
         ) from error

@@ -1,10 +1,10 @@
-"""The progress and the result of a sweep, as text."""
+"""The progress and the result of a sweep: the best trial, a line for each that ends, and the table at the end."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prototrain.config.values import as_text
@@ -21,7 +21,7 @@ _ORDER = ("finished", "pruned", "running", "stopped", "failed")
 
 
 class Progress:
-    """How far a sweep is, in words."""
+    """The progress of a sweep, in words."""
 
     def __init__(self, study: Study) -> None:
         self._study, self._start, self._ended = study, time.monotonic(), 0
@@ -61,52 +61,44 @@ def summarise(plan: Plan, trials: Sequence[Outcome]) -> SweepResult:
     return SweepResult(trials, min(finished, key=lambda trial: _rank(plan, trial), default=None))
 
 
+def _rank(plan: Plan, trial: Outcome) -> tuple[float, int]:
+    value = trial.objective or 0.0
+    return (value if plan.mode == "min" else -value), trial.number
+
+
 def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> list[Table | str]:
     """The table of trials, the best first, and where to find that one; in pieces that stand below each other.
 
     `command` has the arguments of `prototrain` for the best trial's values; None if the model has no name.
     """
-    ranked = sorted(result.trials, key=lambda trial: (_ORDER.index(trial.state), _rank(plan, trial)))
-    keys = list(plan.space)
     rows = [
-        [trial.number, *(_cell(trial.values, key) for key in keys), _number(trial.objective), trial.step, trial.state]
-        for trial in ranked
+        [
+            trial.number,
+            *(_text(trial.values[key]) if key in trial.values else "" for key in plan.space),
+            "" if trial.objective is None else in_digits(trial.objective),
+            trial.step,
+            trial.state,
+        ]
+        for trial in sorted(result.trials, key=lambda trial: (_ORDER.index(trial.state), _rank(plan, trial)))
     ]
-    headers = ["trial", *keys, plan.objective, "step", "state"]
-    trials = Table(rows, headers, _COLOURS, options={"disable_numparse": True})
-    errors = [_error(trial) for trial in result.trials if trial.state == "failed"]
-    return [trials, *([""] if errors else []), *errors, *_best_lines(result.best, command)]
+    headers = ["trial", *plan.space, plan.objective, "step", "state"]
+    found: list[Table | str] = [Table(rows, headers, _COLOURS, options={"disable_numparse": True})]
+    failed = [trial for trial in result.trials if trial.state == "failed"]
+    for trial in failed:
+        log = Experiment(trial.directory).log
+        found += [] if len(found) > 1 else [""]
+        found.append(f"trial {trial.number} failed: {trial.error}{f' (see {log})' if log.exists() else ''}")
+    if (best := result.best) is not None:
+        settings = as_settings(best.values)
+        again = settings if command is None else ["prototrain", *command, *as_options(settings)]
+        lines = [
+            ("best", f"trial {best.number}"),
+            ("directory", str(Experiment(best.directory))),
+            ("again" if command else "values", shlex.join(again)),
+        ]
+        found += ["", str(Table(lines, options={"tablefmt": "plain"}))]  # whole lines, to be copied
+    return found
 
 
-def _error(trial: Outcome) -> str:
-    log = Experiment(trial.directory).log
-    return f"trial {trial.number} failed: {trial.error}{f' (see {log})' if log.exists() else ''}"
-
-
-def _best_lines(best: Outcome | None, command: Sequence[str] | None) -> list[Table | str]:
-    if best is None:
-        return []
-    settings = as_settings(best.values)
-    again = settings if command is None else ["prototrain", *command, *as_options(settings)]
-    rows = [
-        ("best", f"trial {best.number}"),
-        ("directory", str(Experiment(best.directory))),
-        ("again" if command else "values", shlex.join(again)),
-    ]
-    return ["", str(Table(rows, options={"tablefmt": "plain"}))]  # whole lines, to be copied
-
-
-def _rank(plan: Plan, trial: Outcome) -> tuple[float, int]:
-    value = 0.0 if trial.objective is None else trial.objective
-    return (value if plan.mode == "min" else -value), trial.number
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else in_digits(value)
-
-
-def _cell(values: Mapping[str, object], key: str) -> str:
-    if key not in values:
-        return ""
-    value = values[key]
+def _text(value: object) -> str:
     return in_digits(value) if isinstance(value, float) else as_text(value)

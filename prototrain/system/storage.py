@@ -23,7 +23,6 @@ from prototrain.system.waiting import announcing
 
 ANSWER_SECONDS = 30.0
 """How long an operation on one small object may take."""
-_AT_ONCE = 64  # files of one download; they are kept if a later one fails
 # What a listing may tell about an object that changes when it is written again; each storage has its own words.
 _MARKS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
 
@@ -68,19 +67,15 @@ class Storage:
         """The content of an object; None if there is none."""
         return self._do("read from", lambda fs, root: bytes(fs.cat_file(f"{root}/{name}")), None)
 
-    def write(self, name: str, content: bytes) -> None:
-        """Write an object, over what is there."""
-        self._do("write to", lambda fs, root: fs.pipe_file(f"{root}/{name}", content))
+    def write(self, name: str, content: bytes, *, is_new: bool = False) -> bool:
+        """Write an object; if it `is_new`, only where there is none. Returns whether it was written.
 
-    def create(self, name: str, content: bytes) -> bool:
-        """Write an object unless there is one already; False if there is.
-
-        On a storage without conditional writes, two that do it at the same moment may both succeed.
+        On a storage without conditional writes, two that write a new one at the same moment may both succeed.
         """
 
         def put(fs: Any, root: str) -> bool:
             try:
-                fs.pipe_file(f"{root}/{name}", content, mode="create")
+                fs.pipe_file(f"{root}/{name}", content, **({"mode": "create"} if is_new else {}))
             except FileExistsError:
                 return False
             return True
@@ -88,26 +83,23 @@ class Storage:
         return self._do("write to", put)
 
     def upload(self, paths: Mapping[str, Path]) -> None:
-        """Write files to objects, several at once where the storage allows it."""
-        for path in paths.values():
-            os.stat(path)  # fsspec passes over files that do not exist
-        self._transfer("write to", lambda fs, here, there: fs.put(here, there), paths)
+        """Write files to objects, several at once where the storage allows it; their libraries have time limits."""
+        if paths:
+            here = list(map(str, paths.values()))
+            self._do("write to", lambda fs, root: fs.put(here, [f"{root}/{name}" for name in paths]), is_long=True)
 
     def download(self, paths: Mapping[str, Path]) -> None:
         """Write objects to files, several at once where the storage allows it."""
         for path in paths.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        self._transfer("read from", lambda fs, here, there: fs.get(there, here), paths)
+        if paths:
+            here = list(map(str, paths.values()))
+            self._do("read from", lambda fs, root: fs.get([f"{root}/{name}" for name in paths], here), is_long=True)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; missing ones are ignored."""
+        """Delete objects, in this order; missing ones are ignored."""
         for name in names:  # `fs.rm` of many would take names with * or [ for patterns
-            self._delete(name)
-
-    def _delete(self, name: str) -> None:
-        self._do("delete in", lambda fs, root: fs.rm_file(f"{root}/{name}"), None)
-
-    # -- fsspec -------------------------------------------------------------------------------------------------------
+            self._do("delete in", lambda fs, root, name=name: fs.rm_file(f"{root}/{name}"), None)
 
     @cached_property
     def _place(self) -> tuple[Any, str]:
@@ -117,28 +109,14 @@ class Storage:
         fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         return fs, root.rstrip("/")
 
-    def _transfer(self, what: str, move: Callable[..., object], paths: Mapping[str, Path]) -> None:
-        def act(fs: Any, root: str) -> None:
-            here, there = list(map(str, paths.values())), [f"{root}/{name}" for name in paths]
-            move(fs, here, there)
-
-        if paths:
-            self._do(what, act, is_long=True)  # the libraries have limits for the time without progress
-
-    def _do(
-        self,
-        what: str,
-        act: Callable[[Any, str], T],
-        *missing: T,
-        is_long: bool = False,
-    ) -> T:
-        """Run an operation in a thread.
+    def _do(self, what: str, act: Callable[..., T], *missing: T, is_long: bool = False) -> T:
+        """Run an operation in a thread, for `ANSWER_SECONDS` at most unless it may be long.
 
         Args:
             what: it does, for messages.
             act: called with fsspec's file system and the path of the URL in it.
             missing: the result if the object does not exist.
-            is_long: whether it may take longer than `ANSWER_SECONDS`.
+            is_long: whether it has no time limit.
         """
         done: Future[T] = Future()
 
@@ -168,11 +146,7 @@ def _mark(info: Mapping[str, Any]) -> str:
 
 
 def downloaded(url: str) -> Path:
-    """A file at a URL as a local file, which is kept and used again while the object is the same.
-
-    Raises:
-        StorageError: there is none, or the storage cannot be reached.
-    """
+    """A file at a URL as a local file, which is kept and used again while the object is the same."""
     base, _, name = url.rpartition("/")
     mark = Storage(base).find(name)
     if mark is None:
@@ -186,9 +160,6 @@ def downloaded_all(url: str, marks: Mapping[str, str]) -> list[Path]:
     Args:
         url: what the names are relative to.
         marks: of the files, as `Storage.listing` returns them.
-
-    Raises:
-        StorageError: the storage cannot be reached.
     """
     home = cache_home() / "files"
     digests = {name: hashlib.sha256(f"{url}/{name} {mark}".encode()).hexdigest()[:32] for name, mark in marks.items()}
@@ -198,18 +169,12 @@ def downloaded_all(url: str, marks: Mapping[str, str]) -> list[Path]:
     scratch = home / f".tmp-{os.getpid()}-{threading.get_ident()}"
     try:
         with announcing(f"downloading {what}"):
-            for start in range(0, len(lacking), _AT_ONCE):
-                _download(url, {name: paths[name] for name in lacking[start : start + _AT_ONCE]}, scratch)
+            Storage(url).download({name: scratch / digests[name] for name in lacking})
+        for name in lacking:
+            paths[name].parent.mkdir(parents=True, exist_ok=True)
+            os.replace(scratch / digests[name], paths[name])
     except OSError as error:
         raise StorageError(f"cannot keep a copy of {what} in {home}: {error.strerror}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return list(paths.values())
-
-
-def _download(url: str, paths: Mapping[str, Path], scratch: Path) -> None:
-    parts = {name: scratch / path.parent.name for name, path in paths.items()}
-    Storage(url).download(parts)
-    for name, path in paths.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(parts[name], path)

@@ -173,7 +173,7 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
                 name: value for name, value in vars(optimizer).items() if isinstance(value, bool | int | float | str)
             }
     public = {name: value for name, value in config.items() if name != "name" and not name.startswith("_")}
-    settings: dict[str, Any] = encode(public, "optimizer", [])
+    settings: dict[str, Any] = encode(public)
     rate = settings.get("learning_rate")
     if isinstance(rate, float):
         settings["learning_rate"] = float(f"{rate:.7g}")  # it was kept as a float32

@@ -54,7 +54,7 @@ def test_json(capsys: pytest.CaptureFixture[str], scratch: Path) -> None:
     assert json.loads(capsys.readouterr().out)["model.optimizer.adam.beta1"]["default"] == 0.9
 
 
-@pytest.mark.parametrize(("columns", "shortened"), [(80, True), (240, False), (None, True)])
+@pytest.mark.parametrize(("columns", "shortened"), [(80, True), (240, False)])
 def test_table(
     columns: int | None, shortened: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

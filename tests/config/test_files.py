@@ -29,10 +29,8 @@ def test_nested_and_dotted_keys(tmp_path: Path, name: str, text: str) -> None:
     ("name", "text", "message"),
     [
         ("a.txt", "", r"a\.txt: a file of values ends in \.json, \.yaml or \.yml"),
-        ("a.json", "{", r"a\.json: cannot be read: Expecting property name"),
         ("a.yml", "a: [", r"a\.yml: cannot be read: while parsing a flow node"),
         ("a.yml", "!!python/object:os.system {}", r"a\.yml: cannot be read: could not determine a constructor"),
-        ("a.yml", "- 3", r"a\.yml: expected a mapping from keys to values, got list"),
         ("a.yml", "model.day: !!timestamp 2020-01-01", r"a\.yml: Object of type date is not JSON serializable"),
         ("a.json", '{"model.own": NaN}', r"a\.json: cannot be read: NaN is not JSON"),
         ("b/a.json", None, r"a\.json: cannot be read: .* No such file"),

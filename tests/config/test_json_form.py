@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -12,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from prototrain.config import FUNCTIONS_KEY, Config
 from prototrain.errors import ConfigError
@@ -27,10 +24,6 @@ class Maker:
     @classmethod
     def make(cls) -> str:
         return "made"
-
-    @staticmethod
-    def keep(variable: object) -> bool:
-        return False
 
     def bound(self) -> None: ...
 
@@ -48,60 +41,32 @@ class Described:
 REQUIRED = {"trainer.experiment_name": "mine", "model.batch_size": 32, "model.num_steps": 100}
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-FUNCTIONS = st.sampled_from([keep_all, Maker, Maker.make, Maker.keep, len, math.sqrt, np.mean])
-
-
-VALUE_OR_FUNCTION = JSON | FUNCTIONS | st.lists(FUNCTIONS | st.just(f"{__name__}:keep_all"), max_size=3)
-
-
-@settings(max_examples=40)
-@given(JSON)
-def test_any_json_value_overrides(value: Any) -> None:
-    config = Config({"own": None})
-    config.override(f"own={json.dumps(value)}")
-    # JSON has no infinities; json.dumps writes them nevertheless.
-    assert json.dumps(config["own"]) == json.dumps(value) or "Infinity" in json.dumps(value)
-
-
-@settings(max_examples=40)
-@given(st.dictionaries(st.from_regex(r"own\.[a-z]{1,3}(\.[a-z]{1,3})?", fullmatch=True), VALUE_OR_FUNCTION, max_size=5))
-def test_a_config_reads_back(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
-    directory = tmp_path_factory.mktemp("config")
-    config = Config({**REQUIRED, **values})
-    config.save(directory)
-    read = Config.load(directory / "config.json")
-    assert read == config
-    assert list(read) == list(config)
-    assert read.to_json() == config.to_json()
-    assert config.differences(read) == []
-
-
 def load_text(tmp_path: Path, text: str) -> Config:
     path = tmp_path / "config.json"
     path.write_text(text)
     return Config.load(path)
 
 
-def test_functions_in_schema_keys_read_back(tmp_path: Path) -> None:
-    config = Config({"model.optimizer.method": Maker.make, "model.trainable_variables.filter_fn": keep_all})
-    assert config.to_plain() == {
-        "model.optimizer.method": f"{__name__}:Maker.make",
-        "model.trainable_variables.filter_fn": f"{__name__}:keep_all",
+def test_a_config_reads_back(tmp_path: Path) -> None:
+    own = {
+        "own.fn": keep_all,
+        "own.make": Maker.make,
+        "own.class": Maker,
+        "own.builtin": len,
+        "own.mean": np.mean,
+        "own.limit": -math.inf,
+        "own.text": f"{__name__}:keep_all",
+        "own.plain": {"a/b~": [1, 0.5, None, True, "\u00e4"], "": {}},
     }
-    assert load_text(tmp_path, config.to_json()) == config
-
-
-def test_only_own_functions_are_marked(tmp_path: Path) -> None:
-    config = Config({"own": {"a/b~": [keep_all, f"{__name__}:keep_all"]}, "limit": -math.inf, "plain": "a:b"})
-    assert config.to_plain()[FUNCTIONS_KEY] == ["own/a~1b~0/0", "limit"]
-    assert load_text(tmp_path, config.to_json()) == config
+    schema = {"model.optimizer.method": Maker.make, "model.trainable_variables.filter_fn": keep_all}
+    config = Config({**REQUIRED, **own, **schema})
+    config.save(tmp_path)
+    read = Config.load(tmp_path / "config.json")
+    assert read == config and list(read) == list(config)
+    assert read.to_json() == config.to_json() and config.differences(read) == []
+    plain = config.to_plain()
+    assert plain["model.optimizer.method"] == f"{__name__}:Maker.make"
+    assert plain[FUNCTIONS_KEY] == ["own.fn", "own.make", "own.class", "own.builtin", "own.mean", "own.limit"]
     assert FUNCTIONS_KEY not in Config({"plain": "a:b"}).to_plain()
 
 
@@ -132,7 +97,7 @@ SPREAD = {
         (functools.partial(keep_all, 3), "functools.partial(<function keep_all>, 3)"),
         (Maker().bound, f"<bound method Maker.bound of <{__name__}.Maker object>>"),
         ({1: 2}, "{1: 2}"),
-        (Path("a"), f"{Path('a')!r}"),
+        ([keep_all], [f"{__name__}:keep_all"]),
         (
             Described(0.5),
             {
@@ -165,38 +130,31 @@ def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{\n"a": 1,\n"b": }\n', "config.json, line 3: malformed JSON"),
-        ("", "line 1: malformed JSON"),
-        ("[1]", "expected a JSON object, got"),
-        ('{"a": NaN}', "malformed JSON: 'NaN is not JSON'"),
-        ('{"a": ' + "1" * 5000 + "}", "malformed JSON"),
-        ('{"a": ' + "[" * 100_000, "malformed JSON"),
-        ('{"model.batch_size": "8"}', "config.json: model.batch_size: expected int >= 1, got '8'"),
-        ('{"trainer.nope": 1}', "config.json: unknown key 'trainer.nope'"),
-        ('{"a b": 1}', "is not a key"),
-        ('{"prototrain.functions": 3}', "expected list"),
-        ('{"a": "math:nope", "prototrain.functions": ["a"]}', "a: module 'math' has no 'nope'"),
-        ('{"a": 3, "prototrain.functions": ["a"]}', "a: 3 cannot be read back"),
-        ('{"model.optimizer.method": "adm"}', "model.optimizer.method: 'adm' cannot be read back"),
+        (b'{\n"a": 1,\n"b": }\n', "config.json, line 3: malformed JSON"),
+        (b"[1]", "expected a JSON object, got"),
+        (b'{"a": NaN}', "malformed JSON: 'NaN is not JSON'"),
+        (b'{"a": "\xff"}', "malformed JSON"),
+        (b'{"a": ' + b"[" * 100_000, "malformed JSON"),
+        (b'{"model.batch_size": "8"}', "config.json: model.batch_size: expected int >= 1, got '8'"),
+        (b'{"trainer.nope": 1}', "config.json: unknown key 'trainer.nope'"),
+        (b'{"a b": 1}', "is not a key"),
+        (b'{"prototrain.functions": 3}', "expected list"),
+        (b'{"a": "math:nope", "prototrain.functions": ["a"]}', "a: module 'math' has no 'nope'"),
+        (b'{"a": 3, "prototrain.functions": ["a"]}', "a: 3 cannot be read back"),
+        (b'{"model.optimizer.method": "adm"}', "model.optimizer.method: 'adm' cannot be read back"),
+        (None, "cannot be read: No such file"),
     ],
 )
-def test_files_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_files_that_are_wrong(tmp_path: Path, text: bytes | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(ConfigError, match=message) as caught:
-        load_text(tmp_path, text)
-    assert "\n" not in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.json: cannot be read: No such file"):
-        Config.load(tmp_path / "none.json")
-    (tmp_path / "config.json").write_bytes(b'{"a": "\xff"}')
-    with pytest.raises(ConfigError, match="malformed JSON"):
         Config.load(tmp_path / "config.json")
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
 def test_a_models_own_config_becomes_what_was_saved_of_it(tmp_path: Path) -> None:
-    """Objects without a name stay where they are the same, keys that were not set are unset, names are imported."""
+    """Objects without a name stay as they are, keys that were not set are unset, names are imported."""
 
     def made() -> Config:
         nameless = {"own.fn": lambda x: x + 1, "own.thing": Described(1.0), "own.text": "len"}
@@ -206,7 +164,6 @@ def test_a_models_own_config_becomes_what_was_saved_of_it(tmp_path: Path) -> Non
     del saved["own.unset"]
     saved.override(['own.text="builtins:len"', "model.num_steps=7"])
     saved["model.weight_decay.filter_fn"] = keep_all
-    saved["own.more"] = [keep_all, {"a": 1}]
     saved.save(tmp_path)
     config = made()
     mine = dict(config)
@@ -215,13 +172,11 @@ def test_a_models_own_config_becomes_what_was_saved_of_it(tmp_path: Path) -> Non
     for key in ("own.fn", "own.thing", "model.optimizer.method"):
         assert config[key] is mine[key]
     assert config["own.text"] == "builtins:len" and "own.unset" not in config
-    assert config["model.weight_decay.filter_fn"] is config["own.more"][0] is keep_all
+    assert config["model.weight_decay.filter_fn"] is keep_all
 
 
-@pytest.mark.parametrize("value", [lambda x: x + 2, Described(3.0)])
-def test_what_cannot_be_restored_leaves_the_config_as_it_was(value: Any, tmp_path: Path) -> None:
-    config = Config({**REQUIRED, "own.fn": value})
-    config.save(tmp_path)
+def test_what_cannot_be_restored_leaves_the_config_as_it_was(tmp_path: Path) -> None:
+    Config({**REQUIRED, "own.fn": lambda x: x + 2}).save(tmp_path)
     other = Config({**REQUIRED, "own.fn": 3})
     with pytest.raises(ConfigError, match=r"config.json: own.fn: .* cannot be read back"):
         other.restore(tmp_path / "config.json")

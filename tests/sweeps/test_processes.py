@@ -80,7 +80,8 @@ def run(study: Study, stand_in: StandIn, *, jobs: int = 2, stop: StopRequest | N
 def test_how_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     study, stand_in = open_study(1, 2, 3, 4, 5), StandIn()
-    said = run(study, stand_in)
+    with study:
+        said = run(study, stand_in)
     assert sorted(line.partition(" (")[0] for line in said if "runs" not in line) == [
         "trial 0 finished: vld/loss 0.5 at step 2",
         "trial 1 failed: step 3 failed in the data: disk",
@@ -110,7 +111,8 @@ def test_a_stop_ends_all_and_begins_none() -> None:
 
 def test_a_sweep_without_its_objective_stops_its_processes() -> None:
     study = open_study(1, 6, objective="vld/los")
-    with pytest.raises(SweepError, match=r"trial \d has no scalar 'vld/los' to go by; it has: vld/loss, trn/loss"):
+    match = r"trial \d has no scalar 'vld/los' to go by; it has: vld/loss, trn/loss"
+    with pytest.raises(SweepError, match=match), study:
         run(study, StandIn())
     assert [outcome.state for outcome in study.outcomes()] == ["stopped", "stopped"]
 

@@ -16,10 +16,11 @@ from prototrain.sweeps import study
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import from_mapping
 from prototrain.sweeps.storage import reporting_failures, sqlite_url
-from prototrain.sweeps.study import Study, Trial, sign
+from prototrain.sweeps.study import Study, Trial
 from tests.tiny import tiny_config
 
 GRID = {"model.batch_size": [4, 8], "model.optimizer.method": ["adam", "sgd", "msgd"]}
+ONE = {"model.batch_size": [4]}
 RATE = {"model.lr_schedule.constant.value": "log:1e-4..1"}
 
 Opens = Callable[..., Study]
@@ -77,7 +78,6 @@ DEAD = 2**22 + 1
 
 def die(trial: Trial) -> None:
     """What a SIGKILL of the sweep leaves."""
-    trial.sign()
     owner = trial._study.trials[trial.number].user_attrs["owner"]
     trial._trial.set_user_attr("owner", {**owner, "sweep": DEAD})
 
@@ -92,34 +92,35 @@ def test_every_combination_is_run_once_by_several_processes(journal: bool, opens
     processes = [opens(place=place) for _ in range(3)]
     begun = [taken(processes[number % 3]) for number in range(6)]
     assert [process.next() for process in processes] == [None, None, None]
-    assert [trial.number for trial in begun] == list(range(6))
-    assert [trial.values for trial in begun] == [
-        {"model.batch_size": size, "model.optimizer.method": method}
-        for size in (4, 8)
-        for method in ("adam", "sgd", "msgd")
-    ]
-    for trial in begun:
+    assert [(trial.number, *trial.values.values()) for trial in begun] == [
+        (0, 4, "adam"), (1, 4, "sgd"), (2, 4, "msgd"), (3, 8, "adam"), (4, 8, "sgd"), (5, 8, "msgd"),
+    ]  # fmt: skip
+    for trial in begun[:5]:
         finish(trial, float(trial.number))
+    with processes[2]:
+        assert begun[5].release() == "stopped" and states(processes[2])[5] == "stopped"
+    again = taken(opens(place=place))
+    assert (again.number, again.values) == (5, begun[5].values)
+    finish(again)
     assert opens(place=place).next() is None and states(processes[0]) == ["finished"] * 6
-    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == []
 
 
 def test_a_trial_begun_at_the_same_moment_as_the_last_one_does_not_count(
     opens: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = {"model.batch_size": [4]}
-    first, second = opens(space), opens(space)
-    trials = second._trials
+    first, second = opens(ONE), opens(ONE)
+    trials, looks = second._trials, []
 
     def then_another_begins() -> Any:
         found = trials()
-        monkeypatch.setattr(second, "_trials", trials)
-        finish(taken(first))
+        looks.append(found)
+        if len(looks) == 2:
+            finish(taken(first))
         return found
 
     monkeypatch.setattr(second, "_trials", then_another_begins)
     assert second.next() is None and second.next() is None
-    assert states(opens(space)) == ["finished"]
+    assert states(opens(ONE)) == ["finished"]
 
 
 def test_a_trial_of_a_process_that_died_is_taken_up_with_its_values(opens: Opens) -> None:
@@ -137,17 +138,18 @@ def test_a_trial_of_a_process_that_died_is_taken_up_with_its_values(opens: Opens
     finish(other)
 
 
-def test_a_trial_that_was_stopped_is_the_next_one(opens: Opens) -> None:
-    first = opens()
-    assert [taken(first).release(), taken(first).release("SIGKILL")] == ["stopped", "killed by SIGKILL"]
-    assert taken(first).number == 2  # not one that this process has had already
+def test_trials_that_were_stopped_are_the_next_ones_of_another_sweep(opens: Opens) -> None:
+    with opens() as first:
+        assert [taken(first).release(), taken(first).release("killed by SIGKILL")] == ["stopped", "killed by SIGKILL"]
+        assert taken(first).number == 2  # not one that this process has had already
+    assert [taken(opens()).number for _ in range(1)] == [0]
     later = opens()
-    assert [taken(later).number for _ in range(3)] == [0, 1, 3]
+    assert [taken(later).number for _ in range(3)] == [1, 2, 3]
 
 
 def test_a_trial_whose_experiment_is_in_use_is_waited_for(opens: Opens) -> None:
-    die(taken(opens({"model.batch_size": [4]})))
-    later = opens({"model.batch_size": [4]})
+    die(taken(opens(ONE)))
+    later = opens(ONE)
     holder = later.plan.experiment(0)
     holder.lock()
     assert later.next() is None and later.is_waiting() and states(later) == ["stopped"]
@@ -156,10 +158,18 @@ def test_a_trial_whose_experiment_is_in_use_is_waited_for(opens: Opens) -> None:
 
 
 def test_without_a_common_file_system_the_owner_must_be_silent(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
-    space = {"model.batch_size": [4]}
-    trial, there = taken(opens(space)), opens(space, machine="there")
+    trial, there = taken(opens(ONE)), opens(ONE, machine="there")
     assert there.next() is None and states(there) == ["running"]
     monkeypatch.setattr(study, "GRACE_SECONDS", -1.0)
+
+    def another_signs(_: float) -> None:
+        (found,) = there._study.get_trials()
+        owner = {**found.user_attrs["owner"], "id": "another"}
+        there._study._storage.set_trial_user_attr(found._trial_id, "owner", owner)
+
+    with monkeypatch.context() as patch:  # of two that want it, the last one to sign has it
+        patch.setattr(study.time, "sleep", another_signs)
+        assert there.next() is None
     again = taken(there)
     assert again.number == 0 and again.experiment.directory.parent.name == "there"
     finish(again)
@@ -168,40 +178,24 @@ def test_without_a_common_file_system_the_owner_must_be_silent(opens: Opens, mon
     assert trial.finish() == "finished by another process" and states(there) == ["finished"]
 
 
-def test_of_two_that_want_the_trial_of_a_lost_machine_the_last_to_sign_has_it(
-    opens: Opens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    space = {"model.batch_size": [4]}
-    taken(opens(space)).release()
-    there = opens(space, machine="there")
-
-    def another_signs(_: float) -> None:
-        (trial,) = there._study.get_trials()
-        sign(optuna.Trial(there._study, trial._trial_id), "another")
-
-    monkeypatch.setattr(study.time, "sleep", another_signs)
-    assert there.next() is None
-
-
 def test_a_trial_without_a_sign_gets_time_and_is_then_taken(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
-    space = {"model.batch_size": [4]}
-    opens(space)._study.ask()  # and died before it could sign
-    later = opens(space)
+    opens(ONE)._study.ask()  # and died before it could sign
+    later = opens(ONE)
     assert later.next() is None
     monkeypatch.setattr(study, "GRACE_SECONDS", -1.0)
-    assert taken(opens(space)).values == {"model.batch_size": 4}
+    assert taken(opens(ONE)).values == {"model.batch_size": 4}
 
 
 def test_what_is_sampled_does_not_depend_on_stops(opens: Opens, tmp_path: Path) -> None:
     def run(name: str, *, stops: bool) -> list[float]:
         place, values = str(tmp_path / name), []
-        process = opens(RATE, trials=14, place=place)
-        for number in range(14):
-            if stops:
-                process = opens(RATE, trials=14, place=place)
-            if stops and number == 12:
-                taken(process).release()
-                process = opens(RATE, trials=14, place=place)
+        process = opens(RATE, trials=12, place=place)
+        for number in range(12):
+            if stops and number == 11:
+                with opens(RATE, trials=12, place=place) as process:
+                    taken(process).release()
+            if stops and number > 9:
+                process = opens(RATE, trials=12, place=place)
             trial = taken(process)
             (rate,) = trial.values.values()
             values.append(rate)
@@ -209,8 +203,8 @@ def test_what_is_sampled_does_not_depend_on_stops(opens: Opens, tmp_path: Path) 
         return values
 
     straight = run("straight", stops=False)
-    assert run("stopped", stops=True) == straight and len(set(straight)) == 14
-    assert sum(rate < 0.01 for rate in straight[10:]) >= 3  # it has learned where the values are small
+    assert run("stopped", stops=True) == straight and len(set(straight)) == 12
+    assert any(rate < 0.01 for rate in straight[10:])  # it has learned where the values are small
 
 
 def test_bad_trials_are_pruned(opens: Opens) -> None:
@@ -226,24 +220,19 @@ def test_bad_trials_are_pruned(opens: Opens) -> None:
 
 def test_trials_that_come_to_nothing(opens: Opens) -> None:
     process = opens()
-    silent, broken = taken(process), taken(process)
+    silent, broken, infinite = taken(process), taken(process), taken(process)
     assert silent.finish() == "failed: the run has ended without measuring vld/loss"
     assert broken.fail("out of memory", "all of it") == "failed: out of memory"
-    with pytest.raises(SweepError, match=r"trial 2 has no scalar 'vld/loss' to go by; it has: trn/loss, vld/los$"):
+    infinite.report({"vld/loss": (6, 0.5)})
+    infinite.report({"vld/loss": (7, float("-inf"))})
+    assert infinite.finish() == "failed: vld/loss is -inf at step 7"
+    with pytest.raises(SweepError, match=r"trial 3 has no scalar 'vld/loss' to go by; it has: trn/loss, vld/los$"):
         taken(process).report({"trn/loss": (1, 1.0), "vld/los": (1, 1.0)})
-    assert states(process)[:2] == ["failed"] * 2 and process.outcomes()[1].error == "out of memory"
-
-
-@pytest.mark.parametrize("value", ["nan", "-inf", "inf"])
-def test_an_objective_that_is_not_finite_is_no_result(opens: Opens, value: str) -> None:
-    trial = taken(opens())
-    trial.report({"vld/loss": (6, 0.5)})
-    trial.report({"vld/loss": (7, float(value))})
-    assert trial.finish() == f"failed: vld/loss is {value} at step 7"
+    assert states(process)[:3] == ["failed"] * 3 and process.outcomes()[1].error == "out of memory"
 
 
 def test_a_sweep_stays_what_it_is(opens: Opens) -> None:
-    first = opens()
+    opens()
     opens(objective="vld/accuracy")  # nothing was reported yet
     first = opens()
     taken(first).report({"vld/loss": (1, 1.0)})
@@ -253,7 +242,6 @@ def test_a_sweep_stays_what_it_is(opens: Opens) -> None:
         ({"mode": "max"}, "mode was min and is max"),
         ({"space": {**GRID, "model.batch_size": [4]}}, "model.batch_size in the space was 4, 8 and is 4"),
         ({"model__num_steps": 21}, "model.num_steps was 20 and is 21"),
-        ({"space": {"model.batch_size": [4, 8]}}, "model.optimizer.method"),
         ({"trials": 3}, "trials was every combination and is sampled"),
     ]
     for keywords, message in refused:
@@ -279,13 +267,10 @@ def test_an_experiment_in_the_way(opens: Opens, tmp_path: Path) -> None:
         ({"mode": "least"}, 'mode must be "min" or "max"'),
         ({"trials": 0}, "trials must be at least 1"),
         ({"space": RATE}, "say how many trials to sample"),
-        ({"space": {}}, "the space is empty"),
         ({"trainer__experiment_name": "e-{timestamp}"}, "would make every command another sweep"),
         ({"machine": "file"}, "cannot use the directory"),
-        ({"place": "nothing://x"}, "cannot open the storage nothing://x: Can't load plugin"),
         ({"place": "postgresql://me:secret@localhost:1/x"}, "the storage postgresql://me:***@localhost:1/x"),
         ({"place": "sqlite:////nowhere/at/all.db"}, "cannot open the storage .*: unable to open database file"),
-        ({"place": "/nowhere/at/all"}, "cannot open the storage /nowhere/at/all: .*No such file"),
         ({"place": "TMP/file"}, "cannot open the storage TMP/file: "),
         ({"place": "sqlite:///TMP/file"}, "cannot open the storage sqlite:///TMP/file: file is not a database"),
     ],
@@ -311,12 +296,11 @@ def test_a_storage_that_fails_later_is_one_clear_line(opens: Opens, tmp_path: Pa
         process.next()
 
 
-def test_a_process_says_that_it_is_alive(opens: Opens) -> None:
+def test_a_process_says_that_it_is_alive(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     process = opens()
-    trials = [taken(process), taken(process)]
-    finish(trials[0])
-    before = [trial.user_attrs["owner"]["alive"] for trial in process._study.get_trials()]
-    for trial in trials:
-        trial.sign()
-    after = [trial.user_attrs["owner"]["alive"] for trial in process._study.get_trials()]
-    assert after[0] == before[0] and after[1] > before[1]
+    trial = taken(process)
+    before = process._study.get_trials()[trial.number].user_attrs["owner"]["alive"]
+    turns = iter([False, True])
+    monkeypatch.setattr(process._is_over, "wait", lambda _: next(turns))
+    process._beat()
+    assert process._study.get_trials()[trial.number].user_attrs["owner"]["alive"] > before

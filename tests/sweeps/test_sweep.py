@@ -168,7 +168,6 @@ def test_an_objective_that_is_not_measured_ends_the_sweep_and_can_be_corrected()
     ("keywords", "message"),
     [
         ({"jobs": 2}, "several jobs need the model's name"),
-        ({"jobs": 0}, "jobs must be at least 1"),
         ({"pruner": "mean"}, "pruner must be one of none, median, halving, hyperband"),
         ({"space": {"model.batch_sise": [1]}}, "the nearest known one is model.batch_size"),
         ({"overrides": ["model.num_steps=x"]}, "model.num_steps: expected int >= 0, got 'x'"),
@@ -192,12 +191,9 @@ def test_a_config_that_a_process_cannot_be_given() -> None:
     ("arguments", "message"),
     [
         (["--grid", "model.batch_size"], "'model.batch_size': expected KEY=V1,V2"),
-        (["--grid", "model.batch_size="], "model.batch_size has no values to try"),
         (["--grid", "model.batch_sise=1"], "unknown key 'model.batch_sise'; the nearest known one is model.batch_size"),
-        (["--grid", "model.batch_size=a"], "model.batch_size: expected int >= 1, got 'a'"),
         (["--grid", "model.batch_size=1", "--trials", "3"], "--trials is for --search; --grid runs every combination"),
         (["--search", "model.batch_size=int:1..8"], "--search needs --trials N: how many to sample"),
-        (["--search", "model.batch_size=int:1", "--trials", "3"], "model.batch_size=int:1: expected model.batch"),
         (["--grid", "model.batch_size=1", "--storage", "x://y"], "cannot open the storage x://y: Can't load plugin"),
         (["--grid", "model.batch_size=1", "--trainer", "m:No"], "--trainer: module m has no No"),
         (["--grid", "model.batch_size=1", "-s", "model.num_steps=a"], "model.num_steps: expected int >= 0, got 'a'"),
@@ -217,9 +213,7 @@ def test_a_mistake_on_the_command_line_is_one_line(
     [
         [],
         ["--grid", "k=1", "--search", "k=int:1..2"],
-        ["--grid", "k=1", "--jobs", "0"],
         ["--search", "k=int:1..2", "--trials", "x"],
-        ["--grid", "k=1", "--mode", "least"],
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
