@@ -51,7 +51,8 @@ def describe_files(paths: Iterable[str]) -> dict[str, dict[str, Any]]:
     """
     files = sorted(path for path in paths if not path.startswith(_NO_DATA) and not path.endswith(_CODE))
     files = [path for path in files if os.path.isfile(path)]
-    found = {_shown(path): _describe(path, _HASHED_BYTES // len(files)) for path in files[:_LISTED]}
+    here = os.getcwd() + os.sep
+    found = {path.removeprefix(here): _describe(path, _HASHED_BYTES // len(files)) for path in files[:_LISTED]}
     return found | ({"(others)": {"files": len(files) - _LISTED}} if len(files) > _LISTED else {})
 
 
@@ -67,10 +68,6 @@ def _describe(path: str, most: int) -> dict[str, Any]:
     except OSError as error:  # a run that could read its data must not fail over a description of it
         return {"unreadable": str(error.strerror)}
     return {"bytes": size, f"sha256 of the first and last {most // 2} bytes": both}
-
-
-def _shown(path: str) -> str:
-    return os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
 
 
 def file_changes(then: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:

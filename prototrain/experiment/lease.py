@@ -8,7 +8,7 @@ import platform
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 from prototrain.errors import ExperimentError
 from prototrain.system.storage import Storage
@@ -21,25 +21,15 @@ SILENT_SECONDS = 60.0
 LOOK_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Holder:
-    """The run that has, or had, the experiment.
-
-    Attributes:
-        process: its process ID.
-        host: the name of its machine.
-        run: a new one for each lease.
-        copy: the identity of its local copy, once that has everything; else empty.
-        held: whether it has not given the lease back.
-        beat: the time of its last heartbeat, in seconds since the epoch by its clock.
-    """
+class Holder(NamedTuple):
+    """The run that has, or had, the experiment."""
 
     process: int
     host: str
-    run: str
-    copy: str = ""
-    held: bool = True
-    beat: float = 0.0
+    run: str  # another one for each lease
+    copy: str = ""  # the identity of its local copy, once that has everything
+    held: bool = True  # until it gives the lease back
+    beat: float = 0.0  # its last heartbeat, in seconds since the epoch by its clock
 
     def __str__(self) -> str:
         return f"process {self.process} on {one_line(self.host)}"
@@ -83,7 +73,7 @@ class Lease:
             last = self._wait(last, announce)
         own = Holder(os.getpid(), platform.node(), uuid.uuid4().hex, beat=time.time())
         self._storage.delete([LEASE])
-        if not self._storage.write(LEASE, json.dumps(asdict(own)).encode(), is_new=True):
+        if not self._storage.write(LEASE, json.dumps(own._asdict()).encode(), is_new=True):
             raise self._in_use(self.last())
         self._own = own
         return last
@@ -113,12 +103,12 @@ class Lease:
                 f"{SILENT_SECONDS:.0f} s; this one ends"
             )
 
-    def beat(self, **changes: object) -> None:
+    def beat(self, **changes: Any) -> None:
         """Write a heartbeat, with other attributes of the `Holder` if there are any; see `check`."""
         self.check()
         if self._own is not None:
-            self._own = replace(self._own, beat=time.time(), **changes)  # type: ignore[arg-type]
-            self._storage.write(LEASE, json.dumps(asdict(self._own)).encode())
+            self._own = self._own._replace(beat=time.time(), **changes)
+            self._storage.write(LEASE, json.dumps(self._own._asdict()).encode())
 
     def _in_use(self, holder: Holder | None) -> ExperimentError:
         return ExperimentError(

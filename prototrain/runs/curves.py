@@ -17,14 +17,10 @@ from prototrain.system.wording import matching
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.ticker import Formatter
 
 FORMATS = ("pdf", "png", "svg")
 _GROUPS = 2048  # of neighbouring points, more than a picture has columns
 _STYLES = ("-", "--", ":", "-.")
-# Names may hold a $; a picture of the same curves is the same file.
-_SETTINGS: dict[Any, Any] = {"text.parse_math": False, "svg.hashsalt": "prototrain"}
-_METADATA: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {}, "svg": {"Date": None}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,33 +166,28 @@ def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
 def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = _PLAIN) -> bytes:
     """Draw scalars of runs, with those of one tag in one chart; returns the content of a file of one of `FORMATS`."""
     try:
-        import matplotlib
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ExperimentError("curves are drawn with matplotlib; pip install 'prototrain[plot]'") from error
     found = charts(runs, names, look)
     count = len(runs) if len(runs) > 1 else max(map(len, by_tag(names).values()))
+    # Without pyplot there is no window and nothing global.
+    figure = Figure(figsize=(8.0, 3.2 * len(found)), layout="constrained")
+    legends = []
+    for axes, (title, curves) in zip(figure.subplots(len(found), 1, squeeze=False).flat, found.items(), strict=True):
+        axes.set_ylabel(_plain(title) + _draw_chart(axes, curves, count, look))
+        legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize="small")
+        legend.set_in_layout(False)
+        legends.append(legend)
     file = io.BytesIO()
-    with matplotlib.rc_context(_SETTINGS):
-        # Without pyplot there is no window and nothing global.
-        figure = Figure(figsize=(8.0, 3.2 * len(found)), layout="constrained")
-        all_axes = list(figure.subplots(len(found), 1, squeeze=False).flat)
-        legends = []
-        for axes, (title, curves) in zip(all_axes, found.items(), strict=True):
-            axes.set_ylabel(one_line(title) + _draw_chart(axes, curves, count, look))
-            legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize="small")
-            legend.set_in_layout(False)
-            legends.append(legend)
-        figure.savefig(
-            file,
-            format=file_format,
-            dpi=150,
-            metadata=_METADATA[file_format],
-            # The picture grows by the legends: long names must not squeeze the curves.
-            bbox_inches="tight",
-            bbox_extra_artists=legends,
-        )
+    # The picture grows by the legends: long names must not squeeze the curves.
+    figure.savefig(file, format=file_format, dpi=150, bbox_inches="tight", bbox_extra_artists=legends)
     return file.getvalue()
+
+
+def _plain(name: str) -> str:
+    """A name as matplotlib shows it, which takes what is between dollars for a formula."""
+    return one_line(name).replace("$", r"\$")
 
 
 def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look) -> str:
@@ -211,7 +202,7 @@ def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look) -> 
             alpha=0.25 if curve.pale else 1.0,
             linewidth=0.8 if curve.pale else 1.5,
             # matplotlib leaves labels out that begin with an underscore.
-            label=None if curve.pale else " " + one_line(curve.label),
+            label=None if curve.pale else " " + _plain(curve.label),
         )
     axes.set_xlabel("step")
     axes.locator_params(axis="x", integer=True)
@@ -220,21 +211,8 @@ def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look) -> 
     below = sum(value <= 0 for value in values)
     if look.log and any(value > 0 for value in values):
         axes.set_yscale("log", nonpositive="mask")
-        for place in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            place(_plain_numbers())
         return f" ({below} not above 0 left out)" if below else ""
     return " (none above 0)" if look.log and below else ""
-
-
-def _plain_numbers() -> Formatter:
-    """Labels for a logarithmic axis: the default writes powers as formulas, which are switched off because of names."""
-    from matplotlib.ticker import LogFormatter
-
-    class PlainNumbers(LogFormatter):
-        def __call__(self, x: float, pos: int | None = None) -> str:
-            return f"{x:g}" if super().__call__(x, pos) else ""
-
-    return PlainNumbers()
 
 
 def _colour(number: int, count: int) -> Any:

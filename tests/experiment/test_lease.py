@@ -6,7 +6,6 @@ import json
 import platform
 import time
 import uuid
-from dataclasses import asdict, replace
 
 import pytest
 
@@ -15,7 +14,7 @@ from prototrain.experiment.lease import LEASE, Holder, Lease
 from prototrain.system.storage import Storage
 
 HERE = Holder(77, platform.node(), "a run", "this copy", True, 20.0)
-ELSEWHERE = replace(HERE, host="pod-7\x1b[2J", copy="another copy")
+ELSEWHERE = HERE._replace(host="pod-7\x1b[2J", copy="another copy")
 
 
 @pytest.fixture
@@ -24,20 +23,20 @@ def storage() -> Storage:
 
 
 def write(storage: Storage, holder: Holder) -> None:
-    storage.write(LEASE, json.dumps(asdict(holder)).encode())
+    storage.write(LEASE, json.dumps(holder._asdict()).encode())
 
 
 @pytest.mark.parametrize(
     ("holder", "later", "waits", "error"),
     [
         (None, None, 0, None),
-        (replace(ELSEWHERE, held=False), None, 0, None),
+        (ELSEWHERE._replace(held=False), None, 0, None),
         (HERE, None, 0, None),  # whoever has the lock of the local copy knows that it has ended
-        (replace(HERE, host="pod-8"), None, 60, None),  # a machine with a copy of the disk
-        (replace(HERE, copy=""), None, 60, None),  # one that was killed before its copy had everything
-        (replace(ELSEWHERE, beat=1e12), None, 60, None),
-        (ELSEWHERE, replace(ELSEWHERE, beat=1.0), 15, r"is in use by another run .process 77 on pod-7\\x1b"),
-        (ELSEWHERE, replace(ELSEWHERE, held=False), 15, None),
+        (HERE._replace(host="pod-8"), None, 60, None),  # a machine with a copy of the disk
+        (HERE._replace(copy=""), None, 60, None),  # one that was killed before its copy had everything
+        (ELSEWHERE._replace(beat=1e12), None, 60, None),
+        (ELSEWHERE, ELSEWHERE._replace(beat=1.0), 15, r"is in use by another run .process 77 on pod-7\\x1b"),
+        (ELSEWHERE, ELSEWHERE._replace(held=False), 15, None),
     ],
 )
 def test_taking(
@@ -75,7 +74,7 @@ def test_taking(
 def test_of_two_at_the_same_time_one_keeps_it(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = Lease(storage), Lease(storage)
     first.take("this copy", print)
-    write(storage, replace(ELSEWHERE, held=False))
+    write(storage, ELSEWHERE._replace(held=False))
     second.take("another copy", print)
     second.beat()
     for use in (first.check, first.beat):

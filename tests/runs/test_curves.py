@@ -57,11 +57,6 @@ def test_scalars_of_several_runs_share_charts() -> None:
     assert texts(Path("c.svg").read_text()) == ["step", "vld/rate", " vld/rate"]
 
 
-def test_a_picture_of_the_same_is_the_same() -> None:
-    runs = [read_run("a")]
-    assert draw(runs, ["vld/loss"], "svg") == draw(runs, ["vld/loss"], "svg")
-
-
 def test_a_single_point_of_many_runs_is_seen() -> None:
     svg = draw([read_run("_b$x$")] * 12, ["single"], "svg").decode()
     assert texts(svg) == ["step", "single", *[" _b$x$ single"] * 12]

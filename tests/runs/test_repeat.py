@@ -173,11 +173,7 @@ def test_what_differs_is_said(place: Path, original: Path, capsys: pytest.Captur
     [
         (["nowhere"], None, "--from: nowhere is not an experiment: it has no environment.json"),
         (["experiments/first", "-s", "trainer.experiment_name=first"], None, "cannot be repeated into itself"),
-        (["experiments/first", "other.model"], None, "the model of experiments/first is outer.net_of_repeat, not"),
-        (["experiments/first", "-s", "model.unit=3"], None, "unknown key 'model.unit'; the nearest known one is"),
-        (["experiments/first"], {"model": None}, "is of a script ("),
         (["experiments/first"], {"trainer": "__main__:Mine"}, "is of a script ("),
-        (["experiments/first"], {"modules": None}, "lacks entries that a run writes"),
         (
             ["experiments/first"],
             {"modules": {"a.net_of_repeat": "/a/net_of_repeat", "b.net_of_repeat": "/b/net_of_repeat"}},
