@@ -380,14 +380,6 @@ def test_wrong_usage_exits_with_2_and_names_what_was_meant(line: str, capfd: pyt
     assert said.startswith("prototrain: error: ") and said.count("\n") == 1 and "--help)" in said
 
 
-def test_help_of_run_is_in_groups_and_that_of_action_explains_each(capfd: pytest.CaptureFixture[str]) -> None:
-    for command, words in (("run", ["several workers:", "devices:"]), ("action", ["evaluate", "measure every scalar"])):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        said = capfd.readouterr().out
-        assert all(word in said for word in words) and len(said.partition("\n\n")[0].splitlines()) <= 2
-
-
 def test_an_unknown_model_names_the_one_that_was_meant(capfd: pytest.CaptureFixture[str]) -> None:
     Path("mine").mkdir()
     Path("mine/__init__.py").touch()
@@ -409,7 +401,7 @@ train()
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [("'m'", "load_model('m')"), ("dict", "the class dict"), ("{}", "it has no config and no datasets and no build")],
+    [("'m'", "load_model('m')"), ("{}", "it has no config and no datasets and no build")],
 )
 def test_a_script_ends_with_one_line(model: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("script.py").write_text(SCRIPT.format(model))

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tensorflow.core.framework import graph_pb2, tensor_pb2
 
-from prototrain import Config, Experiment
+from prototrain import Config
 from prototrain.callbacks import EarlyStopping, JSONWriter, ModelSaver, SaveOnExit, StopAfter, Summaries
 from prototrain.checkpoint import META, verify
 from prototrain.checkpoint.files import checksum
@@ -244,23 +244,6 @@ def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) 
     run.check_outside()
 
 
-@pytest.mark.parametrize("value", ["abc", 10**400])
-def test_states_of_the_wrong_kind(run: Run, value: Any) -> None:
-    of_callbacks = run.meta["callbacks"]["states"]
-    ways = [("callbacks", "states", name, key) for name, state in of_callbacks.items() for key in state]
-    ways += [("callbacks", "states", "EarlyStopping/trn/loss", "best", key) for key in ("value", "step")]
-    ways += [("callbacks", key) for key in run.meta["callbacks"]] + [("monitors", "trn/loss"), ("outputs", "loss")]
-    for *way, last in ways + [(key,) for key in run.meta]:
-        run.put_back()
-        meta = copy.deepcopy(run.meta)
-        owner = meta
-        for key in way:
-            owner = owner[key]
-        owner[last] = value
-        (run.path / META).write_text(json.dumps({"sha256": checksum(meta), "meta": meta}))
-        attempt(restore, run)
-
-
 @settings(FUZZ, max_examples=10)
 @given(st.data())
 def test_meta_json_by_its_bytes(run: Run, data: st.DataObject) -> None:
@@ -269,13 +252,6 @@ def test_meta_json_by_its_bytes(run: Run, data: st.DataObject) -> None:
     (run.path / META).write_bytes(data.draw(corrupted(content)))
     attempt(restore, run)
     run.check_outside()
-
-
-@settings(FUZZ, max_examples=20)
-@given(mutated({"run_id": "x" * 32, "versions": {}, "command": []}) | JSON)
-def test_environment_json(run: Run, plain: Any) -> None:
-    (run.directory / "environment.json").write_text(json.dumps(plain))
-    attempt(lambda: Experiment(run.directory).run_id)
 
 
 @settings(FUZZ, max_examples=10)

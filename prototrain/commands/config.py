@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
-from shutil import get_terminal_size
 from typing import Any
 
 from prototrain.commands.arguments import add_model, given
@@ -15,10 +13,9 @@ from prototrain.config.json_form import encode
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.model import load_model
 from prototrain.system.quiet import import_tensorflow
-from prototrain.system.terminal import WIDTH, Table, one_line, say, show
+from prototrain.system.terminal import Table, one_line, show
 
 _HEADERS = ("key", "value", "default", "type")
-_LEAST = 12  # characters of a value or a default
 
 
 def add(commands: Any) -> None:
@@ -44,10 +41,14 @@ def _config(options: argparse.Namespace) -> None:
     shown = {key: facts for key, facts in found.items() if options.all or config.why_without_effect(key) is None}
     if options.json:
         print(json.dumps(shown, indent=2))
-    elif sys.stdout.isatty():
-        show(_table(shown))
-    else:
-        say(_table(shown))  # whole names of keys, also where they are long
+        return
+    rows = []
+    for key, facts in shown.items():
+        texts = {name: _text(facts[name]) for name in ("value", "default") if name in facts}
+        default = "required" if facts["required"] else texts.get("default", "")
+        # At 80 columns there is no room for more of the type.
+        rows.append([key, texts.get("value", ""), default, facts["type"].partition("|")[0]])
+    show(Table(rows, _HEADERS, cut=("value", "default"), options={"disable_numparse": True}))
 
 
 def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,24 +66,5 @@ def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "type": kind, "required": spec is not None and spec.required}
 
 
-def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
-    rows = []
-    for key, facts in found.items():
-        value, default = (_text(facts[name]) if name in facts else "" for name in ("value", "default"))
-        kind = facts["type"].partition("|")[0]  # at 80 columns there is no room for more
-        rows.append([key, value, "required" if facts["required"] else default, kind])
-    longest = [max(len(row[column]) for row in rows) for column in range(4)]
-    width = get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    room = width - longest[0] - longest[3] - 3 * 2
-    of_default = min(longest[2], max(_LEAST, room // 2))
-    of_value = max(_LEAST, room - of_default)  # names of keys are never folded where there is room for them
-    rows = [[key, _cut(value, of_value), _cut(default, of_default), kind] for key, value, default, kind in rows]
-    return Table(rows, _HEADERS, options={"disable_numparse": True})
-
-
 def _text(value: Any) -> str:
     return one_line(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}\u2026"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -94,19 +94,6 @@ def first_difference(then: list[str], now: list[str]) -> str | None:
     if not longer:
         return None
     return f"the pipeline's stage {longer[0]} is {'gone' if len(then) > len(now) else 'new'}"
-
-
-def named_files(datasets: Iterable[tf.data.Dataset]) -> set[str]:
-    """The absolute paths of the files whose names stand in the datasets' graphs."""
-    found: set[str] = set()
-    for stage in stages(*datasets):
-        found.update(map(os.path.abspath, getattr(stage, ABOUT, ([], []))[1]))
-        tensors = _tensors(stage) + [op.outputs[0] for op in operations(stage) if op.type == "Const"]
-        for function in stage_functions(stage):
-            tensors += function.captured_inputs
-        texts = (text for tensor in tensors for text in _texts(tensor)[:_LOOKED_AT])
-        found.update(os.path.abspath(os.fsdecode(text)) for text in texts if text and os.path.isfile(text))
-    return found
 
 
 def _tensors(stage: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from prototrain.errors import ExperimentError
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.experiment.names import MARKS, MIRRORS, is_own
-from prototrain.system.files import LONGEST_NAME, has_other_names, outsider, write_atomic
+from prototrain.system.files import LONGEST_NAME, outsider, write_atomic
 from prototrain.system.urls import PathLike, joined, local_path, url_of
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Experiment:
                 of it.
             StorageError: the storage at a URL cannot be read or written.
         """
-        self.check_own()
+        self.check_inside()
         died = self._lock.take()
         if self.remote is not None:
             try:
@@ -154,25 +154,11 @@ class Experiment:
         Raises:
             ExperimentError: another run has it, or something in it leads out of it.
         """
-        self.check_own()
+        self.check_inside()
         try:
             self._lock.check_free()
         except OSError as error:
             raise ExperimentError(f"cannot use {error.filename}: {error.strerror}") from error
-
-    def check_own(self) -> None:
-        """Check that what a run writes and deletes in the directory is nowhere else.
-
-        Raises:
-            ExperimentError: as `check_inside`, or a file that is written in place is a hard link.
-        """
-        self.check_inside()
-        for path in (self.directory / LOCK, self.log, self.metrics):
-            if has_other_names(path):
-                raise ExperimentError(
-                    f"{path} has another name as well (a hard link), so that writing to it would change that file; put "
-                    "a copy in its place"
-                )
 
     def check_inside(self, *, deep: bool = True) -> None:
         """Check that nothing in the directory (if `deep`, at any depth) leads out of it or is no file or directory.
@@ -269,7 +255,7 @@ class Experiment:
         self.check_deletable()
         if not self.exists():
             return
-        self.check_own()
+        self.check_inside()
         self._lock.take()
         if self.remote is not None:
             self.remote.open(to_clear=True)

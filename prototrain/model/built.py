@@ -19,11 +19,9 @@ from prototrain.checkpoint.weights import Source, averaged_weights, load_report_
 from prototrain.data.adapters import as_datasets
 from prototrain.data.batches import first_dimensions, first_part, limited
 from prototrain.data.iterator import DataIterator
-from prototrain.data.pipeline import named_files
 from prototrain.data.source import Share, for_worker
 from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
-from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.facts import Facts, file_digests
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.layer_cache import LayerCache
@@ -101,18 +99,16 @@ class BuiltModel:
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(seed)
         self._sources = file_digests([self.source])  # before anyone edits what this process has imported
-        self._files: set[str] = set()
-        with noting_files(self._files):
-            limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
-            self.data = DataIterator(
-                limited(partial(datasets_of, model, share) if datasets is None else datasets, **limits),
-                seed=seed,
-                announce=log,
-                batch_size=self.config["model.batch_size"] * self.placement.parts // self.placement.towers,
-                repeat=repeats_data,
-                share=share,
-                data_position=self.config["trainer.data_position"],
-            )
+        limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
+        self.data = DataIterator(
+            limited(partial(datasets_of, model, share) if datasets is None else datasets, **limits),
+            seed=seed,
+            announce=log,
+            batch_size=self.config["model.batch_size"] * self.placement.parts // self.placement.towers,
+            repeat=repeats_data,
+            share=share,
+            data_position=self.config["trainer.data_position"],
+        )
         self.datasets = self.data.datasets
         self.element_spec: Mapping[str, Any] = self.data.element_spec
         look(self)
@@ -306,8 +302,7 @@ class BuiltModel:
         Raises:
             CheckpointError: there is nothing readable, or nothing in it matches.
         """
-        with noting_files(self._files):
-            report = load_weights(self.variables, source, **options)
+        report = load_weights(self.variables, source, **options)
         self.layers.note_loaded(report["loaded"])
         where = f"{len(source)} arrays" if isinstance(source, Mapping) else source
         return f"weights from {where}\n{load_report_table(report)}"
@@ -357,8 +352,8 @@ class BuiltModel:
 
     def origin(self) -> dict[str, Any]:
         """What the model and its data were made from: the "model" by name with its "modules", and the "data"."""
-        files = describe_files(self._files | named_files(self.datasets.values()))
-        found: dict[str, Any] = {"data": {"files": files, "stages": self.data.fingerprint["stages"]}}
+        data = {name: self.data.fingerprint.get(name) for name in ("stages", "file names", "file sizes")}
+        found: dict[str, Any] = {"data": data}
         if isinstance(self.model, Model):
             module = self.model.name.partition(":")[0]
             home = home_of(sys.modules.get(module))

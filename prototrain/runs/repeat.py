@@ -14,7 +14,6 @@ from prototrain.data.pipeline import first_difference
 from prototrain.errors import ConfigError, ExperimentError
 from prototrain.experiment import Experiment
 from prototrain.experiment.copies import ModuleCopy
-from prototrain.experiment.data_files import file_changes
 from prototrain.experiment.facts import differences
 from prototrain.experiment.record import read_attempts
 from prototrain.experiment.rows import rows_of
@@ -100,9 +99,10 @@ class Repeat:
         found = differences(_settings(then), _settings(now))
         changed = differing([read_object(self._experiment.directory / "config.json"), config])
         found += [f"config {key} was {was} and is {value}" for key, (was, value) in changed if key not in LOCATION_KEYS]
-        found += file_changes(then["data"].get("files", {}), now["data"]["files"])
         stages = first_difference(then["data"]["stages"], now["data"]["stages"])
         found += [] if stages is None else [stages]
+        digests = ("file names", "file sizes")
+        found += [f"data has other {name}" for name in digests if then["data"].get(name) != now["data"][name]]
         found += [f"callback {name} is missing" for name in then["callbacks"] if name not in now["callbacks"]]
         found += [f"callback {name} is new" for name in now["callbacks"] if name not in then["callbacks"]]
         resumed = [one.start for one in read_attempts(self._experiment.record) if "changed: " in (one.start or "")]

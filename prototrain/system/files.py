@@ -70,15 +70,6 @@ def special(path: str | Path) -> str | None:
     return _KINDS.get(stat.S_IFMT(mode))
 
 
-def has_other_names(path: Path) -> bool:
-    """Whether writing to a file in place would change one with another name (a hard link) as well."""
-    try:
-        found = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_nlink > 1
-
-
 def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """Open what must be a file, and not a link to one.
 

@@ -309,10 +309,3 @@ def test_comparing_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["config"] == {"model.width": [4, "(unset)"]} and found["environment"] == {}
     assert [run["directory"] for run in found["runs"]] == [str(tmp_path / "a"), str(tmp_path / "b")]
     assert found["scalars"]["vld/loss"][0]["last"] == 0.75 and found["scalars"]["vld/loss"][1] is None
-
-
-def test_comparing_what_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make(tmp_path / "a")
-    assert "is not an experiment" in fails(capsys, "compare", tmp_path / "a", tmp_path)
-    with pytest.raises(SystemExit):
-        main(["compare", str(tmp_path / "a")])

@@ -160,7 +160,6 @@ def test_what_differs_is_said(place: Path, original: Path, capsys: pytest.Captur
         "prototrain 0.0 -> ",
         "towers 2 -> 1",
         "config trainer.print_interval was 100 and is 3",
-        "data file outer/net_of_repeat/x.csv was ",
         "the pipeline's stage TensorSlice(float32[20,3]",
         "callback Mine is missing",
         "metrics: they first differ from experiments/first at step 2: trn/loss",

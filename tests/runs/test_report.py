@@ -175,18 +175,6 @@ def test_the_parts_of_a_run(tmp_path: Path) -> None:
     assert page.after("everything else", 2) == ["32.00", "64.0%"]
 
 
-def test_another_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make(tmp_path / "a")
-    assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "page.html")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/page.html\n"
-    assert (tmp_path / "page.html").exists() and not (tmp_path / "a" / "report.html").exists()
-    assert main(["report", str(tmp_path)]) == 1
-    assert "is not an experiment" in capsys.readouterr().err
-    (tmp_path / "a" / "train.log").mkdir()
-    assert main(["report", str(tmp_path / "a")]) == 1
-    assert f"cannot read {tmp_path}/a/train.log: Is a directory" in capsys.readouterr().err
-
-
 def test_charts_are_of_what_changes(tmp_path: Path) -> None:
     rows = [{"step": step, "rate": 0.5, "trn/loss": step, "vld/loss": 3.0, "vld/x": 1.0} for step in (1, 2)]
     make(tmp_path / "a", rows=rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prototrain.system.files import has_other_names, open_file, outsider, write_atomic
+from prototrain.system.files import open_file, outsider, write_atomic
 
 
 def _socket(path: Path) -> None:
@@ -86,12 +86,6 @@ def test_only_files_are_opened(run: Path, name: str, flags: int) -> None:
     assert (run.parent / "elsewhere" / "file").read_text() == "theirs"
     with open(open_file(run / "file", flags), "rb" if flags == os.O_RDONLY else "ab"):
         assert (run / "file").read_text() == "ours"
-
-
-def test_other_names_of_a_file(run: Path) -> None:
-    assert not has_other_names(run / "file") and not has_other_names(run / "nothing")
-    (run.parent / "other").hardlink_to(run / "file")
-    assert has_other_names(run / "file")
 
 
 def test_a_link_in_place_of_a_temporary_file_is_not_followed(run: Path) -> None:
