@@ -220,8 +220,9 @@ def in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
         "seconds": round(run.seconds, 3),
         "checkpoint": run.checkpoint,
         "repeated": _repeated(run),
-        "changes": run.changes
-        and [{"key": key, "value": value, "default": default} for key, value, default in run.changes],
+        "changes": None
+        if run.changes is None
+        else [{"key": key, "value": value, "default": default} for key, value, default in run.changes],
     }
     if scalars is not None:
         found["scalars"] = {name: range_in_json(run.ranges[name]) for name in matching(run.ranges, scalars)}

@@ -79,8 +79,9 @@ def decode(key: str, value: Any) -> Any:
 def stands_for_other(key: str, value: Any) -> bool:
     """Whether the saved value of a schema key is the name of a function or the description of an object."""
     spec = SCHEMA.get(key)
-    is_other = spec is not None and spec.type in ("function", "optimizer")
-    return is_other and isinstance(value, (str, dict)) and value not in spec.choices
+    if spec is None or spec.type not in ("function", "optimizer"):
+        return False
+    return isinstance(value, (str, dict)) and value not in spec.choices
 
 
 def read_object(path: Path) -> dict[str, Any]:

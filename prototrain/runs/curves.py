@@ -166,6 +166,7 @@ def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
 def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = _PLAIN) -> bytes:
     """Draw scalars of runs, with those of one tag in one chart; returns the content of a file of one of `FORMATS`."""
     try:
+        import matplotlib  # noqa: F401 - it may be gone although its parts were imported before
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ExperimentError("curves are drawn with matplotlib; pip install 'prototrain[plot]'") from error

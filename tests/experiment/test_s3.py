@@ -87,7 +87,7 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere(
     (cut,) = begun - {whole}  # the last whole one stays there until another one is
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "new"))
     trainer = train(url, 24)
-    assert f"deleted parts of a checkpoint of step {int(cut[5:])}" in capsys.readouterr().out
+    assert f"deleted parts of the checkpoint of step {int(cut[5:])}" in capsys.readouterr().out
     assert trainer.run.resume_line().startswith(f"resumed at step {int(whole[5:])}")
     straight = train(tmp_path / "straight", 24)
     assert values(trainer) == values(straight)

@@ -13,9 +13,11 @@ from prototrain.sweeps.storage import open_storage, sqlite_url
 
 @pytest.mark.parametrize("line", [b"{not json}", b'{"op_code": 99}'])
 def test_a_damaged_journal_is_one_clear_line(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / "journal").write_bytes(line + b"\n")
+    path = tmp_path / "journal"
+    optuna.create_study(storage=open_storage(str(path)), study_name="s")
+    path.write_bytes(line + b"\n" + path.read_bytes())
     with pytest.raises(SweepError, match=r"cannot open the storage .*journal: ") as raised:
-        open_storage(str(tmp_path / "journal"))
+        open_storage(str(path))
     assert "\n" not in str(raised.value)
 
 
