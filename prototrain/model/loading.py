@@ -227,12 +227,11 @@ def _look_here() -> None:
 
 
 def _no_model(name: str) -> ModelError:
-    package = name
-    found: list[str] = []
-    while package and not found:  # suggest a module of the current directory
-        package = package.rpartition(".")[0]
-        found = modules_here(package)
-    near = did_you_mean(name, found)
+    wrong, found = name, modules_here(name.rpartition(".")[0])
+    while "." in wrong and not found:  # suggest a module of the current directory
+        wrong = wrong.rpartition(".")[0]
+        found = modules_here(wrong.rpartition(".")[0])
+    near = did_you_mean(wrong, found)
     return ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages{near}")
 
 
