@@ -55,7 +55,7 @@ def test_the_default_callbacks_are_what_the_config_asks_for(model: Callable[...,
         "StopOnNaN",
     ]
     validation = callbacks[1]
-    assert isinstance(validation, PeriodicTrigger) and validation.every_k_steps == 7
+    assert isinstance(validation, PeriodicTrigger) and validation.intervals == {"steps": 7}
     assert isinstance(validation.callback, Validation) and validation.callback.batches == 2
     more = default_callbacks(model(trainer__keep_best="vld/accuracy", trainer__early_stopping="vld/loss"))
     assert [callback.name for callback in more[-2:]] == ["MinSaver", "EarlyStopping"]
