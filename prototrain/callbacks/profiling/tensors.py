@@ -16,6 +16,8 @@ from prototrain.system.files import write_atomic
 
 Array = np.ndarray[Any, Any]
 
+_IMAGES = 4
+
 
 class ProcessTensors(Callback):
     """Calls a function with tensors of the last step whenever triggered.
@@ -77,7 +79,7 @@ class DumpTensors(ProcessTensors):
 
 
 class DumpTensorAsImage(ProcessTensors):
-    """Writes a tensor of the last step as PNG files into ``analysis/images/`` whenever triggered.
+    """Writes up to four examples of a tensor as PNG files into ``analysis/images/`` whenever triggered.
 
     Args:
         name: of a tensor in the model's mapping or in the batch, of shape ``[height, width]``,
@@ -85,7 +87,6 @@ class DumpTensorAsImage(ProcessTensors):
             to 255.
         prefix: what the files' names start with; the tensor's name if None.
         scale: a factor for the values, such as 255 for values from 0 to 1.
-        max_images: how many examples of the batch are written.
         map_function: called with the array first; returns one as above.
 
     Raises:
@@ -100,13 +101,11 @@ class DumpTensorAsImage(ProcessTensors):
         *,
         prefix: str | None = None,
         scale: float = 1.0,
-        max_images: int = 4,
         map_function: Callable[[Array], Any] | None = None,
     ) -> None:
         super().__init__(name)
         self._prefix = name if prefix is None else prefix
         self._scale = scale
-        self._max_images = max_images
         self._map_function = map_function
 
     def setup(self) -> None:
@@ -116,7 +115,7 @@ class DumpTensorAsImage(ProcessTensors):
         images = np.asarray(arrays[0] if self._map_function is None else self._map_function(arrays[0]))
         images = images[..., None] if images.ndim == 3 else images  # of a batch, not of one with channels
         self._directory.mkdir(parents=True, exist_ok=True)
-        for index, image in enumerate(pictures(self.names[0], images * self._scale)[: self._max_images]):
+        for index, image in enumerate(pictures(self.names[0], images * self._scale)[:_IMAGES]):
             name = f"{self._prefix}-step-{self.trainer.global_step:010d}-{index}.png".replace("/", "-")
             write_atomic(self._directory / name, png(image))
 

@@ -112,16 +112,15 @@ class ScalarPrinter(Monitor):
         trainer, step = self.trainer, self.trainer.global_step
         scalars, self._recorded = self._recorded, {}
         summaries = next((one for one in map(innermost, trainer.callbacks) if isinstance(one, Summaries)), None)
-        own = "trn" if summaries is None else summaries.prefix
         for name, value in (trainer.outputs if summaries is None else summaries.means()).items():
-            scalars[f"{own}/{name}"] = (step, as_number(name, value))
+            scalars[f"trn/{name}"] = (step, as_number(name, value))
         best = trainer.monitors.best()
         rows: dict[tuple[int, bool, str], _Row] = {}
         for name in filter(self._is_wanted, sorted(scalars)):
             at_step, value = scalars[name]
             prefix, column = split_name(name)
             self._prefixes.setdefault(column, set()).add(prefix)
-            row = rows.setdefault((at_step, prefix != own, prefix), _Row(["", "", "", "", one_line(prefix)]))
+            row = rows.setdefault((at_step, prefix != "trn", prefix), _Row(["", "", "", "", one_line(prefix)]))
             row.cells[column] = in_digits(value)
             if best.get(name) == (at_step, value):
                 row.best.add(column)

@@ -75,20 +75,15 @@ class Summaries(_StepSums):
     over micro-batches and towers, weighted like the scalars of `build`. The others come from the first micro-batch of
     the first tower, as do scalars inside `tf.cond`, a loop or a `tf.function`. Asynchronous towers and several workers
     record only the returned scalars of a step.
-
-    Args:
-        prefix: what the scalars' names start with.
     """
 
-    def __init__(self, *, prefix: str = "trn") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.prefix = prefix
-        self.state_key = f"Summaries/{prefix}"
         self._last: tuple[int, dict[str, float]] = (-1, {})  # the step and the means of the last record
 
     def setup(self) -> None:
         super().setup()
-        self.trainer.monitors.registry.announce(self, self.prefix)
+        self.trainer.monitors.registry.announce(self, "trn")
 
     def watches(self) -> Collection[str] | None:
         return ()
@@ -96,7 +91,7 @@ class Summaries(_StepSums):
     def after_run(self, outputs: dict[str, Any]) -> None:
         if tf.executing_eagerly():
             for name, value in outputs.items():
-                number = as_number(f"{self.prefix}/{name}", value)
+                number = as_number(f"trn/{name}", value)
                 total = self._values.setdefault(name, [0.0, 0])
                 if not math.isnan(number):
                     total[0] += number
@@ -118,7 +113,7 @@ class Summaries(_StepSums):
         step, recorded = self._last
         if step == self.trainer.global_step:
             return recorded
-        found = {name: as_number(f"{self.prefix}/{name}", value) for name, value in self.trainer.outputs.items()}
+        found = {name: as_number(f"trn/{name}", value) for name, value in self.trainer.outputs.items()}
         for name, (total, count) in self._pairs().items():
             if count and not (name in found and name in self.trainer.unaveraged):
                 found[name] = total / count
@@ -130,7 +125,7 @@ class Summaries(_StepSums):
         self._values = {}
         if self._variable is not None:
             self._variable.assign(tf.zeros_like(self._variable))
-        self.trainer.monitors.put_scalars(self._last[1], self.prefix)
+        self.trainer.monitors.put_scalars(self._last[1], "trn")
         scalars: dict[str, list[float]] = {}
         for event in self.trainer.summary_events:
             numbers = {
@@ -141,8 +136,8 @@ class Summaries(_StepSums):
             for name, number in numbers.items():
                 scalars.setdefault(name, []).append(number)  # a loop may give several
             if not numbers:
-                self.trainer.monitors.put_summary(event.summary, self.prefix)
-        self.trainer.monitors.put_scalars({name: fmean(found) for name, found in scalars.items()}, self.prefix)
+                self.trainer.monitors.put_summary(event.summary, "trn")
+        self.trainer.monitors.put_scalars({name: fmean(found) for name, found in scalars.items()}, "trn")
 
     def state_dict(self) -> dict[str, Any]:
         step, means = self._last

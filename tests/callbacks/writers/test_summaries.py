@@ -87,14 +87,14 @@ def test_a_model_without_summaries_is_traced_once() -> None:
     assert len(traced) == 2 * alone
 
 
-def test_it_records_at_its_steps_under_its_prefix() -> None:
-    trainer = CountingTrainer()
-    periodic = [Summaries().every(steps=2), Summaries(prefix="own").every(steps=3)]
-    trainer.train([*periodic, Summaries(prefix="epoch")], steps_per_epoch=2, max_steps=4)
-    assert trainer.monitors.history("trn/loss") == [(2, (1 + 1 / 2) / 2), (4, (1 / 3 + 1 / 4) / 2)]
-    assert trainer.monitors.history("own/loss") == [(3, (1 + 1 / 2 + 1 / 3) / 3), (4, 1 / 4)]
-    assert trainer.monitors.history("epoch/loss") == trainer.monitors.history("trn/loss")
-    assert trainer.outputs == {"loss": 1 / 4}
+def test_it_records_at_its_steps_or_after_each_epoch() -> None:
+    for summaries, expected in (
+        (Summaries(), [(2, (1 + 1 / 2) / 2), (4, (1 / 3 + 1 / 4) / 2)]),
+        (Summaries().every(steps=3), [(3, (1 + 1 / 2 + 1 / 3) / 3), (4, 1 / 4)]),
+    ):
+        trainer = CountingTrainer()
+        trainer.train([summaries], steps_per_epoch=2, max_steps=4)
+        assert trainer.monitors.history("trn/loss") == expected and trainer.outputs == {"loss": 1 / 4}
 
 
 class Gaps(CountingTrainer):
