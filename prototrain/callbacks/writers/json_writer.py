@@ -77,7 +77,9 @@ class JSONWriter(Monitor):
         if self._rows:
             self._compare(self._rows[-1], is_last=True)
         self.flush()
-        if self._path.exists():
+        if self._dirty and self._rows:
+            self.trainer.log(f"WARNING: {self._path} lacks the rows since step {self._rows[0]['step']}")
+        elif self._path.exists():
             with open(self._path, "rb") as file:
                 os.fsync(file.fileno())
 
