@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,71 +43,39 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         batches=config["trainer.validation_batches"], rehearse=config["trainer.rehearse_validation"]
     )
     printing = intervals(config["trainer.print_interval"])
-    saving = config["trainer.checkpoint_save_interval"]
-    found = standard_callbacks(
-        schedule=from_config(config),
-        evaluation=[validation.every(**validating)],
-        summaries=intervals(config["trainer.summary_save_interval"]),
-        printing=printing if config["model.num_epochs"] is None else {"epochs": 1, **printing},
-        save={"interval": "auto", "failures_per_day": config["trainer.failures_per_day"]}
-        if saving == "auto"
-        else intervals(saving),
-        keep=config["trainer.max_checkpoints_to_keep"],
-        bar=ProgressBar(scalars=config["trainer.progress_scalars"]),
-    )
+    saving, keep = config["trainer.checkpoint_save_interval"], config["trainer.max_checkpoints_to_keep"]
+    saver: Callback
+    if saving == "auto":
+        per_day = config["trainer.failures_per_day"]
+        saver = ModelSaver(max_to_keep=keep, asynchronous=True, interval="auto", failures_per_day=per_day)
+    else:
+        saver = ModelSaver(max_to_keep=keep, asynchronous=True).every(**intervals(saving))
+    schedule = from_config(config)
+    found: list[Callback] = [
+        *([] if schedule is None else [LearningRate(schedule)]),
+        validation.every(**validating),
+        Summaries().every(**intervals(config["trainer.summary_save_interval"])),
+        TensorBoardWriter(),
+        JSONWriter(),
+        ScalarPrinter().every(**(printing if config["model.num_epochs"] is None else {"epochs": 1, **printing})),
+        ProgressBar(scalars=config["trainer.progress_scalars"]),
+        saver,
+        SaveOnExit(),
+        StopOnNaN(),
+    ]
     if (stat := config["trainer.keep_best"]) is not None:
-        saver = MinSaver if config["trainer.keep_best.mode"] == "min" else MaxSaver
-        found.append(saver(stat).every(**validating))
+        best = MinSaver if config["trainer.keep_best.mode"] == "min" else MaxSaver
+        found.append(best(stat).every(**validating))
     key = "trainer.early_stopping"
     if (stat := config[key]) is not None:
         names = ("mode", "patience", "min_delta", "restore_best")
         found.append(EarlyStopping(stat, **{name: config[f"{key}.{name}"] for name in names}).every(**validating))
-    own: Any = getattr(model, "callbacks", None)
-    if own is not None and not callable(own):
-        kind = type(own).__name__
+    of_model: Any = getattr(model, "callbacks", None)
+    if of_model is not None and not callable(of_model):
+        kind = type(of_model).__name__
         raise CallbackError(f"the model's callbacks must be a function that returns a list, not {kind}")
     message = "the model's callbacks() must return a list of callbacks"
-    return found if own is None else [*found, *checked(own(), message)]
-
-
-def standard_callbacks(
-    *,
-    schedule: Callable[[Any], Any] | None,
-    evaluation: Iterable[Callback],
-    summaries: Mapping[str, Any] | None,
-    printing: Mapping[str, Any] | None,
-    save: Mapping[str, Any],
-    keep: int,
-    printer: ScalarPrinter | None = None,
-    bar: ProgressBar | None = None,
-) -> list[Callback]:
-    """What nearly every run wants: scalars recorded, printed and shown, checkpoints, an end at what is not finite.
-
-    Args:
-        schedule: of the learning rate, if the optimizer has none.
-        evaluation: the callbacks that measure held-out data, with their intervals.
-        summaries: when scalars are recorded, as `Callback.every` takes it; None for never.
-        printing: when they are printed; None for never.
-        save: when checkpoints are written, or `ModelSaver`'s own interval.
-        keep: how many of them stay.
-        printer: prints the scalars; by default all of them.
-        bar: shows how far the run is; by default with the loss.
-    """
-    printer = ScalarPrinter() if printer is None else printer
-    own_interval = save if "interval" in save else {}
-    saver: Callback = ModelSaver(max_to_keep=keep, asynchronous=True, **own_interval)
-    return [
-        *([] if schedule is None else [LearningRate(schedule)]),
-        *evaluation,
-        *([Summaries().every(**summaries)] if summaries else []),
-        TensorBoardWriter(),
-        JSONWriter(),
-        *([printer.every(**printing)] if printing else []),
-        ProgressBar() if bar is None else bar,
-        saver if own_interval else saver.every(**save),
-        SaveOnExit(),
-        StopOnNaN(),
-    ]
+    return found if of_model is None else [*found, *checked(of_model(), message)]
 
 
 @ignore_save_signals()
