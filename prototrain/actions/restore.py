@@ -87,11 +87,6 @@ def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
         path = Experiment(fetched(checkpoint)).directory  # which fails at a name that cannot be
         if (path / META).is_file():
             return path if path.parent.name == "checkpoints" else path.absolute()
-        if not (path / "checkpoints").is_dir():
-            raise CheckpointError(
-                f"--checkpoint: {checkpoint} is neither a step nor best nor the directory of a checkpoint or of an "
-                "experiment with checkpoints"
-            )
         experiment, checkpoint = Experiment(path), None
     experiment.fetch(whole=True)
     checkpoints = Checkpoints(experiment.checkpoints)

@@ -88,7 +88,6 @@ class KerasTrainer(SimpleTrainer):
         self.keras_model = model
         self._begin_in = experiment, dict(config or {})
         self._fitted_epochs = 0
-        self._may_train: set[str] = set()
         given = {"batch_size": batch_size, "shuffle": shuffle, "class_weight": class_weight}
         if dataset is None:
             _refuse_unused(KerasTrainer, "data", validation=validation, **given)
@@ -113,10 +112,6 @@ class KerasTrainer(SimpleTrainer):
     @property
     def _has_data(self) -> bool:
         return "built" in vars(self)
-
-    def __getattr__(self, name: str) -> Any:
-        no_data = "" if self._has_data else "; it has no data yet: give it a dataset, or call fit(x, y)"
-        raise AttributeError(f"KerasTrainer has no {name!r}{no_data}", name=name, obj=self)
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
@@ -143,12 +138,6 @@ class KerasTrainer(SimpleTrainer):
                 optimizer = optimizer.inner_optimizer  # the engine scales the loss
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
-            elif self._may_train and not self.trainable.keys() <= self._may_train:
-                raise ModelError(
-                    f"layers of {model.name} are trainable now that were not when its optimizer was built; "
-                    "compile it again, as for fit, and make a new KerasTrainer"
-                )
-            self._may_train = self._may_train or set(self.trainable)
             optimizers = {"optimizer": optimizer}
         for name, optimizer in optimizers.items():
             self.register_optimizer(name, optimizer)

@@ -66,7 +66,7 @@ def test_a_checkpoint_without_an_experiment_and_what_has_changed_since(copied: P
         (lambda copied: shutil.rmtree(copied), None, "there is no checkpoint in .*tiny yet; train the model first"),
         (lambda copied: shutil.rmtree(copied / "checkpoints"), "best", "there is no checkpoint in .* yet"),
         (lambda copied: None, "7", "tiny has no checkpoint of step 7; there are 15, 20"),
-        (lambda copied: None, "nowhere", "--checkpoint: nowhere is neither a step nor best nor the directory"),
+        (lambda copied: None, "nowhere", "there is no checkpoint in nowhere yet; train the model first, or name"),
         (
             lambda copied: (copied / "checkpoints/step-0000000020/model.index").write_bytes(b""),
             None,

@@ -201,7 +201,7 @@ def test_a_fit_that_fails_does_not_count_and_the_next_one_trains_further() -> No
         trainer.fit(epochs=3, steps_per_epoch=0)
     trainer.fit(epochs=2, verbose=0)
     trainer.fit(verbose=0)
-    assert trainer.global_step == 6 and not hasattr(trainer, "nothing")
+    assert trainer.global_step == 6
 
 
 @pytest.mark.parametrize("again", [{"optimizer": "adam"}, {"metrics": ["mae"]}])
@@ -211,11 +211,6 @@ def test_a_model_that_was_compiled_again_needs_another_trainer(again: dict[str, 
     model.compile(again.get("optimizer", model.optimizer), "mae", metrics=again.get("metrics"))
     with pytest.raises(ModelError, match="classifier was compiled again since this KerasTrainer took it"):
         trainer.fit(verbose=0)
-
-
-def test_an_attribute_before_there_is_data() -> None:
-    with pytest.raises(AttributeError, match="no 'predict'; it has no data yet"):
-        KerasTrainer(classifier()).predict  # noqa: B018
 
 
 def test_an_overridden_make_train_function_is_named(capsys: pytest.CaptureFixture[str]) -> None:
