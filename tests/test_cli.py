@@ -131,9 +131,7 @@ def test_a_fast_dev_run_keeps_nothing_and_values_without_effect_are_named(capfd:
     ("arguments", "message"),
     [
         (["-s", "trainer.print_intervall=3"], "unknown key 'trainer.print_intervall'; .* trainer.print_interval$"),
-        (["-s", "model.batch_size=abc"], "model.batch_size: expected int >= 1, got 'abc'$"),
         (["-s", "model.optimizer.method=adm"], "did you mean 'adam'"),
-        (["-s", "trainer.experiment_name=../x"], "'../x' would leave the base directory"),
         (
             ["-s", "model.trainable_variables.filter_regex=x"],
             "filter_regex: 'x' accepts none of the variables out/kernel",
@@ -211,7 +209,6 @@ def test_wrong_data_names_file_and_line(capfd: pytest.CaptureFixture[str]) -> No
     ("old", "new", "function"),
     [
         ("    data = ", "    1 / 0; data = ", "datasets"),
-        ("    net = ", "    1 / tf.executing_eagerly(); net = ", "build"),
         ("config = Config({", 'config = Config({"model.trainable_variables.filter_fn": lambda v: 1 / 0,', "<lambda>"),
         ('"constant"', '"custom", "model.lr_schedule.custom.fn": lambda step: 1 / 0', "<lambda>"),
     ],
@@ -257,17 +254,14 @@ def build""",
     ("old", "new", "place"),
     [
         ("    net = ", '    config["model.batch_sizes"]\n    net = ', "(m.py, line 19)"),
-        ("    data = ", '    config["model.batch_sizes"]\n    data = ', "(m.py, line 15)"),
         (
             "        self.trainer",
             '        self.trainer.monitors.latest("vld/acc")',
             "(m.py, line 28, in trigger_epoch of Asks)",
         ),
-        ("        pass", '        config["model.batch_sizes"]', "(m.py, line 32, in before_train of Asks)"),
-        ("    return [", '    config["model.batch_sizes"]\n    return [', "(m.py, line 35)"),
         ("        return super", '        self.monitors.latest("vld/acc")\n        return super', "(m.py, line 39)"),
     ],
-    ids=["build", "datasets", "trigger", "before_train", "callbacks", "run_step"],
+    ids=["build", "trigger", "run_step"],
 )
 def test_an_error_of_prototrain_in_the_user_s_code_says_where(
     old: str, new: str, place: str, capfd: pytest.CaptureFixture[str]
@@ -279,24 +273,6 @@ def test_an_error_of_prototrain_in_the_user_s_code_says_where(
     assert said.startswith("prototrain: error: ") and said.endswith(f"{place}\n") and said.count("\n") == 1
     record = Path("experiments/e/run.json")
     assert not record.exists() or place in record.read_text()
-
-
-def test_an_error_in_a_generator_shows_where(capfd: pytest.CaptureFixture[str]) -> None:
-    change(
-        "    return {",
-        """
-    def rows():
-        yield {"x": [[1.0, 2.0, 3.0]] * 4, "y": [1.0] * 4}
-        yield {"x": [[1.0, 2.0, 3.0]] * 4, "y": [1.0] * 4}
-        raise ValueError("row 3 is bad")
-
-    spec = {"x": tf.TensorSpec([4, 3]), "y": tf.TensorSpec([4])}
-    data = tf.data.Dataset.from_generator(rows, output_signature=spec)
-    return {""",
-    )
-    lines = fails(capfd).splitlines()
-    assert sum("in rows" in line for line in lines) == 1
-    assert lines[-1] == "prototrain: error: step 3 failed in the data: ValueError: row 3 is bad (m.py, line 20)"
 
 
 def test_a_network_made_at_import_begins_with_the_same_values_each_time() -> None:
@@ -335,9 +311,7 @@ def test_a_fresh_start_asks_at_a_terminal(capfd: pytest.CaptureFixture[str], mon
     [
         ("", "--trainer: module t has no Mine"),
         ("1 / 0", "importing the trainer t failed: ZeroDivisionError"),
-        ("import no_such_library", "trainer t needs the module 'no_such_library'"),
         (TRAINER.replace("pass", "def __init__(self): pass"), "t:Mine must take (model, *, experiment=None)"),
-        (TRAINER.replace("pass", "def train_step(self, inputs): pass"), "train_step() must return a dict"),
         (TRAINER, ""),
     ],
 )

@@ -38,17 +38,25 @@ def add(commands: Any) -> None:
 def _compare(options: argparse.Namespace) -> None:
     runs = [read_run(directory) for directory in (options.first, *options.others)]
     config = differing([settings(run) for run in runs])
-    environment = differing([_lasting(run) for run in runs])
+    lasting = [flat(run.environment) for run in runs]
+    environment = differing([{key: one[key] for key in one if key not in _OF_EACH_RUN} for one in lasting])
+    scalars = sorted({name for run in runs for name in run.ranges})
     if options.json:
-        print(json.dumps(_in_json(runs, config, environment), indent=2))
+        ranges = {
+            name: [range_in_json(run.ranges[name]) if name in run.ranges else None for run in runs] for name in scalars
+        }
+        found = {"runs": [in_json(run) for run in runs], "config": dict(config), "environment": dict(environment)}
+        print(json.dumps({**found, "scalars": ranges}, indent=2))
         return
     names = short_names(runs)
     environment = [(key, _apart(values)) for key, values in environment if key not in _LONG]
     for title, rows in (("config", config), ("environment", environment)):
-        cells = [[key, *map(_cell, values)] for key, values in rows]
-        said = Table(cells, [title, *names], options=_AS_TEXT)
-        show(said if cells else f"{title}: no differences", end="\n\n")
-    show(Table(_results(runs), ["result", *names], COLOURS, options=_AS_TEXT))
+        cells = [
+            [key, *(_NOTHING if value in ("", UNSET_TEXT) else short_value(value) for value in values)]
+            for key, values in rows
+        ]
+        show(Table(cells, [title, *names], options=_AS_TEXT) if cells else f"{title}: no differences", end="\n\n")
+    show(Table(_results(runs, scalars), ["result", *names], COLOURS, options=_AS_TEXT))
 
 
 def _apart(values: list[Any]) -> list[Any]:
@@ -59,16 +67,7 @@ def _apart(values: list[Any]) -> list[Any]:
     return [", ".join(map(str, value)) for value in kept] if any(kept) else values
 
 
-def _cell(value: Any) -> str:
-    return _NOTHING if value in ("", UNSET_TEXT) else short_value(value)
-
-
-def _lasting(run: Run) -> dict[str, Any]:
-    entries = flat(run.environment)
-    return {key: value for key, value in entries.items() if key not in _OF_EACH_RUN}
-
-
-def _results(runs: Sequence[Run]) -> list[list[str]]:
+def _results(runs: Sequence[Run], scalars: Sequence[str]) -> list[list[str]]:
     facts: dict[str, Callable[[Run], str]] = {
         "state": lambda run: run.ending,
         "steps": lambda run: run.steps,
@@ -76,7 +75,7 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
         "checkpoint": lambda run: _NOTHING if run.checkpoint is None else str(run.checkpoint),
     }
     rows = [[name, *map(fact, runs)] for name, fact in facts.items()]
-    for name in _scalars(runs):
+    for name in scalars:
         ranges = [run.ranges.get(name) for run in runs]
         if len({(one.lowest[0], one.highest[0]) if one else None for one in ranges}) > 1 or _varies(ranges[0]):
             best = winner(runs, name) if name in LOSSES else None
@@ -88,28 +87,8 @@ def _varies(scalar: Range | None) -> bool:
     return scalar is not None and scalar.lowest[0] != scalar.highest[0]
 
 
-def _scalars(runs: Sequence[Run]) -> list[str]:
-    return sorted({name for run in runs for name in run.ranges})
-
-
 def _range(scalar: Range | None, is_best: bool) -> str:
     if scalar is None:
         return _NOTHING
-    mark = "*" if is_best else ""
     ends = f" ({in_digits(scalar.lowest[0])} to {in_digits(scalar.highest[0])})" if _varies(scalar) else ""
-    return f"{in_digits(scalar.last)}{mark}{ends}"
-
-
-def _in_json(
-    runs: Sequence[Run], config: list[tuple[str, list[Any]]], environment: list[tuple[str, list[Any]]]
-) -> dict[str, Any]:
-    scalars = {
-        name: [range_in_json(run.ranges[name]) if name in run.ranges else None for run in runs]
-        for name in _scalars(runs)
-    }
-    return {
-        "runs": [in_json(run) for run in runs],
-        "config": dict(config),
-        "environment": dict(environment),
-        "scalars": scalars,
-    }
+    return f"{in_digits(scalar.last)}{'*' if is_best else ''}{ends}"

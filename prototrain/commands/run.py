@@ -198,8 +198,10 @@ def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[s
     gc.freeze()  # tracing must not have the collector search through all of TensorFlow: half a second at the start
     callbacks = default_callbacks(model)
     if repeat is not None:
+        from prototrain.runs.repeat import Announcement
+
         repeat.check_directory(model.config)
-        callbacks.append(repeat.announcement())
+        callbacks.append(Announcement(repeat))
     if reporter.link is not None:
         callbacks.append(reporter.reporter(reporter.link.report, model.config))
     return launch(

@@ -54,7 +54,10 @@ class Repeat:
             raise ConfigError(f"--from: the model of {directory} is {found['model']}, not {model}; leave MODEL out")
         self.model: str = found["model"]
         self.trainer: str = found["trainer"]
-        self.towers = _as_option(found.get("towers"))
+        towers = found.get("towers")
+        names = list(map(str, towers)) if isinstance(towers, list) else []
+        on_cpu = all(name.startswith("CPU") for name in names)
+        self.towers = (f"cpu:{len(names)}" if on_cpu else ",".join(names)) if names else None  # as --towers takes them
         self.modules = {name: self._kept(name, Path(home)) for name, home in found["modules"].items()}
         if len({kept.copy for kept in self.modules.values()}) < len(self.modules):
             raise ExperimentError(
@@ -88,10 +91,6 @@ class Repeat:
         """Refuse a config that names the run itself."""
         if Experiment.from_config(config).directory.resolve() == self._experiment.directory.resolve():
             raise ConfigError(f"--from: {self._experiment} cannot be repeated into itself; set another experiment_name")
-
-    def announcement(self) -> Callback:
-        """A callback that prints the differences at the start."""
-        return _Announcement(self)
 
     def differences(self, now: dict[str, Any], config: Config) -> list[str]:
         """The differences between the run and another one, by that one's environment.json and config, in words."""
@@ -127,7 +126,9 @@ class Repeat:
         return f"metrics: the same bits as in {self}, at all {common} steps that both have written"
 
 
-class _Announcement(Callback):
+class Announcement(Callback):
+    """Prints at the start how the run differs from the one that it repeats."""
+
     def __init__(self, repeat: Repeat) -> None:
         self._repeat = repeat
 
@@ -143,11 +144,3 @@ def _settings(environment: dict[str, Any]) -> dict[str, Any]:
     names = {"platform": "platform", "devices": "devices", "working directory": "directory"}
     other = {name: environment.get(key) for name, key in names.items()}
     return {**environment["versions"], **environment["facts"], **other}
-
-
-def _as_option(towers: Any) -> str | None:
-    """The devices of a run, as ``--towers`` takes them."""
-    if not isinstance(towers, list):
-        return None
-    on_cpu = all(str(name).startswith("CPU") for name in towers)
-    return f"cpu:{len(towers)}" if on_cpu else ",".join(map(str, towers))

@@ -20,7 +20,8 @@ from prototrain import Callback, default_callbacks
 from prototrain.cli import main
 from prototrain.errors import ConfigError, SweepError
 from prototrain.launch import launch
-from prototrain.sweeps.study import PRUNERS
+from prototrain.sweeps import processes
+from prototrain.sweeps.study import PRUNERS, Trial
 from tests.test_cli import MODEL
 from tests.tiny import tiny_build, tiny_datasets, tiny_model
 
@@ -116,7 +117,14 @@ def test_a_sweep_in_which_all_fails_is_an_error() -> None:
         prototrain.sweep(mine, {"model.batch_size": [4, 8]})
 
 
-def test_the_command_fails_if_a_trial_failed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_fails_if_a_trial_failed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stand_in(trial: Trial, *_: Any) -> tuple[int, str]:
+        trial.report({"vld/loss": (1, 0.5)})
+        return int(trial.number > 0), "prototrain: error: no"
+
+    monkeypatch.setattr(processes, "fork", stand_in)
     assert main(["sweep", "m", "--grid", "model.batch_size=4,5,8"]) == 1
     said = capsys.readouterr()
     assert "(3 of 3, best" in said.out and "prototrain: error: 2 of 3 trials failed: 1, 2; see above" in said.err
