@@ -68,16 +68,8 @@ def _as_dataset(value: Any, name: str, config: Mapping[str, Any]) -> Any:
 def from_arrays(arrays: dict[str, Any], name: str, batch_size: int, *, training: bool) -> tf.data.Dataset:
     """Batches of examples, which are the rows of arrays.
 
-    The numbers of the rows are shuffled, and saved with the position: eight bytes for each that is left.
-
-    Args:
-        arrays: of one length, by name; a value may be a dict or a tuple of arrays again.
-        name: the dataset's, for messages.
-        batch_size: of the batches.
-        training: reshuffle the rows in each pass, and leave out a last batch that is not full.
-
-    Raises:
-        DataError: they are not of one length, or too few to fill a batch.
+    In `training` they are reshuffled in each pass, and a last batch that is not full is left out. The numbers of the
+    rows are shuffled, and saved with the position: eight bytes for each that is left.
     """
     converted = _converted(arrays)
     lengths = {path: _length(array) for path, array in by_path(converted).items()}
@@ -102,11 +94,7 @@ def from_arrays(arrays: dict[str, Any], name: str, batch_size: int, *, training:
 
 
 def as_array(value: Any) -> Any:
-    """An array as Keras takes it: a wider float becomes one of its default kind.
-
-    Raises:
-        DataError: it has no axis.
-    """
+    """An array as Keras takes it: a wider float becomes one of its default kind."""
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         return value
     array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
@@ -165,9 +153,6 @@ def _dataset_of(batches: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
     """A dataset of batches that Python code gives.
 
     The first ones tell what the others are like: sizes in which they differ are open, and so is the number of examples.
-
-    Raises:
-        DataError: there are none, or they are not alike.
     """
     specs = [keras.tree.map_structure(_spec, batch) for batch in islice(batches(), _LOOKED_AT)]
     if not specs:

@@ -22,12 +22,7 @@ _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
 def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
-    """Check a dataset that a model's `datasets` returned.
-
-    Raises:
-        DataError: it is not a `tf.data.Dataset` of batches that are dicts of tensors (or of dicts and tuples of them),
-            or it is empty.
-    """
+    """Check that a dataset of a model has batches that are dicts of tensors, or of dicts and tuples of them."""
     if not isinstance(dataset, tf.data.Dataset):
         raise DataError(
             f"datasets() must give a tf.data.Dataset for {name!r}, not {type(dataset).__name__}; arrays, a "
@@ -73,11 +68,7 @@ def by_path(structure: Any) -> dict[str, Any]:
 
 
 def at_path(structure: Any, path: str) -> Any:
-    """The tensor or the part of a batch that has a name or a path.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The tensor or the part of a batch that has a name or a path; KeyError if there is none."""
     inside = _inside(structure)
     if path in inside:  # also a name with a slash in it
         return inside[path]
@@ -97,14 +88,9 @@ def has_path(structure: Any, path: str) -> bool:
 
 
 def from_paths(values: Mapping[str, Any], like: Any) -> Batch:
-    """A batch, or a part of one, of values by name or path.
+    """A batch, or a part of one, of values by name or path; KeyError if a tuple is incomplete.
 
-    Args:
-        values: by name or path.
-        like: a batch or its spec, which says what names are paths; None if all are names.
-
-    Raises:
-        KeyError: a tuple is incomplete.
+    `like` is a batch or its spec, which says what names are paths; None if all are names.
     """
     inside = _inside(like)
     found: Batch = {}
@@ -139,22 +125,14 @@ def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 
 
 def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
-    """The number of examples in a batch: the first dimension of its tensors; of the first tensor if they differ.
-
-    Raises:
-        DataError: all are scalars.
-    """
+    """The number of examples in a batch: the first dimension of its tensors; of the first tensor if they differ."""
     for size in first_dimensions(inputs).values():
         return size
     raise DataError("a batch has no dimension of examples, only scalars: the dataset must be batched, with .batch(...)")
 
 
 def counted_examples(inputs: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-    """The number of examples in a batch, int64, and whether the first dimensions of its tensors agree.
-
-    Raises:
-        DataError: all are scalars.
-    """
+    """The number of examples in a batch, int64, and whether the first dimensions of its tensors agree."""
     size = tf.cast(batch_size(inputs), tf.int64)
     sizes = [tf.cast(each, tf.int64) for each in first_dimensions(inputs).values()]
     return size, tf.reduce_all(tf.stack(sizes) == size)
@@ -174,11 +152,7 @@ def length_in_words(dataset: Any) -> str:
 
 
 def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
-    """Check that ``model.batch_size`` can be divided evenly.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that ``model.batch_size`` can be divided evenly."""
     if batch_size % (towers * micro_batches):
         into = f"{towers} towers" + (f" with {micro_batches} micro-batches each" if micro_batches > 1 else "")
         nearest = -(-batch_size // (towers * micro_batches)) * towers * micro_batches
@@ -267,11 +241,7 @@ def limited(make: Callable[[], Datasets], *, limit: int | None, overfit: int | N
 
 
 def first_batch(iterator: Any) -> Batch:
-    """Read one batch of the training dataset.
-
-    Raises:
-        DataError: there is none, or it cannot be read.
-    """
+    """Read one batch of the training dataset."""
     try:
         for batch in iterator:
             return dict(batch)
@@ -281,11 +251,7 @@ def first_batch(iterator: Any) -> Batch:
 
 
 def made_up_batch(spec: Mapping[str, Any], batch_size: int) -> Batch:
-    """A batch of zeros, to build a model on before there is any data; open dimensions behind the first are 1.
-
-    Raises:
-        DataError: a part is no dense tensor of a known rank.
-    """
+    """A batch of zeros, to build a model on before there is any data; open dimensions behind the first are 1."""
 
     def zeros(spec: Any) -> tf.Tensor:
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:

@@ -58,14 +58,12 @@ class DataIterator:
         make: a model's `datasets`; called again for each pass that depends on its seed.
         seed: the run's seed, for datasets without a seed.
         announce: called with a line of text for the user.
-        batch_size: the number of examples in the batch of zeros that stands for the first one of live data.
-        repeat: whether a finite dataset is repeated; otherwise its end is the end of the training, and a resumed run
-            reads it from its start.
+        batch_size: of the batch of zeros that stands for the first one of live data.
+        repeat: whether a finite dataset is repeated; otherwise the training ends with it.
         share: the worker that reads.
         data_position: ``trainer.data_position``.
 
     Attributes:
-        share: the worker that reads.
         total: how many batches were trained on in all passes.
         datasets: everything that `make` returned, by name.
         element_spec: of a training batch.
@@ -75,10 +73,6 @@ class DataIterator:
         allow_changes: whether a restore accepts other data than was saved.
         cardinality: batches of one pass, or None if it is not known or endless.
         fingerprint: what must be the same for a saved position to mean the same batches.
-
-    Raises:
-        DataError: the dataset is empty, its elements are not dicts of tensors, or it has not the position that the
-            config asks for.
     """
 
     def __init__(
@@ -125,11 +119,8 @@ class DataIterator:
         _alive.add(self)
 
     def _choose_position(self, wanted: str, made_up: Batch | None) -> tuple[Position, str, Batch]:
-        """Choose a position by the rule of `data_position`, and read the first batch, unless it is `made_up`.
-
-        Returns:
-            the position, why its mode is not "iterator", and the first batch.
-        """
+        """A position by the rule of `data_position`, why its mode is not "iterator", and the first batch, which is read
+        unless it is `made_up`."""
         source, looked_at = self._source, self._source.training
 
         def first_of(look: Callable[[], Batch]) -> Batch:
@@ -143,7 +134,12 @@ class DataIterator:
         if self._is_single_pass:
             mode, reason = "restart", "each run reads it from its start to its end"
         elif wanted in ("auto", "iterator"):
-            position = self._number_position()
+            if (grain := grain_of(looked_at)) is not None:
+                position = GrainPosition(source, grain)
+            elif indexed(looked_at) is not None:
+                dataset = source.training_of(0)  # not read elsewhere: each reading has another order
+                if indexed(dataset) is not None and not shares_generators(looked_at, dataset):
+                    position = NumberPosition(source, dataset)
         if position is None and mode == "iterator":
             try:
                 if any(map(is_file_cache, stages(looked_at))):
@@ -162,29 +158,10 @@ class DataIterator:
             mode, reason = "restart", "it has a shuffle that was made outside of datasets()"
         return (RestartPosition if mode == "restart" else ReplayPosition)(source), reason, first
 
-    def _number_position(self) -> Position | None:
-        """A position that is a small value, if the data has one."""
-        source = self._source
-        if (grain := grain_of(source.training)) is not None:
-            return GrainPosition(source, grain)
-        if indexed(source.training) is None:
-            return None
-        dataset = source.training_of(0)  # not read elsewhere: each reading has another order
-        if indexed(dataset) is None or shares_generators(source.training, dataset):
-            return None
-        return NumberPosition(source, dataset)
-
     def require_batch_size(self, size: int, configured: int) -> None:
-        """Check that batches have as many examples as the config says.
+        """Check that batches have `size` examples, this worker's part of the ``model.batch_size`` that is `configured`.
 
         If the dimension is not static, the first batch tells; if that may be a short one, there is a warning only.
-
-        Args:
-            size: of a batch that is read here.
-            configured: ``model.batch_size``.
-
-        Raises:
-            ConfigError: they have not.
         """
         sizes = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
         is_static = None not in sizes
@@ -231,11 +208,7 @@ class DataIterator:
         return f"{self.mode} ({self.reason})" if self.reason else self.mode
 
     def next_batch(self) -> Batch:
-        """Read one batch, for training on it.
-
-        Raises:
-            StopTraining: there is no more data.
-        """
+        """Read one batch, for training on it; StopTraining if there is no more data."""
         self.catch_up()
         if self.block:
             batch = None if self.next_block() is None else self._position.row_of_block(self._position.row)
@@ -248,23 +221,15 @@ class DataIterator:
         return dict(batch)
 
     def count(self, batches: int, *, reads_ahead: bool = False) -> None:
-        """Count batches that were read from the iterator and trained on.
-
-        Args:
-            batches: how many.
-            reads_ahead: whether more than these were read, for a step that failed.
-        """
+        """Count batches that were read from the iterator and trained on; `reads_ahead` if more were read, for a step
+        that failed."""
         self._position.offset += batches
         self._position.row += batches if self.block else 0
         self.total += batches
         self._reads_ahead |= reads_ahead
 
     def start_next_pass(self) -> None:
-        """Start the next pass over the data, under its seed.
-
-        Raises:
-            StopTraining: the pass that ended had no batch, or is the only one: there is no more data.
-        """
+        """Start the next pass over the data, under its seed; StopTraining if there is no more data."""
         if self.offset == 0 or self.endless or self._is_single_pass:
             raise StopTraining("the training dataset ran out of data")
         self._position.begin(self._position.number + 1)
@@ -290,11 +255,7 @@ class DataIterator:
         return "it is live" if self.is_made_up else None
 
     def use_blocks(self, size: int) -> None:
-        """Read so many batches at a time, stacked, see `next_block`; before the first one is trained on.
-
-        Raises:
-            ConfigError: they cannot be stacked.
-        """
+        """Read so many batches at a time, stacked, see `next_block`; before the first one is trained on."""
         if (reason := self.fits_blocks()) is not None:
             raise ConfigError(f'model.jit_compile: "loop" does not work with this training data: {reason}')
         self._position.block = size
@@ -306,10 +267,9 @@ class DataIterator:
         return self._position.block
 
     def next_block(self) -> tuple[Batch, int, int] | None:
-        """The block that the next batch is in.
+        """The block that the next batch is in: the stacked batches, the row of the next one, and how many are left.
 
-        Returns:
-            the stacked batches, the row of the next one, and how many are left; or None at the end of the pass.
+        None at the end of the pass.
         """
         position = self._position
         if not position.rows:
@@ -335,11 +295,7 @@ class DataIterator:
         return lambda: {**finish(), **about}
 
     def read(self, prefix: str, meta: dict[str, Any]) -> None:
-        """Go to a saved position.
-
-        Raises:
-            CheckpointError: the data is not what the position was saved of, or it cannot be read.
-        """
+        """Go to a saved position; a CheckpointError if the data is not what the position was saved of."""
         position, then, now = self._position, meta["fingerprint"], self.fingerprint
         # The saved position is that of the chief, and other workers have read other data.
         is_chiefs = self.share.is_own and self.share.index > 0
@@ -390,14 +346,8 @@ class DataIterator:
     def catch_up(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
         """Read batches again up to the place of the run, if a restored position lies before it.
 
-        Args:
-            stop_requested: called before each batch; whether to stop.
-
         Returns:
-            whether that place was reached.
-
-        Raises:
-            DataError: the data cannot be read; the position is as it was saved.
+            False if a stop was requested before that place was reached.
         """
         if self._reads_ahead:
             self.rewind()

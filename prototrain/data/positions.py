@@ -38,9 +38,6 @@ OTHER_BATCHES = (
 class Position:
     """The place of a run in its training data, and the iterator that reads from there.
 
-    Args:
-        source: builds the datasets.
-
     Attributes:
         mode: how a resume returns to the place, in checkpoints and messages.
         endless: whether the iterator never ends; otherwise each pass has its own.
@@ -62,8 +59,6 @@ class Position:
         self.number = self.offset = self.behind = self.passes_behind = self.block = self.row = 0
         self.current: Any = None
 
-    # -- moving ---------------------------------------------------------------------------------------------------
-
     def begin(self, number: int) -> None:
         """Go to the start of a pass."""
         self._read(self._source.training_of(number), number, 0)
@@ -82,11 +77,7 @@ class Position:
         self.go(self.place())
 
     def read_again(self) -> None:
-        """Read a batch, or a block of them, before the place of the run, and drop it.
-
-        Raises:
-            tf.errors.OutOfRangeError: the pass has ended.
-        """
+        """Read a batch, or a block of them, before the place of the run, and drop it."""
         if self.passes_behind or self.behind >= self.block:
             self.iterator.get_next()
             self.behind -= 0 if self.passes_behind else self.block or 1
@@ -115,8 +106,6 @@ class Position:
         self.iterator = iter(dataset.prefetch(1) if self.block else prefetched(dataset, PREFETCH))
         self.number, self.offset, self.behind, self.passes_behind = number, offset, 0, 0
 
-    # -- saving ---------------------------------------------------------------------------------------------------
-
     def place(self) -> Place:
         """The place of the run."""
         return {"pass": self.number, "offset": self.offset, "behind": self.behind}
@@ -127,21 +116,11 @@ class Position:
         return lambda: place
 
     def read(self, prefix: str, place: Place) -> None:
-        """Go to a place that was written.
-
-        Raises:
-            CheckpointError: it cannot be read.
-        """
+        """Go to a place that was written; a CheckpointError if it cannot be read."""
         self.go(place)
 
-    # -- batches and blocks ---------------------------------------------------------------------------------------
-
     def look(self) -> Batch:
-        """Read the first batch, and go back.
-
-        Raises:
-            DataError: there is none, or it cannot be read.
-        """
+        """Read the first batch, and go back."""
         first = first_batch(self.iterator)
         self.rewind()
         return first
@@ -156,11 +135,7 @@ class Position:
         return dict(tf.nest.map_structure(lambda stacked: stacked[row], self.current))
 
     def read_block(self) -> None:
-        """Read the next block.
-
-        Raises:
-            tf.errors.OutOfRangeError: the pass has ended.
-        """
+        """Read the next block."""
         self.current = None  # also if nothing can be read
         self.current, self.row = self.iterator.get_next(), 0
 
@@ -214,11 +189,7 @@ def write_state(prefix: str, state: tf.Tensor) -> Path:
 
 
 def read_state(prefix: str) -> tf.Tensor:
-    """Read a state that was written.
-
-    Raises:
-        tf.errors.OpError: there is none.
-    """
+    """Read a state that was written."""
     with literal_prefix(prefix) as path, tf.device("CPU:0"):
         (state,) = tf.raw_ops.RestoreV2(prefix=path, tensor_names=[_KEY], shape_and_slices=[""], dtypes=[tf.variant])
     return state
@@ -237,9 +208,6 @@ class IteratorPosition(Position):
     begin it in the order of the first pass. Then the last whole state is written, with the number of batches to read
     again behind it. Within a block, the state from before the block is written. If the data `reshuffles`, a whole state
     holds the generator of the shuffle.
-
-    Raises:
-        NOT_SAVABLE: TensorFlow cannot save the iterator.
     """
 
     mode = "iterator"

@@ -51,11 +51,7 @@ class Share:
 
 
 def for_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Datasets]:
-    """A model's `datasets` as a function without arguments: one that takes a worker is given it.
-
-    Raises:
-        ConfigError: it divides the data, and the config has all workers read the same.
-    """
+    """A model's `datasets` as a function without arguments: one that takes a worker is given it."""
     first = next(iter(inspect.signature(make).parameters.values()), None)
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         return make
@@ -70,11 +66,7 @@ def for_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Data
 
 
 def shared_out(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
-    """Give a worker its own share of the training data, without an end: passes over shares are not equally long.
-
-    Raises:
-        DataError: TensorFlow cannot divide the data by its files.
-    """
+    """Give a worker its own share of the training data, without an end: passes over shares are not equally long."""
     if not share.is_own or "trn" not in datasets:
         return datasets
     trn = datasets["trn"]
@@ -98,16 +90,8 @@ class Source:
     All datasets of a run come from one call, so that validation examples are never trained on: of later calls only the
     training dataset is used, and only if it is made of the same data.
 
-    Args:
-        make: a model's `datasets`.
-        seed: the run's seed.
-        announce: called with a line of text for the user.
-
     Attributes:
         datasets: of the run, by name.
-
-    Raises:
-        DataError: there is no training dataset, or one of them is empty or does not give dicts of tensors.
     """
 
     def __init__(self, make: Callable[[], Datasets], seed: int, announce: Callable[[str], None]) -> None:

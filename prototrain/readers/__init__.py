@@ -8,7 +8,7 @@ Files may lie at URLs, such as ``s3://bucket/trn.csv``; they are downloaded once
 """
 
 from prototrain.readers.csv_files import csv
-from prototrain.readers.flows import dataflow, is_live
+from prototrain.readers.flows import dataflow
 from prototrain.readers.images import IMAGE_EXTENSIONS, class_names, decode_image, image_files, image_folder
 from prototrain.readers.json_files import json_lines
 from prototrain.readers.parquet_files import parquet
@@ -26,7 +26,6 @@ __all__ = [
     "decode_image",
     "image_files",
     "image_folder",
-    "is_live",
     "json_lines",
     "parquet",
     "tfrecords",

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.callbacks import SaveOnExit, Validation
 from prototrain.data.adapters import as_datasets
 from prototrain.errors import CheckpointError, DataError
 from tests.data.reading import assert_exact, data, read, resume, save
-from tests.tiny import tiny_arrays, tiny_trainer, values
 
 CONFIG = {"model.batch_size": 4}
 X = np.arange(22)
@@ -86,23 +84,6 @@ def test_the_place_in_grain_is_small_and_of_this_dataset(tmp_path: Path) -> None
             resume(lambda other=other: made(other()), tmp_path / "0", meta)  # type: ignore[misc]
     with pytest.raises(CheckpointError, match="is no state of this Grain dataset"):
         resume(lambda: made(grain_map()), tmp_path / "0", {**meta, "grain": "{}"})
-
-
-def test_a_run_on_grain_ends_in_the_same_bits(experiment: Path) -> None:
-    grain = pytest.importorskip("grain")
-    arrays = tiny_arrays()
-
-    def datasets() -> dict[str, Any]:
-        rows = grain.MapDataset.range(40).map(lambda i: {name: array[i] for name, array in arrays.items()})
-        return {"trn": rows.seed(1).shuffle().batch(8), "vld": rows.batch(8)}
-
-    whole = tiny_trainer(datasets=datasets)
-    whole.train([Validation().every(steps=5)], max_steps=9)
-    assert whole.steps_per_epoch == 5 and whole.monitors.latest("vld/loss") > 0
-    tiny_trainer(experiment, datasets=datasets).train([SaveOnExit()], max_steps=4)
-    resumed = tiny_trainer(experiment, datasets=datasets)
-    resumed.train([SaveOnExit()], max_steps=9)
-    assert resumed.data.caveat is None and values(resumed) == values(whole)
 
 
 def test_what_is_held_out_comes_in_its_order() -> None:

@@ -73,16 +73,13 @@ ITERATOR: dict[str, Callable[[], D]] = {
 }
 REPLAY: dict[str, Callable[[], D]] = {
     "concatenated": concatenated,
-    "a generator": lambda: rows().batch(4),
     "a shuffled generator": lambda: rows().shuffle(8).batch(4),
     "two shuffles": lambda: D.range(8).shuffle(8).map(lambda x: {"x": x}).shuffle(3).batch(4),
     "sampled": lambda: D.sample_from_datasets([rows(), rows()], stop_on_empty_dataset=False).batch(4),
-    "a generator with two shuffles": lambda: rows().shuffle(3).batch(2).shuffle(4).unbatch().batch(4),
     "repeated": lambda: rows().shuffle(8).repeat(2).take(12).batch(4),
     "a flow": lambda: readers.dataflow(Flow(), spec=SPEC).batch(4),
     "a generator that draws": drawn,
     "random ops": noisy,
-    "a shuffled generator that draws": lambda: drawn().shuffle(3),
 }
 
 
