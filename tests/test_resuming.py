@@ -192,36 +192,26 @@ def test_changed_data_can_be_allowed(stopped: Path) -> None:
     assert "the training data has changed" in trainer.run.resume_line()
 
 
-def test_versions_and_devices_are_compared(stopped: Path) -> None:
+def test_other_facts_that_changed_are_named(tmp_path: Path) -> None:
     class Elsewhere(SimpleTrainer):
         def _facts(self) -> dict[str, Any]:
             found = super()._facts()
             return {**found, "versions": {**found["versions"], "numpy": "9.9"}, "towers": 2}
 
-    trainer = Elsewhere(tiny_model(**BASE), experiment=stopped)
-    trainer.train([SaveOnExit()], max_steps=END, steps_per_epoch=5)
-    line = trainer.run.resume_line()
-    for words in (r"numpy \S+ -> 9\.9", "towers 1 -> 2", "trainer SimpleTrainer -> Elsewhere"):
-        assert re.search(words, line), line
-
-
-def test_files_of_the_model_that_changed_are_named(tmp_path: Path) -> None:
-    source = tmp_path / "definition.py"
-    source.write_text("# one way\n")
-    model = tiny_model(**BASE)
+    model, source, kept, new = tiny_model(**BASE), tmp_path / "definition.py", Counts("kept"), Counts("new")
     model.source = source
-    for steps, text in ((STOP, "# another way\n"), (END, "")):
-        trainer = SimpleTrainer(model, experiment=tmp_path / "run")
-        trainer.train([SaveOnExit()], max_steps=steps, steps_per_epoch=5)
-        source.write_text(text)
-    assert trainer.run.resume_line().endswith("changed: definition.py")
-
-
-def test_callbacks_that_are_new_or_gone_are_named(tmp_path: Path) -> None:
-    train(tmp_path, STOP, Counts("kept"), Counts("gone"))
-    kept, new = Counts("kept"), Counts("new")
-    line = train(tmp_path, END, kept, new).run.resume_line()
-    assert "callback new added" in line and "callback gone gone" in line
+    source.write_text("# one way\n")
+    before = SimpleTrainer(model, experiment=tmp_path / "run")
+    before.train([Counts("kept"), Counts("gone"), SaveOnExit()], max_steps=STOP, steps_per_epoch=5)
+    source.write_text("# another way\n")
+    trainer = Elsewhere(model, experiment=tmp_path / "run")
+    trainer.train([kept, new, SaveOnExit()], max_steps=END, steps_per_epoch=5)
+    line = trainer.run.resume_line()
+    for words in (
+        *(r"numpy \S+ -> 9\.9", "towers 1 -> 2", "trainer SimpleTrainer -> Elsewhere"),
+        *("definition.py", "callback new added", "callback gone gone"),
+    ):
+        assert re.search(words, line), line
     assert (kept.count, new.count) == (END, END - STOP)
 
 
