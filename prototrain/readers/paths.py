@@ -31,8 +31,9 @@ def local_files(paths: PathLike | Iterable[PathLike]) -> list[tuple[str, str]]:
 
 
 def matching_files(pattern: PathLike) -> list[str]:
-    """Return the files that match a glob pattern, which may be a URL; there `*` matches slashes as well.
+    """Return the files that match a glob pattern, sorted by name.
 
+    The pattern may be a URL; there `*` matches slashes as well.
     What exists is meant literally: a file of exactly this name, and directories in front of the pattern such as
     `lr=[0.1]`.
     """
@@ -43,7 +44,7 @@ def matching_files(pattern: PathLike) -> list[str]:
             return [str(path)]
         base = next(parent for parent in path.parents if parent.is_dir() or parent == parent.parent)
         found = Path(glob.escape(str(base)), path.relative_to(base))
-        return [file for file in glob.glob(str(found), recursive=True) if os.path.isfile(file)]
+        return sorted(file for file in glob.glob(str(found), recursive=True) if os.path.isfile(file))
     base_url, _, name = url.rpartition("/")
     if Storage(base_url).find(name) is None:
         while set("*?[") & set(base_url) and not Storage(base_url).listing():

@@ -18,7 +18,7 @@ from prototrain.readers.paths import PathLike, matching_files, several, shown
 from prototrain.readers.tables import CHUNK
 from prototrain.system.files import write_atomic
 from prototrain.system.tracebacks import cause
-from prototrain.system.urls import cache_home
+from prototrain.system.urls import cache_home, url_of
 from prototrain.system.waiting import announcing
 
 _HEADER, _FOOTER = 12, 4  # bytes around each record: its length and a checksum of that, and one of its content
@@ -54,13 +54,16 @@ def tfrecords(
         StorageError: files at a URL cannot be downloaded.
     """
     files: list[str] = []
-    for pattern in several(patterns):
+    given = several(patterns)
+    for pattern in given:
         found = matching_files(pattern)
         if not found:
             raise DataError(f"{shown(pattern)}: matches no file; name a TFRecord file or a glob pattern of some")
         files += found
     parsed = {name: _record_feature(name, feature) for name, feature in features.items()}
-    files = sorted(set(files))
+    if not any(map(url_of, given)):  # the names of downloads are digests
+        files.sort()
+    files = list(dict.fromkeys(files))
     if is_by_index(shuffle):
         if compression:
             raise DataError(

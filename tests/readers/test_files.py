@@ -249,7 +249,7 @@ def test_patterns_and_folders_at_urls(url: str) -> None:
         put(f"{url}/part-{number}/x.tfrecord", Path(write_records("r", [number])).read_bytes())
         put(f"{url}/images/{'ab'[number % 2]}/{number}.png", tf.io.encode_png(np.zeros((1, 1, 3), np.uint8)).numpy())
     put(f"{url}/images/notes.txt", "no image")
-    assert sorted(labels(readers.tfrecords(f"{url}/part-[01]/*.tfrecord", features=Y))) == [0, 1]
+    assert labels(readers.tfrecords(f"{url}/part-[01]/*.tfrecord", features=Y)) == [0, 1]
     assert sorted(labels(readers.tfrecords(f"{url}/part-*/*.tfrecord", features=Y, shuffle="index"))) == [0, 1, 2]
     with pytest.raises(DataError, match=f"{url}/other-.*: matches no file"):
         readers.tfrecords(f"{url}/other-*", features=Y)
