@@ -29,9 +29,9 @@ from prototrain.callbacks import (
 )
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.errors import CallbackError
-from prototrain.launch import _own_callbacks as own_callbacks
+from prototrain.launch import default_callbacks
 from tests.callbacks.helpers import EachStep
-from tests.tiny import CountingTrainer, Recorder
+from tests.tiny import CountingTrainer, Recorder, tiny_model
 
 
 class Named(Callback):
@@ -173,15 +173,19 @@ def test_what_is_no_list_of_callbacks(given: Any, message: str, of_model: str) -
     with pytest.raises(CallbackError, match=message):
         CountingTrainer().train(given, max_steps=1)
     with pytest.raises(CallbackError, match=of_model):
-        own_callbacks(SimpleNamespace(callbacks=lambda: given))
+        default_callbacks(with_callbacks(lambda: given))
+
+
+def with_callbacks(callbacks: Any) -> Any:
+    return SimpleNamespace(**vars(tiny_model()), callbacks=callbacks)
 
 
 def test_the_callbacks_of_a_model() -> None:
     one = Callback()
-    assert own_callbacks(SimpleNamespace()) == [] and own_callbacks(SimpleNamespace(callbacks=None)) == []
-    assert own_callbacks(SimpleNamespace(callbacks=lambda: iter([one]))) == [one]
+    assert len(default_callbacks(tiny_model())) == len(default_callbacks(with_callbacks(None)))
+    assert default_callbacks(with_callbacks(lambda: iter([one])))[-1] is one
     with pytest.raises(CallbackError, match="must be a function that returns a list, not list"):
-        own_callbacks(SimpleNamespace(callbacks=[one]))
+        default_callbacks(with_callbacks([one]))
 
 
 def test_the_state_of_another_run_is_refused_at_the_start_and_restored_by_a_resume(experiment: Path) -> None:
