@@ -272,9 +272,8 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
     assert reached == {None, 4, 12, 14} and operations > 20
 
 
-@pytest.mark.parametrize("name", ["../x", "a//b"])
-def test_names_that_lead_elsewhere(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Storage, "listing", lambda self, folder="": {"meta.json": "", name: ""})
+def test_names_that_lead_elsewhere(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Storage, "listing", lambda self, folder="": {"meta.json": "", "../x": ""})
     with pytest.raises(ExperimentError, match="cannot be a file; no run writes that"):
         Experiment(url).fetch(whole=True)
 
