@@ -104,14 +104,7 @@ def updates_all_rows(optimizer: Any) -> bool:
 def update_if(
     condition: tf.Tensor | None, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[Any]
 ) -> None:
-    """Update variables as `update_with` does, from inside a tower, if the condition is true or None.
-
-    Args:
-        condition: a scalar bool, the same in all towers.
-        optimizer: applies the gradients.
-        gradients: the same in all towers.
-        variables: as many.
-    """
+    """Update variables as `update_with` does, from inside a tower, if a scalar bool of all towers is true or None."""
     if condition is None:
         update_with(optimizer, gradients, variables)
         return
@@ -218,13 +211,11 @@ class _OfUpdate:
 
 def _given(method: Any) -> keras.optimizers.Optimizer:
     made_here = not isinstance(method, keras.optimizers.Optimizer)
-    if made_here and not callable(method):
-        raise ConfigError(f"{_METHOD}: expected a Keras optimizer or a factory, got {type(method).__name__}")
     if made_here:
         try:
             inspect.signature(method).bind()
         except TypeError as error:
-            raise ConfigError(f"{_METHOD}: a factory is called without arguments, but {error}") from error
+            raise ConfigError(f"{_METHOD}: give a Keras optimizer, or a factory without arguments: {error}") from error
         except ValueError:
             pass  # written in C and without a signature: the call will tell
     optimizer = method() if made_here else method
@@ -239,10 +230,8 @@ def _given(method: Any) -> keras.optimizers.Optimizer:
 def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The variables of a built optimizer with the names that checkpoints have for them.
 
-    Args:
-        optimizer: has the variables.
-        trained: the variables that it was built for, by their names in a checkpoint; none if its own names are to be
-            taken.
+    `trained` has the variables that it was built for, by their names in a checkpoint; without them its own names are
+    taken.
     """
     stems: dict[str, list[str]] = {}  # several variables of TensorFlow may have one name
     for name, given in trained.items():

@@ -54,9 +54,9 @@ COMPATIBILITY = (
     "tests/callbacks/stopping/test_stop_on_nan.py::test_a_finite_run_is_the_same_with_and_without",
     "tests/callbacks/test_python_summaries.py",
     # Several towers.
-    "tests/trainers/test_replicated.py::TestEqualResults::test_any_number_of_towers_gives_the_results_of_one[adam]",
-    "tests/trainers/test_replicated.py::TestTowers::test_a_tower_knows_itself_draws_for_itself_and_outputs_are_means",
-    "tests/trainers/test_replicated.py::TestResume::test_the_same_towers_go_on_bit_for_bit",
+    "tests/trainers/test_replicated.py::test_any_number_of_towers_gives_the_results_of_one[adam]",
+    "tests/trainers/test_replicated.py::test_a_tower_knows_itself_draws_for_itself_and_outputs_are_means",
+    "tests/trainers/test_replicated.py::test_single_steps_and_a_resume_are_the_same_as_many_steps_in_a_call",
     # Keras, the estimator, the command line, what is made of a model.
     "tests/keras/test_callback.py",
     "tests/keras/test_fit.py::test_a_model_trains_as_in_fit[class weights]",

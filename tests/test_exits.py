@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +18,6 @@ import tensorflow as tf
 from prototrain import Callback, SimpleTrainer, StopTraining
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.experiment import checkpoint_steps
-from prototrain.system.signals import StopRequest
 from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.sweeps.test_processes import SLOW
@@ -89,7 +86,6 @@ class WhileTracing(Callback):
 @pytest.mark.parametrize(
     ("where", "signum"),
     [
-        ("a callback", signal.SIGINT),
         ("tracing", signal.SIGINT),
         ("validation", signal.SIGTERM),
         ("a periodic save", signal.SIGINT),
@@ -106,9 +102,7 @@ def test_a_signal_at_any_time_saves_and_loses_nothing(
     handlers = [signal.getsignal(number) for number in RAISES]
     trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
     more: list[Callback] = []
-    if where == "a callback":
-        more = [At(6, lambda: send(signum))]
-    elif where == "tracing":
+    if where == "tracing":
         more = [WhileTracing(lambda: send(signum))]
     elif where == "validation":
 
@@ -129,16 +123,14 @@ def test_a_signal_at_any_time_saves_and_loses_nothing(
         assert caught.value.code == 143
     assert [signal.getsignal(number) for number in RAISES] == handlers
     assert signal.set_wakeup_fd(-1) == -1
-    expected = {"a callback": 6, "tracing": 0, "validation": 12, "a periodic save": 8, "the exit save": 7}[where]
+    expected = {"tracing": 0, "validation": 12, "a periodic save": 8, "the exit save": 7}[where]
     assert trainer.global_step == max(trainer.run.checkpoints.steps(), default=0)
     assert trainer.global_step == expected or (where == "tracing" and trainer.global_step == 1)
 
     again = SimpleTrainer(tiny_model(), experiment=tmp_path)
     if "save" in where:
         again.state["slow"] = WhileSaving(lambda: None)
-    more = [At(6, lambda: None)] if where == "a callback" else []
-    again.train(callbacks(*more), max_steps=STEPS)
-    assert "not bit-exact" not in again.run.resume_line()
+    again.train(callbacks(), max_steps=STEPS)
     assert values(again) == straight[0]
     if where != "the exit save":  # a stop makes its step count as the last one, at which everything is due
         assert rows(tmp_path) == straight[1]
@@ -155,9 +147,10 @@ def boom() -> None:
 @pytest.mark.parametrize(("action", "step"), [(boom, 1), (boom, 8), (stop, 10)])
 def test_ways_out_of_a_callback_save_the_step(action: Callable[[], None], step: int, tmp_path: Path) -> None:
     """After the first step, after one that is saved anyhow, and at the end of an epoch."""
-    trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
+    trainer = CountingTrainer(experiment=tmp_path)
+    saving = [ModelSaver().every(steps=8), SaveOnExit()]
     with pytest.raises(RuntimeError) if action is boom else nullcontext():
-        trainer.train(callbacks(At(step, action)), max_steps=STEPS, steps_per_epoch=5)
+        trainer.train([At(step, action), *saving], max_steps=STEPS, steps_per_epoch=5)
     assert trainer.run.checkpoints.steps()[-1] == trainer.global_step == step
 
 
@@ -175,19 +168,6 @@ def test_off_the_main_thread_a_request_stops_the_run(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert ended and trainer.global_step == 5 and trainer.run.checkpoints.steps() == [5]
-
-
-def test_handlers_are_those_of_before_after_any_end() -> None:
-    def mine(signum: int, frame: Any) -> None:
-        pass
-
-    old = signal.signal(signal.SIGTERM, mine)
-    try:
-        with StopRequest(print):
-            assert signal.getsignal(signal.SIGTERM) is not mine
-        assert signal.getsignal(signal.SIGTERM) is mine
-    finally:
-        signal.signal(signal.SIGTERM, old)
 
 
 SCRIPT = """
@@ -218,8 +198,7 @@ trainer.train([SaveOnExit(), Ready()], max_steps=10**6)
 """
 
 
-def wait_for(process: subprocess.Popen[str] | Program, word: str) -> str:
-    assert process.stdout is not None
+def wait_for(process: Program, word: str) -> str:
     for _, line in zip(range(200), process.stdout, strict=False):
         if word in line:
             return line
@@ -244,19 +223,17 @@ def test_exit_codes_and_three_signals_in_a_row(tmp_path: Path) -> None:
 def test_the_command_line_exits_with_the_signal_and_resumes(tmp_path: Path) -> None:
     signum = signal.SIGTERM
     (tmp_path / "models").symlink_to(ROOT / "models")
-    command = [sys.executable, "-u", "-m", "prototrain.cli", "run", "models.simple", "-s", "model.num_steps=1000000"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env=environment()
-    )
+    command = ["-m", "prototrain.cli", "run", "models.simple", "-s"]
+    process = Program([*command, "model.num_steps=1000000"], environment(), tmp_path)
     wait_for(process, "  100  ")
     process.send_signal(signum)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signum
-    assert "Traceback" not in output
+    with process.stdout:
+        output = process.stdout.read()
+    assert process.wait(60) == 128 + signum and "Traceback" not in output
     checkpoints = sorted((tmp_path / "experiments" / "simple" / "checkpoints").iterdir())
     step = int(checkpoints[-1].name.removeprefix("step-"))
     assert f"saved step {step}" in output
-    again = Program([*command[2:-1], f"model.num_steps={step + 50}"], environment(), cwd=tmp_path)
+    again = Program([*command, f"model.num_steps={step + 50}"], environment(), tmp_path)
     with again.stdout:
         output = again.stdout.read()
     assert again.wait() == 0, output
@@ -267,28 +244,17 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def begun(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    """A process of its own that trains the model m of a directory."""
-    return subprocess.Popen(
-        [sys.executable, "-u", "-m", "prototrain.cli", "run", "m", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=directory,
-        env=environment(),
-    )
-
-
 def test_a_process_ends_although_its_next_batch_is_in_the_making(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(SLOW)
     (tmp_path / "slow").touch()
-    process = begun(tmp_path, "-s", "model.num_steps=1000", "-s", "trainer.checkpoint_save_interval=5")
+    settings = ["-s", "model.num_steps=1000", "-s", "trainer.checkpoint_save_interval=5"]
+    process = Program(["-m", "prototrain.cli", "run", "m", *settings], environment(), tmp_path)
     try:
         while not checkpoint_steps(tmp_path / "experiments" / "e" / "checkpoints"):
-            assert process.poll() is None
+            assert process.returncode is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
-        assert process.returncode == 128 + signal.SIGTERM, output
+        output = process.stdout.read()
+        assert process.wait(30) == 128 + signal.SIGTERM, output
     finally:
         process.kill()

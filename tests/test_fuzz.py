@@ -24,7 +24,7 @@ from tensorflow.core.framework import graph_pb2, tensor_pb2
 from prototrain import Config
 from prototrain.callbacks import EarlyStopping, JSONWriter, ModelSaver, SaveOnExit, StopAfter, Summaries
 from prototrain.checkpoint import META, verify
-from prototrain.checkpoint.files import checksum
+from prototrain.checkpoint.store import checksum
 from prototrain.checkpoint.weights import load_weights
 from prototrain.cli import main
 from prototrain.config.schema import SCHEMA

@@ -1,7 +1,16 @@
 """Checkpoints: directories that appear whole or not at all, are verified, and hold what a trainer has in `state`."""
 
-from prototrain.checkpoint.files import BUNDLE, META, READ_ERRORS, Checkpoint, Saveable, Snapshot, read_bundle, verify
-from prototrain.checkpoint.store import Checkpoints
+from prototrain.checkpoint.store import (
+    BUNDLE,
+    META,
+    READ_ERRORS,
+    Checkpoint,
+    Checkpoints,
+    Saveable,
+    Snapshot,
+    read_bundle,
+    verify,
+)
 
 __all__ = [
     "BUNDLE",

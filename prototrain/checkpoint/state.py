@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.files import READ_ERRORS, Checkpoint, Saveable
+from prototrain.checkpoint.store import READ_ERRORS, Checkpoint, Saveable
 from prototrain.checkpoint.values import GENERATORS, TAG, GeneratorState, decode, encode
 from prototrain.errors import CheckpointError
 from prototrain.system.tracebacks import first_line
@@ -94,12 +94,11 @@ class StateEntries:
         elif isinstance(entry, keras.random.SeedGenerator):
             self._add_variable(key, entry.state)
         elif isinstance(entry, _HOLDERS):
-            if isinstance(entry, keras.optimizers.Optimizer) and not entry.built:
+            is_unbuilt = isinstance(entry, keras.optimizers.Optimizer) and not entry.built
+            if is_unbuilt or not entry.variables:
                 raise CheckpointError(
-                    f"state[{key!r}] is an optimizer without its variables; call its build(variables) before train()"
+                    f"state[{key!r}] has no variables yet; build it before train(), an optimizer with build(variables)"
                 )
-            if not entry.variables:
-                raise CheckpointError(f"state[{key!r}] has no variables yet; build it before train()")
             for variable in entry.variables:
                 path = getattr(variable, "path", None) or variable.name.split(":")[0]
                 self._add_variable(f"{key}/{path}", variable)
@@ -122,33 +121,22 @@ class StateEntries:
         self.variables[unique] = variable
         return unique
 
-    # -- saving -------------------------------------------------------------------------------------------------------
-
     def values(self) -> dict[str, Any]:
         """What meta.json holds of the entries.
 
         Raises:
             CheckpointError: it names an entry that cannot be saved, and the reason.
         """
-        return {key: self._encode(key) for key in (*self._values, *self._arrays, *self._objects)}
+        found: dict[str, Any] = {key: encode(self._state[key], f"state[{key!r}]") for key in self._values}
+        found |= {key: {_STORED: name} for key, name in self._arrays.items()}
+        for key, holder in self._objects.items():
+            found[key] = {_OBJECT: encode(holder.state_dict(), f"state[{key!r}]", loose=True)}
+        return found
 
-    def _encode(self, key: str) -> Any:
-        if key in self._arrays:
-            flags = self._state[key].flags
-            return {_STORED: [self._arrays[key], "F" if flags.f_contiguous and not flags.c_contiguous else "C"]}
-        if key in self._objects:
-            return {_OBJECT: encode(self._objects[key].state_dict(), f"state[{key!r}]", loose=True)}
-        return encode(self._state[key], f"state[{key!r}]")
-
-    def late(self, registered: Collection[str]) -> list[str]:
-        """The variables that were added after the run began; callbacks and data may add some.
-
-        Args:
-            registered: the names of those that were there.
-        """
-        arrays = self._arrays.values()
-        mine = [name for name in self.variables if not name.startswith(OF_CALLBACKS) and name not in arrays]
-        return [name for name in mine if name not in registered]
+    @property
+    def required(self) -> set[str]:
+        """The variables that a checkpoint must have; it may have other arrays and other callbacks."""
+        return {name for name in self.variables if not name.startswith(OF_CALLBACKS)} - set(self._arrays.values())
 
     # -- restoring ----------------------------------------------------------------------------------------------------
 
@@ -168,7 +156,7 @@ class StateEntries:
         meta, values = checkpoint.meta, checkpoint.meta["values"]
         saved = checkpoint.tensors() if meta["variables"] else {}
         data = self._read_data(values, saved)
-        variables = self._match_variables(checkpoint, saved, known=data.keys())
+        variables = self._match_variables(checkpoint, saved, data)
         missing = [key for key in self._values if key not in data]
         missing += [key for key in self._objects if key not in values]
         missing += [key for key in self.saveables if key not in meta["parts"]]
@@ -191,45 +179,38 @@ class StateEntries:
                 variable.assign(value)
 
     def _match_variables(
-        self, checkpoint: Checkpoint, saved: Mapping[str, tf.Tensor], *, known: Collection[str]
+        self, checkpoint: Checkpoint, saved: Mapping[str, tf.Tensor], data: Collection[str]
     ) -> list[tuple[Any, tf.Tensor]]:
-        """Pair variables with their values.
-
-        Args:
-            checkpoint: for errors.
-            saved: its variables, without the arrays among them.
-            known: the arrays and values that the checkpoint has as data.
-        """
-        arrays = {name for key, name in self._arrays.items() if key in known}
-        mine = {name: variable for name, variable in self.variables.items() if name not in arrays}
+        """Pair variables with their values; `data` has the keys of arrays that are restored otherwise."""
+        arrays = {name for key, name in self._arrays.items() if key in data}
         # A new callback starts without a state, and the state of one that is gone is not used.
-        mine = {name: variable for name, variable in mine.items() if not name.startswith(OF_CALLBACKS) or name in saved}
-        saved = {name: value for name, value in saved.items() if not name.startswith(OF_CALLBACKS) or name in mine}
-        saved = match_towers(mine, saved)
-        if late := [name for name in checkpoint.meta.get("late", []) if name in saved and name not in mine]:
-            raise CheckpointError(f"checkpoint {checkpoint.path} cannot be restored: {late_words(late)}")
-        check_fit(mine, saved, str(checkpoint.path))
-        return [(variable, saved[name]) for name, variable in mine.items()]
+        mine = {
+            name: variable
+            for name, variable in self.variables.items()
+            if name not in arrays and (name in saved or not name.startswith(OF_CALLBACKS))
+        }
+        theirs = {name: value for name, value in saved.items() if name in mine or not name.startswith(OF_CALLBACKS)}
+        theirs = match_towers(mine, theirs)
+        check_fit(mine, theirs, str(checkpoint.path))
+        return [(variable, theirs[name]) for name, variable in mine.items()]
 
     def _read_data(self, values: Mapping[str, Any], saved: dict[str, tf.Tensor]) -> dict[str, Any]:
         """Take plain values and arrays out of a checkpoint, also those that are not in the state dict yet.
 
-        Args:
-            values: the entries in meta.json.
-            saved: the variables; arrays are removed from it.
+        Arrays are removed from the `saved` variables.
         """
         late = [key for key in values if key not in self._state and not key.startswith(OF_CALLBACKS)]
         found: dict[str, Any] = {}
         for key in (*self._values, *self._arrays, *late):
             coded: Any = values.get(key)
-            if key not in values or _has_tag(_OBJECT, coded):
+            tag = next(iter(coded)) if isinstance(coded, dict) and len(coded) == 1 else None
+            if key not in values or tag == _OBJECT:
                 continue
-            if not _has_tag(_STORED, coded):
+            if tag != _STORED:
                 with restore_errors(f"state[{key!r}]"):
                     found[key] = decode(coded)
-            elif coded[_STORED][0] in saved:
-                value = np.array(saved.pop(coded[_STORED][0]))
-                found[key] = np.asfortranarray(value) if coded[_STORED][1] == "F" else value
+            elif coded[_STORED] in saved:
+                found[key] = np.array(saved.pop(coded[_STORED]))
         return found
 
     def _put(self, data: Mapping[str, Any]) -> None:
@@ -268,10 +249,6 @@ def _fits_bundle(entry: Any) -> bool:
     return is_array and entry.dtype.isnative and entry.dtype.name in _IN_BUNDLE
 
 
-def _has_tag(tag: str, coded: Any) -> bool:
-    return isinstance(coded, dict) and coded.keys() == {tag}
-
-
 def _fill(old: Any, value: Any) -> bool:
     """Give a list, dict or array new content, if it can have that: the trainer may also have it in an attribute."""
     if type(old) is list and type(value) is list:
@@ -286,12 +263,6 @@ def _fill(old: Any, value: Any) -> bool:
     else:
         return False
     return True
-
-
-def late_words(names: list[str]) -> str:
-    """The error for variables that were added during the run."""
-    shown = ", ".join(map(repr, names[:3])) + ", ..." * (len(names) > 3)
-    return f"{shown} came into trainer.state after the run had begun: make it before train(), where a resume finds it"
 
 
 @contextmanager
@@ -310,28 +281,14 @@ def restore_errors(what: str) -> Iterator[None]:
 # -- variables --------------------------------------------------------------------------------------------------------
 
 
-def variables_in(state: dict[str, Any]) -> list[Any]:
-    """The variables of TensorFlow and Keras in a state dict, including those of layers and modules."""
-    return list(_variables(state).values())
-
-
-def model_variables(state: dict[str, Any]) -> dict[str, Any]:
-    """The variables in a state dict by name, without those of callbacks."""
-    return {name: one for name, one in _variables(state).items() if not name.startswith(OF_CALLBACKS)}
-
-
-def _variables(state: dict[str, Any]) -> dict[str, Any]:
+def variables_in(state: dict[str, Any]) -> dict[str, Any]:
+    """The variables of TensorFlow and Keras in a state dict by name, including those of layers and modules."""
     found = StateEntries(state).variables
     return {name: one for name, one in found.items() if isinstance(one, tf.Variable | KerasVariable)}
 
 
 def match_towers(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Give each tower its own values, if there were more or fewer towers.
-
-    Args:
-        variables: the variables to restore, by name.
-        saved: the variables of a checkpoint, by name.
-    """
+    """Give each tower its own values among the `saved` ones, if there were more or fewer towers."""
     matched = {name: value for name, value in saved.items() if OF_TOWER not in name or name in variables}
     for name in variables:
         first, separator, index = name.partition(OF_TOWER)
@@ -342,16 +299,10 @@ def match_towers(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor]) -
 
 
 def check_fit(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor], where: str, *, cure: str = _CURE) -> None:
-    """Check that a checkpoint has exactly these variables.
-
-    Args:
-        variables: the variables to restore, by name.
-        saved: the variables of the checkpoint, by name.
-        where: the checkpoint's name.
-        cure: what to do if it does not fit.
+    """Check that a checkpoint, named `where`, has exactly these variables.
 
     Raises:
-        CheckpointError: it names the variables that only one side has, or whose shapes or dtypes differ.
+        CheckpointError: it names the variables that only one side has, or whose shapes or dtypes differ, and the cure.
     """
     problems = [f"{name} is new in the model" for name in variables if name not in saved]
     problems += [f"{name} is no longer in the model" for name in saved if name not in variables]
@@ -377,8 +328,6 @@ def describe_variable(variable: Any) -> str:
 # -- finite values ----------------------------------------------------------------------------------------------------
 
 NAN, INFINITE = "NaN", "infinite"
-_SHOWN = 4
-_PART = 2**18  # elements
 
 
 class FiniteState:
@@ -395,13 +344,9 @@ class FiniteState:
         self._known: dict[str, str | None] = {}  # what each variable was at the start
 
     def begin(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Record which variables are not finite before training.
+        """Record which variables are not finite before training: "NaN" or "infinite" by name.
 
-        Args:
-            variables: by name; those of an earlier call are skipped.
-
-        Returns:
-            "NaN" or "infinite" by name.
+        Those of an earlier call are skipped.
         """
         new = {name: variable for name, variable in variables.items() if name not in self._known}
         found = not_finite(new)
@@ -425,8 +370,7 @@ def not_finite(values: Mapping[str, Any]) -> dict[str, str]:
         dtype = tf.as_dtype(value.dtype)
         if dtype.is_floating or dtype.is_complex:
             array = np.asarray(value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value))
-            flat = array.reshape(-1)  # in parts that fit the processor's cache
-            if not all(np.isfinite(flat[begin : begin + _PART]).all() for begin in range(0, flat.size, _PART)):
+            if not np.isfinite(array).all():
                 found[name] = NAN if np.isnan(array).any() else INFINITE
     return found
 
@@ -436,5 +380,5 @@ def in_words(found: Mapping[str, str]) -> str:
     kinds: dict[str, list[str]] = {}
     for name, kind in found.items():
         kinds.setdefault(kind, []).append(name)
-    listed = [(some_of(names, _SHOWN), "is" if len(names) == 1 else "are", kind) for kind, names in kinds.items()]
+    listed = [(some_of(names, 4), "is" if len(names) == 1 else "are", kind) for kind, names in kinds.items()]
     return "; ".join(map(" ".join, listed))

@@ -1,27 +1,117 @@
-"""The checkpoints of a run: directories that appear whole or not at all.
+"""The checkpoints of a run: directories that appear whole or not at all, and are verified when they are read.
 
 ``step-<10 digits>/`` is written under a temporary name, synced and renamed. It is never overwritten. There is no index
 file: the newest checkpoint is the highest step that verifies.
+
+A checkpoint holds a TensorFlow bundle ``model.*`` with every variable by name, files of other objects (`Saveable`), and
+``meta.json`` with the size and digest of every other file. Nothing in it is code. The one thing that TensorFlow would
+run to restore it, a dataset's graph inside an iterator's state, is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import mmap
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Set
+import sys
+from collections.abc import Callable, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import quote
 
+import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.files import Checkpoint, Snapshot, UnknownFormatError, start_snapshot, verify
-from prototrain.errors import CheckpointError
-from prototrain.experiment.names import checkpoint_steps
-from prototrain.system.files import sync
+from prototrain.errors import CheckpointError, ExperimentError
+from prototrain.experiment.names import META as META
+from prototrain.experiment.names import STEP, checkpoint_steps
+from prototrain.system.files import literal_prefix, sync
 from prototrain.system.tracebacks import cause, first_line
 from prototrain.system.wording import FRESH
 
+FORMAT = 1
+BUNDLE = "model"
+"""The prefix of the bundle with the variables."""
+READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
 _FRESH = f"put one back, or start again with {FRESH}"
+_DIGEST = "sha256"  # protects against damage, not against forgery
+_THREADS = min(4, os.cpu_count() or 1)
+_FILE_BYTES = 2**28  # about the size of one file of a bundle
+_META_TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
+_BUNDLE_FILE = re.compile(r".*\.(index|data-\d+-of-\d+)")
+_GRAPH_WORD = b".is_dataset"
+_GRAPH_KEY = re.compile(rb"@@[^@\s]{1,200}" + re.escape(_GRAPH_WORD))
+
+
+@runtime_checkable
+class Saveable(Protocol):
+    """An object with its own files in a checkpoint, such as the position in the data."""
+
+    def write(self, prefix: str) -> Any:
+        """Write files whose names start with `prefix`.
+
+        Returns:
+            what else `read` needs, as JSON can hold it; or a function that writes the files later, in any thread,
+            and returns that. In this case `write` only copies what training changes.
+        """
+
+    def read(self, prefix: str, meta: Any) -> None:
+        """Restore the state: all of it or, if that fails, nothing."""
+
+
+@dataclass
+class Snapshot:
+    """The content of a checkpoint.
+
+    Attributes:
+        step: completed steps.
+        variables: tensors, variables or arrays by name.
+        saveables: objects with their own files, by name.
+        meta: everything else, as JSON can hold it.
+        check: called with the values by name in the writing thread, before they are written; raises an error if they
+            must not be saved.
+    """
+
+    step: int
+    variables: dict[str, Any] = field(default_factory=dict)
+    saveables: dict[str, Saveable] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    check: Callable[[Mapping[str, tf.Tensor]], object] | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint.
+
+    Attributes:
+        path: its directory.
+        meta: the content of its meta.json.
+    """
+
+    path: Path
+    meta: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.meta["step"])
+
+    def tensors(self) -> dict[str, tf.Tensor]:
+        """Read all variables as tensors; a CheckpointError if the bundle cannot be read."""
+        return _read_tensors(self.path / BUNDLE)
+
+    def variables(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Read all variables as arrays; see `tensors`."""
+        return read_bundle(self.path / BUNDLE)
+
+    def prefix_of(self, name: str) -> str:
+        """The path that the files of a `Saveable` start with."""
+        return _prefix_of(self.path, name)
 
 
 class Checkpoints:
@@ -73,8 +163,12 @@ class Checkpoints:
             CheckpointError: it cannot be written, and nothing of it is left; also from the function.
         """
         final = self.directory / f"failed-{snapshot.step:010d}" if aside else self.path(snapshot.step)
-        if not aside and self._is_good(final):
-            return lambda: final
+        if not aside and final.exists():
+            try:
+                verify(final, run_id=self._run_id)
+                return lambda: final
+            except CheckpointError as error:
+                self._announce(f"WARNING: {error}; it is written again")
         temporary = self.directory / f".tmp-{final.name}-{os.getpid()}"
         with _whole_or_nothing(temporary, final):
             if not self.directory.is_dir():
@@ -82,7 +176,7 @@ class Checkpoints:
                 sync(self.directory.parent)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
-            write_rest = start_snapshot(temporary, snapshot)
+            write_rest = _start_writing(temporary, snapshot)
 
         def finish() -> Path:
             with _whole_or_nothing(temporary, final):
@@ -96,18 +190,6 @@ class Checkpoints:
             return final
 
         return finish
-
-    def _is_good(self, path: Path) -> bool:
-        if not path.exists():
-            return False
-        try:
-            verify(path, run_id=self._run_id)
-        except UnknownFormatError:
-            raise
-        except CheckpointError as error:
-            self._announce(f"WARNING: {error}; it is written again")
-            return False
-        return True
 
     # -- deleting -----------------------------------------------------------------------------------------------------
 
@@ -150,29 +232,25 @@ class Checkpoints:
             broken: the damaged ones are added to this list, for `set_aside`.
 
         Raises:
-            UnknownFormatError: a newer checkpoint is whole, but in a format of another version.
+            ExperimentError: a newer checkpoint is whole, but in a format of another version.
             CheckpointError: there are or were checkpoints, but all are damaged.
         """
         broken = [] if broken is None else broken
         for step in reversed(self.steps()):
-            path = self.path(step)
             try:
-                checkpoint = verify(path, run_id=self._run_id)
+                checkpoint = verify(self.path(step), run_id=self._run_id)
                 if check is not None:
                     check(checkpoint)
-            except UnknownFormatError:
-                raise
             except CheckpointError as error:
                 self._announce(f"WARNING: {error}")
-                broken.append(path)
+                broken.append(self.path(step))
                 continue
             if broken:
-                self._announce(f"WARNING: falling back to the checkpoint of step {step}, {path}")
+                self._announce(f"WARNING: falling back to the checkpoint of step {step}, {checkpoint.path}")
             return checkpoint
         if broken:
             raise CheckpointError(f"none of the {len(broken)} checkpoints in {self.directory} can be used; {_FRESH}")
-        aside = sorted(self.directory.glob(".bad-step-*"))
-        if aside:
+        if aside := sorted(self.directory.glob(".bad-step-*")):
             raise CheckpointError(
                 f"all checkpoints in {self.directory} are damaged or not finite, the last is {aside[-1]}; {_FRESH}"
             )
@@ -246,3 +324,205 @@ def _remove_tree(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink()
+
+
+def _prefix_of(directory: Path, name: str) -> str:
+    quoted = quote(name, safe=" ")  # a name may have characters that no file name can have
+    if quoted.partition(".")[0] in ("", BUNDLE, "meta"):
+        quoted = f"%{quoted}"
+    return str(directory / quoted)
+
+
+# -- writing the files -------------------------------------------------------------------------------------------------
+
+
+def _start_writing(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
+    """Copy what training changes; returns a function, for any thread, that writes and syncs all files."""
+    # A tensor that was read from a variable keeps its value: the variable's next update makes a copy.
+    tensors = {
+        name: tf.constant(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value)
+        for name, value in snapshot.variables.items()
+    }
+    written = {name: one.write(_prefix_of(directory, name)) for name, one in snapshot.saveables.items()}
+
+    def finish() -> None:
+        if snapshot.check is not None:
+            snapshot.check(tensors)
+        parts = {name: rest() if callable(rest) else rest for name, rest in written.items()}
+        if tensors:
+            _write_bundle(directory / BUNDLE, tensors)
+        meta = {
+            "format": FORMAT,
+            "step": snapshot.step,
+            "variables": {n: {"shape": one.shape.as_list(), "dtype": one.dtype.name} for n, one in tensors.items()},
+            "parts": parts,
+            **snapshot.meta,
+            "files": _sync_and_digest(sorted(directory.iterdir())),
+        }
+        text = json.dumps({"sha256": checksum(meta), "meta": meta})
+        (directory / META).write_text(text + "\n", encoding="utf-8")
+        sync(directory / META)
+        sync(directory)
+
+    return finish
+
+
+def _sync_and_digest(files: list[Path]) -> dict[str, dict[str, Any]]:
+    for path in files:
+        if _holds_graph(path):
+            raise CheckpointError(
+                f"the state in {path.name} cannot be saved: it is an iterator that holds datasets, and a restore would "
+                "have to run their graphs"
+            )
+    with ThreadPoolExecutor(_THREADS) as pool:  # a file is read for its digest while the disk writes it
+        started = [(path, pool.submit(_digest, path), pool.submit(sync, path)) for path in files]
+    for _, _, synced in started:
+        synced.result()
+    return {path.name: {"size": path.stat().st_size, _DIGEST: digest.result()} for path, digest, _ in started}
+
+
+def _write_bundle(prefix: Path, tensors: Mapping[str, tf.Tensor]) -> None:
+    """Write tensors into one file, or into several at once: TensorFlow writes a file with one thread."""
+    parts: list[dict[str, tf.Tensor]] = []
+    size = _FILE_BYTES
+    for name, tensor in tensors.items():
+        if size >= _FILE_BYTES:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.shape.num_elements() * tensor.dtype.size
+
+    def write(prefix: str, tensors: dict[str, tf.Tensor]) -> None:
+        with tf.device("CPU:0"):
+            slices = [""] * len(tensors)
+            tf.raw_ops.SaveV2(
+                prefix=prefix, tensor_names=[*tensors], shape_and_slices=slices, tensors=[*tensors.values()]
+            )
+
+    prefixes = [f"{prefix}-{number}" for number in range(len(parts))]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(write, prefixes, parts))
+    with tf.device("CPU:0"):
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=prefixes, destination_prefix=str(prefix), delete_old_dirs=False
+        )
+
+
+def checksum(meta: Any) -> str:
+    """The checksum of the content of meta.json, independent of the order of its keys."""
+    return hashlib.sha256(json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, _DIGEST).hexdigest()
+
+
+def _holds_graph(path: Path) -> bool:
+    """Whether a file of a saved iterator holds a dataset's graph; the bundle of variables never does.
+
+    The keys of an iterator's state are plain text in the file, each after two @; only the values are compressed.
+    """
+    if path.name.startswith(f"{BUNDLE}.") or not path.stat().st_size:
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        # Most files do not contain the word at all, and searching for it is faster.
+        return content.find(_GRAPH_WORD) >= 0 and _GRAPH_KEY.search(content) is not None
+
+
+# -- reading and verifying ---------------------------------------------------------------------------------------------
+
+
+def _read_tensors(prefix: Path | str) -> dict[str, tf.Tensor]:
+    try:
+        with literal_prefix(prefix) as path, tf.device("CPU:0"):
+            dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
+            # Variants and resources are not values, and decoding them may run code.
+            names = [name for name, dtype in dtypes.items() if dtype not in (tf.variant, tf.resource)]
+            tensors = tf.raw_ops.RestoreV2(
+                prefix=path,
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                dtypes=[dtypes[name] for name in names],
+            )
+    except READ_ERRORS as error:
+        raise CheckpointError(f"cannot read the checkpoint {prefix}: {first_line(error)}") from error
+    return dict(zip(names, tensors, strict=True))
+
+
+def read_bundle(prefix: Path | str) -> dict[str, np.ndarray[Any, Any]]:
+    """Read all tensors of a TensorFlow checkpoint by name, as arrays.
+
+    Raises:
+        CheckpointError: there is no checkpoint with this prefix, or it cannot be read.
+    """
+    return {name: tensor.numpy() for name, tensor in _read_tensors(prefix).items()}
+
+
+def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
+    """Check every file of a checkpoint against its meta.json.
+
+    Args:
+        path: its directory.
+        run_id: the run that it must belong to; None accepts any.
+
+    Raises:
+        ExperimentError: it is whole, but in a format of another version.
+        CheckpointError: a file is missing or damaged, or the checkpoint belongs to another run.
+    """
+    damaged = f"checkpoint {path} is damaged"
+    try:
+        meta = _read_meta(path)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for checked in [pool.submit(_check_file, path, *file) for file in meta["files"].items()]:
+                checked.result()
+        for file in path.iterdir():
+            if file.name not in meta["files"] and _BUNDLE_FILE.fullmatch(file.name):
+                raise CheckpointError(f"{damaged}: {file.name} does not belong to it")
+    except OSError as error:
+        raise CheckpointError(f"{damaged}: {error.strerror}: {error.filename}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{damaged}: {META} is not readable") from error
+    named = STEP.fullmatch(path.name)
+    if named and int(named[1]) != meta["step"]:
+        raise CheckpointError(f"{damaged}: its content is of step {meta['step']}")
+    if None not in (run_id, meta.get("run_id")) and run_id != meta["run_id"]:
+        raise CheckpointError(
+            f"checkpoint {path} is of another run ({meta['run_id']}); "
+            "to start from its weights, name it in model.weights_load_path"
+        )
+    return Checkpoint(path, meta)
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    file = path / META
+    if file.exists() and not file.is_file():
+        raise ValueError("not a file")  # opening a pipe would wait forever
+    document = json.loads(file.read_text(encoding="utf-8"))
+    meta: dict[str, Any] = document["meta"]
+    if checksum(meta) != document["sha256"]:
+        raise CheckpointError(f"checkpoint {path} is damaged: the content of {META} does not match its checksum")
+    if meta["format"] != FORMAT:
+        raise ExperimentError(
+            f"checkpoint {path} has format {meta['format']!r}, and this version of prototrain reads {FORMAT}; "
+            "use the version that wrote it"
+        )
+    if any(type(meta[key]) is not kind for key, kind in _META_TYPES.items()) or not 0 <= meta["step"] < sys.maxsize:
+        raise ValueError("not written by a run")
+    return meta
+
+
+def _check_file(path: Path, name: str, expected: dict[str, Any]) -> None:
+    damaged = f"checkpoint {path} is damaged:"
+    if Path(name).name != name or name in (".", ".."):
+        raise CheckpointError(f"{damaged} {META} names a file outside of it, {name!r}")
+    file = path / name
+    size = file.stat().st_size
+    if not file.is_file():
+        raise CheckpointError(f"{damaged} {name} is not a file")
+    if size != expected["size"]:
+        raise CheckpointError(f"{damaged} {name} has {size} bytes, not {expected['size']}")
+    if _digest(file) != expected[_DIGEST]:
+        raise CheckpointError(f"{damaged} the content of {name} does not match its checksum")
+    if _holds_graph(file):
+        raise CheckpointError(f"checkpoint {path}: {name} holds a TensorFlow graph, which a restore would run")

@@ -54,9 +54,7 @@ def encode(value: Any, where: str, *, loose: bool = False) -> Any:
 
 def _encode(value: Any, where: str, loose: bool) -> Any:
     kind = type(value)
-    if value is None or kind in (bool, float, str):
-        return value
-    if kind is int and value.bit_length() <= _LONGEST_INT:
+    if value is None or kind in (bool, float, str) or (kind is int and value.bit_length() <= _LONGEST_INT):
         return value
     if kind in (list, tuple):
         items = [_encode(item, f"{where}[{index}]", loose) for index, item in enumerate(value)]
@@ -68,25 +66,17 @@ def _encode(value: Any, where: str, loose: bool) -> Any:
         return {_DICT: [[_encode(key, f"the key {key!r} of {where}", loose), item] for key, item in pairs]}
     if kind is bytes:
         return {_BYTES: b64encode(value).decode()}
-    if (kind is np.ndarray or isinstance(value, np.generic)) and not _is_opaque(value.dtype):
-        return _encode_array(value)
+    if kind is np.ndarray or isinstance(value, np.generic):
+        dtype = value.dtype
+        if not dtype.hasobject and dtype.type is not np.void:  # such an array's bytes are its values
+            named = dtype.name if dtype.kind == "V" else dtype.str  # bfloat16 and its like are of kind V
+            order = "F" if value.flags.fnc else "C"
+            tag = _ARRAY if kind is np.ndarray else _SCALAR
+            return {tag: [named, value.shape, order, b64encode(value.tobytes(order)).decode()]}
     if loose and (near := _nearest(value)) is not value:
         return _encode(near, where, loose)
     dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray | np.generic) else ""
     raise CheckpointError(f"{where} cannot be saved: a {kind.__name__}{dtype} would not come back as it is; {_CURE}")
-
-
-def _is_opaque(dtype: np.dtype[Any]) -> bool:
-    """Whether an array's bytes are not its values, or its dtype has no name that NumPy reads."""
-    return dtype.hasobject or dtype.type is np.void
-
-
-def _encode_array(value: Any) -> dict[str, Any]:
-    dtype = value.dtype.name if value.dtype.kind == "V" else value.dtype.str  # bfloat16 and its like are of kind V
-    if isinstance(value, np.generic):
-        return {_SCALAR: [dtype, b64encode(value.tobytes()).decode()]}
-    order = "F" if value.flags.fnc else "C"
-    return {_ARRAY: [dtype, value.shape, order, b64encode(value.tobytes(order)).decode()]}
 
 
 def _nearest(value: Any) -> Any:
@@ -95,10 +85,8 @@ def _nearest(value: Any) -> Any:
         return np.asarray(tf.convert_to_tensor(value))[()]
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, list | tuple):
-        return list(value)
+    if isinstance(value, Mapping | list | tuple):
+        return dict(value) if isinstance(value, Mapping) else list(value)
     try:
         return json.loads(json.dumps(value))  # a subclass of int, float or str
     except (TypeError, ValueError):
@@ -122,21 +110,15 @@ def decode(coded: Any) -> Any:
             return tuple(decode(item) for item in content)
         if tag == _DICT:
             return {decode(key): decode(item) for key, item in content}
-        if tag == _ARRAY:
+        if tag in (_ARRAY, _SCALAR):
             dtype, shape, order, data = content
-            return _decode_array(dtype, shape, data, order)
-        if tag == _SCALAR:
-            dtype, data = content
-            return _decode_array(dtype, (), data)[()]
+            if np.dtype(dtype).hasobject:
+                raise ValueError("an array of objects")  # the bytes would be used as addresses
+            array = np.ndarray(tuple(shape), np.dtype(dtype), buffer=bytearray(b64decode(data)), order=order)
+            return array if tag == _ARRAY else array[()]
         if tag == _BYTES:
             return b64decode(content)
     return {key: decode(item) for key, item in coded.items()}
-
-
-def _decode_array(dtype: str, shape: Any, data: str, order: Any = "C") -> np.ndarray[Any, Any]:
-    if np.dtype(dtype).hasobject:
-        raise ValueError("an array of objects")  # the bytes would be used as addresses
-    return np.ndarray(tuple(shape), np.dtype(dtype), buffer=bytearray(b64decode(data)), order=order)
 
 
 # -- random generators -------------------------------------------------------------------------------------------------
@@ -151,7 +133,7 @@ class GeneratorState:
         generator: one of `GENERATORS`.
     """
 
-    def __init__(self, generator: np.random.Generator | np.random.RandomState | random.Random) -> None:
+    def __init__(self, generator: Any) -> None:
         self._generator = generator
 
     def state_dict(self) -> Any:
@@ -161,60 +143,54 @@ class GeneratorState:
             CheckpointError: it has none, such as `random.SystemRandom`.
         """
         found = self._generator
-        try:
-            if isinstance(found, random.Random):
-                return found.getstate()
-            if isinstance(found, np.random.RandomState):
-                return found.get_state(legacy=False)
+        if isinstance(found, np.random.RandomState):
+            return found.get_state(legacy=False)
+        if isinstance(found, np.random.Generator):
             seeds = found.bit_generator.seed_seq  # what `spawn` makes other generators of
             spawning = seeds.state if isinstance(seeds, np.random.SeedSequence) else None
             return {"bits": found.bit_generator.state, "seeds": spawning}
+        try:
+            return found.getstate()
         except NotImplementedError as error:
             raise CheckpointError(f"a {type(found).__name__} cannot be saved: it has no state") from error
 
     def load_state_dict(self, state: Any) -> None:
         """Restore the state of a generator of the same kind."""
         found: Any = self._generator
-        if isinstance(found, random.Random):
-            found.setstate(state)
-        elif isinstance(found, np.random.RandomState):
+        if isinstance(found, np.random.RandomState):
             found.set_state(state)
-        else:
-            bits, seeds = found.bit_generator, state["seeds"]
+        elif isinstance(found, np.random.Generator):
+            bits: Any = found.bit_generator
+            seeds = state["seeds"]
             bits.state = state["bits"]
             if seeds is not None and isinstance(bits.__getstate__(), tuple):
                 bits.__setstate__((bits.state, np.random.SeedSequence(**seeds)))
             elif seeds is not None and seeds["n_children_spawned"]:  # NumPy 1 has no way to set it
                 raise CheckpointError("a generator that has spawned others can only be restored with NumPy 2 or later")
+        else:
+            found.setstate(state)
 
 
 def random_state() -> dict[str, Any]:
     """The state of Python's and NumPy's global random generators, as JSON can hold it."""
-    return {name: encode(state, name) for name, state in _global_states().items()}
+    numpy = np.random.get_state(legacy=False)
+    return {"python": encode(random.getstate(), "random"), "numpy": encode(numpy, "numpy.random")}
 
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore what `random_state` returned."""
-    _set_global_states({name: decode(coded) for name, coded in state.items()})
+    random.setstate(decode(state["python"]))
+    np.random.set_state(decode(state["numpy"]))
 
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """Restore, at the end, the state of Python's and NumPy's global random generators."""
-    before = _global_states()
+    before = random_state()
     try:
         yield
     finally:
-        _set_global_states(before)
-
-
-def _global_states() -> dict[str, Any]:
-    return {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
-
-
-def _set_global_states(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
+        set_random_state(before)
 
 
 @contextmanager

@@ -8,19 +8,16 @@ import re
 import textwrap
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import h5py
 import numpy as np
 import tensorflow as tf
 from tabulate import tabulate
 
-from prototrain.checkpoint.files import BUNDLE, META, read_bundle, verify
 from prototrain.checkpoint.state import NAN, OF_CALLBACKS, describe_variable, in_words, not_finite
-from prototrain.checkpoint.store import Checkpoints
+from prototrain.checkpoint.store import BUNDLE, META, Checkpoints, read_bundle, verify
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP, Experiment
 from prototrain.experiment.remote import fetched
@@ -77,12 +74,10 @@ def load_weights(
     read = read if prepare is None else prepare(read)
     report: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     saved = _renamed(read, names, prefix, report["excluded"], where)
-    if not isinstance(source, Mapping) and str(source).endswith(".h5"):
-        saved = _of_layers(saved, variables)
-    patterns = [_compiled(pattern) for pattern in ([ignore] if isinstance(ignore, str) else ignore)]
+    patterns = [ignore] if isinstance(ignore, str) else list(ignore)
     values = {}
     for name, variable in variables.items():
-        if any(pattern.fullmatch(name) for pattern in patterns):
+        if any(re.fullmatch(pattern, name) for pattern in patterns):
             report["excluded"].append(name)
         elif name not in saved:
             report["not in the checkpoint"].append(name)
@@ -155,28 +150,6 @@ def _renamed(
     return found
 
 
-def _of_layers(saved: Mapping[str, Any], variables: Mapping[str, tf.Variable]) -> dict[str, Any]:
-    """The arrays of a Keras file under the names of this model's variables.
-
-    The names may differ in the network's name in front; numbered ones are matched by the order in their layer.
-    """
-    numbered: dict[str, str] = {}
-    for is_trained in (True, False):  # as Keras counts them
-        for name, variable in variables.items():
-            home = name.rpartition("/")[0]
-            if variable.trainable is is_trained:
-                index = sum(key.rpartition("/")[0] == home for key in numbered)
-                numbered[f"{home}/{index}"] = name
-    known = {**numbered, **{name: name for name in variables}}
-    tails = Counter(key.partition("/")[2] for key in known)  # without the name of a network that build() makes
-    known = {key.partition("/")[2]: name for key, name in known.items() if tails[key.partition("/")[2]] == 1} | known
-    found = {}
-    for name, value in saved.items():
-        candidates = (name, name.partition("/")[2])
-        found[next((known[one] for one in candidates if one in known), name)] = value
-    return found
-
-
 def _fits(array: np.ndarray[Any, Any], variable: tf.Variable) -> bool:
     there, here = tf.as_dtype(array.dtype), tf.as_dtype(variable.dtype)
     alike = there == here or (there.is_floating and here.is_floating)
@@ -191,13 +164,6 @@ def _some(names: Iterable[str]) -> str:
     return textwrap.shorten(", ".join(names), 200, placeholder=" ...") or "nothing"
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise CheckpointError(f"ignore: {pattern!r} is not a regular expression: {error}") from error
-
-
 def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The moving averages in a checkpoint, under the names of the weights.
 
@@ -207,11 +173,6 @@ def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(AVERAGES): value for name, value in saved.items() if name.startswith(AVERAGES)}
 
 
-def as_measured(saved: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's variables, with the moving averages instead of the weights, as they are evaluated."""
-    return {**saved, **averaged_weights(saved)}
-
-
 # -- the formats of a source ------------------------------------------------------------------------------------------
 
 
@@ -219,12 +180,9 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
     """Read all arrays of a source by name, without a ``:0`` at the end.
 
     Args:
-        source: arrays by name; or the path of a ``.npz``, of a Keras ``.weights.h5``, of an experiment (its newest
-            checkpoint), of one of its checkpoints, of a directory with a ``checkpoint`` file, or the prefix of a
-            TensorFlow checkpoint. All but the last two may be URLs.
-
-    Returns:
-        the arrays. A ``.weights.h5`` has no names of weights: they are called ``layer/0``, ``layer/1`` and so on.
+        source: arrays by name; or the path of a ``.npz``, of an experiment (its newest checkpoint), of one of its
+            checkpoints, of a directory with a ``checkpoint`` file, or the prefix of a TensorFlow checkpoint. All but
+            the last two may be URLs.
 
     Raises:
         CheckpointError: the source does not exist, or is damaged.
@@ -239,11 +197,11 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
             raise CheckpointError(f"there is no file {path} to take weights from")
     except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
         raise CheckpointError(f"there is no checkpoint {str(source)[:80]!r}: {first_line(error)}") from error
-    if path.suffix in (".npy", ".keras"):  # a pickle, which may run code, and a whole model
-        raise CheckpointError(f"weights are not read from {path}; write them to a .npz or a .weights.h5")
-    read = _read_npz if path.suffix == ".npz" else _read_h5
+    if path.suffix != ".npz":
+        raise CheckpointError(f"weights are not read from {path}: write a .npz, or load a Keras file in build()")
     try:
-        return {name.removesuffix(":0"): value for name, value in read(path).items()}
+        with np.load(path, allow_pickle=False) as file:  # whose checksums are verified as it is read
+            return {name.removesuffix(":0"): value for name, value in file.items()}
     except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise CheckpointError(f"cannot read {path}: {first_line(error)}") from error
 
@@ -253,43 +211,6 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
     if array.dtype == object:
         raise CheckpointError(f"the weights {name!r} must be an array of numbers, not {type(value).__name__}")
     return array
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    with np.load(path, allow_pickle=False) as file:  # whose checksums are verified as it is read
-        return dict(file)
-
-
-def _read_h5(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Read what Keras's `save_weights` wrote. Links to other files are not followed.
-
-    The weights of a layer are numbered in its group ``vars``, which has the layer's name.
-    """
-    datasets: dict[str, Any] = {}
-    layers: dict[str, str] = {}
-
-    def note(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Group):
-            if "name" in item.attrs:
-                layers[f"/{name}".removesuffix("/vars")] = str(item.attrs["name"])
-        elif item.external or item.is_virtual:
-            raise ValueError(f"{name} lies in another file")
-        else:
-            datasets[f"/{name}"] = item
-
-    with h5py.File(path, "r") as file:
-        file.visititems(note)
-        if not layers:
-            raise ValueError("it has no names of layers, as Keras 3 writes them")
-        return {_by_layer(name, layers): np.asarray(dataset) for name, dataset in datasets.items()}
-
-
-def _by_layer(name: str, layers: Mapping[str, str]) -> str:
-    """``net/fc0/1`` for the dataset ``/layers/dense/vars/1``, by the names of the layers on the way to it."""
-    home, _, index = name.rpartition("/vars/")
-    parts = home.split("/")
-    names = [layers.get("/".join(parts[: end + 1]), "") for end in range(len(parts))]
-    return "/".join([*filter(None, names), index])
 
 
 def _bundle_prefix(path: Path) -> Path:
@@ -309,7 +230,7 @@ def _bundle_prefix(path: Path) -> Path:
     if not path.with_name(path.name + ".index").is_file():
         raise CheckpointError(
             f"model.weights_load_path: there is no checkpoint at {path}; give an experiment's directory, one of its "
-            "checkpoints/step-*, the prefix of a TensorFlow checkpoint, a .npz or a .weights.h5"
+            "checkpoints/step-*, the prefix of a TensorFlow checkpoint, or a .npz"
         )
     return path
 
@@ -336,25 +257,17 @@ def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {keys.get(key) or key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): value for key, value in saved.items()}
 
 
-def best_of(source: Any) -> Path:
-    """The best checkpoint of an experiment that is a source of weights.
-
-    Raises:
-        CheckpointError: the source is no experiment, or has no best checkpoint.
-    """
-    experiment = Experiment(fetched(source)) if isinstance(source, str | Path) else None
-    if experiment is None or not experiment.exists():
-        what = "the given arrays" if experiment is None else str(source)
-        raise CheckpointError(f"load_weights: checkpoint='best' needs an experiment, not {what}")
-    return best_checkpoint(experiment)
-
-
-def best_checkpoint(experiment: Experiment) -> Path:
+def best_checkpoint(source: Any) -> Path:
     """The directory of the checkpoint that `MinSaver` or `MaxSaver` has kept.
 
+    Args:
+        source: an `Experiment`, or the path of one.
+
     Raises:
-        CheckpointError: there is none, or there are several, or a note of one is damaged.
+        CheckpointError: it is no experiment; there is none, or there are several, or a note of one is damaged.
     """
+    if isinstance(source, Mapping) or not (experiment := _experiment(source)).exists():
+        raise CheckpointError(f"load_weights: checkpoint='best' needs an experiment, not {str(source)[:80]}")
     experiment.check_inside()
     found = {}
     for path in sorted(path for mode in ("min", "max") for path in experiment.checkpoints.glob(f"{mode}-*.json")):
@@ -370,3 +283,7 @@ def best_checkpoint(experiment: Experiment) -> Path:
     if len(set(found.values())) > 1:
         raise CheckpointError(f"{experiment} has several best checkpoints: {', '.join(found)}; name one by its step")
     return Checkpoints(experiment.checkpoints).path(next(iter(found.values())))
+
+
+def _experiment(source: Any) -> Experiment:
+    return source if isinstance(source, Experiment) else Experiment(fetched(source))

@@ -49,6 +49,7 @@ from prototrain.estimator.specs import (
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer, warm_start
 from prototrain.experiment import Experiment, source_of
 from prototrain.experiment.remote import fetched
+from prototrain.system.signals import ignore_save_signals
 
 InputFn = Callable[..., tf.data.Dataset]
 
@@ -96,6 +97,7 @@ class Estimator:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
+    @ignore_save_signals()
     def train(
         self,
         input_fn: InputFn,

@@ -252,13 +252,11 @@ class KerasTrainer(SimpleTrainer):
         with super()._around_run(), tensorflow_seeded(self.config["trainer.random_seed"]):
             yield
 
-    def _length(
-        self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None
-    ) -> tuple[int | None, int | None, int | None]:
+    def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
         steps = steps_per_epoch or self.config["trainer.steps_per_epoch"] or self.data.cardinality
         if steps is None and (max_epoch is not None or self.config["model.num_epochs"] is not None):
             steps = self._counted = self._counted or self._count()
-        return super()._length(steps if steps_per_epoch is None else steps_per_epoch, max_epoch, max_steps)
+        super()._set_length(steps if steps_per_epoch is None else steps_per_epoch, max_epoch, max_steps)
 
     def _count(self) -> int:
         """Read the training data once and return the number of its batches."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.files import Checkpoint
 from prototrain.checkpoint.state import check_fit
+from prototrain.checkpoint.store import Checkpoint
 from prototrain.checkpoint.weights import Source, averaged_weights, load_report_table, load_weights
 from prototrain.data.adapters import as_datasets
 from prototrain.data.batches import first_dimensions, first_part, limited

@@ -10,27 +10,16 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
-
-_KINDS: Final = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 def outsider(directory: Path, *, deep: bool = True) -> str | None:
-    """What is wrong with the first entry of a directory that leads out of it, or is neither file nor directory.
+    """The first entry of a directory that leads out of it, or is neither file nor directory, and what it is.
 
-    Links that stay inside are harmless, and the directory itself may be a link.
+    Links that stay inside are harmless, and the directory itself may be a link. It need not exist.
 
     Args:
-        directory: where to look; it need not be there.
+        directory: where to look.
         deep: whether to look into the directories in it as well.
-
-    Returns:
-        a path and what it is, in words, or None if there is no such entry.
 
     Raises:
         OSError: a directory cannot be read.
@@ -38,47 +27,22 @@ def outsider(directory: Path, *, deep: bool = True) -> str | None:
     home = os.path.realpath(directory)
     waiting = [os.fspath(directory)]
     while waiting:
-        at = waiting.pop()
-        # Others may be at work here, such as the run whose newest checkpoint is looked at: what is gone is gone.
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(at) as entries:
+        # Others may be at work here, such as a run that deletes a checkpoint.
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink():
-                    found = _leads_to(entry.path, home)
+                    target = os.path.realpath(entry.path)  # a link that leads in a circle leads nowhere else
+                    if target != home and not target.startswith(os.path.join(home, "")):
+                        return f"{entry.path} is a link to {target}, outside of the directory"
                 elif entry.is_dir(follow_symlinks=False):
-                    found = None
                     waiting += [entry.path] if deep else []
-                else:
-                    found = None if entry.is_file(follow_symlinks=False) else special(entry.path)
-                if found is not None:
-                    return f"{entry.path} is {found}"
+                elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
+                    return f"{entry.path} is a pipe, a socket or a device"
     return None
 
 
-def _leads_to(link: str, home: str) -> str | None:
-    target = os.path.realpath(link)
-    # One that leads in a circle leads nowhere else.
-    is_inside = target == home or target.startswith(os.path.join(home, ""))
-    return None if is_inside else f"a link to {target}, outside of the directory"
-
-
-def special(path: str | Path) -> str | None:
-    """What a path is that is neither file nor directory, in words; None if it is one of them, or not there."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return None
-    return _KINDS.get(stat.S_IFMT(mode))
-
-
 def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Open what must be a file, and not a link to one.
-
-    Args:
-        path: of the file.
-        flags: as for `os.open`.
-
-    Returns:
-        a descriptor.
+    """Open what must be a file, and not a link to one; returns a descriptor.
 
     Raises:
         OSError: it is a link or no file, or it cannot be opened; a pipe is not waited for.
@@ -108,11 +72,11 @@ def short_digest(content: bytes) -> str:
 
 
 def write_atomic(path: Path, content: str | bytes | Iterable[bytes], *, durable: bool = True) -> None:
-    """Write `content` to `path` so that a reader, or a crash, sees the old file or the new one, never a part.
+    """Write a file so that a reader, or a crash, sees the old file or the new one, never a part.
 
     Args:
-        path: the file to write; its directory must exist.
-        content: text (written as UTF-8), bytes, or pieces of bytes, which need not be in memory at the same time.
+        path: its directory must exist.
+        content: text (written as UTF-8), bytes, or pieces of bytes.
         durable: whether it must outlast a power failure; if not, that can leave an empty file.
 
     Raises:

@@ -22,31 +22,23 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Protocol
+from types import FrameType
+from typing import Any, NoReturn
 
 from prototrain.system.terminal import is_interactive
 
 # -- forked children ---------------------------------------------------------------------------------------------------
 
-
-class Forkable(Protocol):
-    """An object that a forked child must let go of."""
-
-    def after_fork(self) -> None:
-        """Let go in the child, without a change to the parent's. Called before anything else runs there."""
-
-
-_told: list[weakref.ref[Forkable]] = []
+_told: list[weakref.ref[Any]] = []
 _mask = threading.local()
 # The signals of a run, without SIGINT: its KeyboardInterrupt would be raised, and lost, in `_before`.
 _HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
 
 
-def tell_of_forks(one: Forkable) -> None:
-    """Call `after_fork` in every child that is forked from now on, as long as the object exists.
+def tell_of_forks(one: Any) -> None:
+    """Call `one.after_fork()` first in every child that is forked from now on; the last registered object comes first.
 
-    The last registered object comes first.
+    The method releases what the child must not have, without a change to the parent's.
     """
     _told[:] = [told for told in _told if told() not in (None, one)]
     _told.append(weakref.ref(one))
@@ -106,7 +98,6 @@ class StopRequest:
 
     Attributes:
         signum: the signal that asked for a stop, or None.
-        announce: as given.
         stage: what a stop waits for.
     """
 
@@ -136,9 +127,7 @@ class StopRequest:
             self._listen()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._sockets is None or self._thread is None:
             return
         receiver, sender = self._sockets
@@ -165,7 +154,7 @@ class StopRequest:
     def suspended(self) -> Iterator[None]:
         """Restore the handlers from before the run for a while, such as for an interactive shell."""
         is_listening = self._sockets is not None
-        self.__exit__(None, None, None)
+        self.__exit__()
         try:
             yield
         finally:
@@ -183,16 +172,10 @@ class StopRequest:
 
     @contextmanager
     def waiting_for(self, stage: str, *, when: str | None = None, interruptible: bool = False) -> Iterator[None]:
-        """Name what a stop waits for in this block.
+        """Name what a stop waits for in this block, and when it takes effect, if not after `stage`.
 
-        Args:
-            stage: such as "setup of Download".
-            when: when the stop takes effect, if not after `stage`.
-            interruptible: whether a second signal interrupts the block: it may wait forever for processes that got the
-                same signal, such as those of a `multiprocessing.Pool`.
-
-        Raises:
-            KeyboardInterrupt, SystemExit: as `check`, if the block is interrupted.
+        A second signal interrupts an `interruptible` block, as `check` does: it may wait forever for processes that got
+        the same signal, such as those of a `multiprocessing.Pool`.
         """
         before = self.stage, self._when, self._interruptible
         self.stage, self._when, self._interruptible = stage, when, interruptible or self._interruptible
@@ -257,13 +240,11 @@ class StopRequest:
         self._thread.start()
         for signum in self._old_handlers:
             signal.signal(signum, self._handle)
-        self._had_stacks = begin_stacks()
 
     def _restore_handlers(self) -> None:
         for signum, handler in self._old_handlers.items():
             if handler is not None:  # a handler that was not set from Python cannot be restored from Python
                 signal.signal(signum, handler)
-        end_stacks(self._had_stacks)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == _SAVE:
@@ -336,9 +317,10 @@ class LeavingAtOnce(StopRequest):
 
 @contextmanager
 def ignore_save_signals() -> Iterator[None]:
-    """Keep SIGUSR1 and SIGQUIT from ending the process before and after a run, where there is nothing to save.
+    """Keep SIGUSR1 and SIGQUIT from ending the process in and around a run.
 
-    SIGUSR1 prints a line, SIGQUIT the stacks of all threads. Off the main thread nothing changes.
+    SIGUSR1 prints a line where there is nothing to save. SIGQUIT prints the stacks of all threads, also during a call
+    of TensorFlow. Off the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -346,11 +328,13 @@ def ignore_save_signals() -> Iterator[None]:
     is_free = signal.getsignal(_SAVE) is signal.SIG_DFL
     if is_free:
         signal.signal(_SAVE, _nothing_to_save)
-    had_stacks = begin_stacks()
+    had_stacks = faulthandler.unregister(signal.SIGQUIT)  # type: ignore[func-returns-value]
+    faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
     try:
         yield
     finally:
-        end_stacks(had_stacks)
+        if not had_stacks:
+            faulthandler.unregister(signal.SIGQUIT)
         if is_free:
             signal.signal(_SAVE, signal.SIG_DFL)
 
@@ -358,18 +342,3 @@ def ignore_save_signals() -> Iterator[None]:
 def _nothing_to_save(signum: int, frame: FrameType | None) -> None:
     with suppress(OSError):
         os.write(_STDERR, b"SIGUSR1: there is nothing to save; continuing\n")
-
-
-def begin_stacks() -> bool:
-    """Make SIGQUIT print the stacks of all threads, also during a call of TensorFlow; returns whether it did before."""
-    had_stacks: bool = faulthandler.unregister(signal.SIGQUIT)  # type: ignore[func-returns-value,assignment]
-    faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
-    return had_stacks
-
-
-def end_stacks(had_stacks: bool) -> None:
-    """Restore what SIGQUIT did before `begin_stacks`, given its result."""
-    if had_stacks:
-        faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
-    else:
-        faulthandler.unregister(signal.SIGQUIT)

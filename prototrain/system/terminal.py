@@ -72,11 +72,9 @@ _CUT, _SHORT = 60, 10  # characters of a cell that is cut where there is no term
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells below headers.
+    """Rows of cells (texts, numbers, or None) below headers; without headers it is shown as plain text only.
 
     Attributes:
-        rows: of texts, numbers, or None for nothing.
-        headers: of the columns; without them it is never shown but as plain text.
         colours: for cells that begin with one of these words, on a terminal.
         cut: headers of columns whose long cells end in an ellipsis, where others are folded.
         options: for `tabulate`, which writes it where there is no terminal. Numbers have the same form on one.
@@ -90,23 +88,17 @@ class Table:
 
     def __str__(self) -> str:
         """As tabulate shows it, without what in its texts would harm a terminal."""
-        rooms = [_CUT if header in self.cut else None for header in self.headers] or [None] * len(self.rows[0])
-        rows = [
-            [
-                _cut(one_line(cell), room) if isinstance(cell, str) else cell
-                for cell, room in zip(row, rooms, strict=True)
-            ]
-            for row in self.rows
-        ]
+        cuts = [header in self.cut for header in self.headers] or [False] * len(self.rows[0])
+
+        def shown(cell: Any, is_cut: bool) -> Any:
+            text = one_line(cell) if isinstance(cell, str) else cell
+            return f"{text[: _CUT - 1]}\u2026" if is_cut and isinstance(cell, str) and len(text) > _CUT else text
+
+        rows = [[shown(*one) for one in zip(row, cuts, strict=True)] for row in self.rows]
         return tabulate(rows, headers=list(map(one_line, self.headers)), **self.options)
 
     def for_terminal(self, width: int, *, is_ruled: bool = False) -> RichTable:
-        """The same for rich, which folds it to a width; before that, columns in `cut` are made narrower.
-
-        Args:
-            width: in characters.
-            is_ruled: whether there is a line below the headers.
-        """
+        """The same for rich, which folds it to a width; before that, columns in `cut` are made narrower."""
         from rich.box import Box
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -140,10 +132,6 @@ class Table:
         if isinstance(cell, bool) or not isinstance(cell, int | float):
             return "" if cell is None else one_line(str(cell))
         return format(cell, self.options.get("intfmt" if isinstance(cell, int) else "floatfmt", ""))
-
-
-def _cut(text: str, room: int | None) -> str:
-    return text if room is None or len(text) <= room else f"{text[: room - 1]}\u2026"
 
 
 def console() -> Console | None:
@@ -181,10 +169,8 @@ def _drawn(table: Table) -> str:
 def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
     """Names and values as a table without lines.
 
-    Args:
-        rows: values by name.
-        width: long values are folded where spaces allow, so that lines keep to this many characters, on a terminal to
-            its width at most; None for never.
+    Long values are folded where spaces allow, so that lines keep to `width` characters, on a terminal to its width at
+    most; None for never.
     """
     texts = {one_line(name): printable(str(value)) for name, value in rows.items()}
     if width is not None:

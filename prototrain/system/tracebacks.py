@@ -67,9 +67,7 @@ def python_in_graph(error: BaseException | None) -> str | None:
 def source_line(error: BaseException, graph: Any = None) -> str | None:
     """The user's line that made the op that failed, such as "model.py, line 12"; None if it is not known.
 
-    Args:
-        error: of TensorFlow. Its text has the frames if `tf.function` called the function, else only the op's name.
-        graph: has the op, in itself or in a function that it calls.
+    TensorFlow's error has the frames if `tf.function` called the function, else only the name of an op in the `graph`.
     """
     frames = [(found[1], int(found[2])) for found in _FRAME.finditer(str(error))]
     nodes = _NODE.findall(str(error))
@@ -106,13 +104,14 @@ def first_line(error: BaseException) -> str:
 
 def out_of_memory(error: BaseException | None) -> str | None:
     """What was allocated and where, in one line, if an error is due to a lack of memory; else None."""
-    text = None
+    text = line = None
     while error is not None and text is None:
         if isinstance(error, MemoryError):
-            text = f"{str(error) or 'Python has no memory left'}{_asked_at(error)}"
+            text, line = str(error) or "Python has no memory left", own_line(error)
         elif _is_of_tensorflow(error) and _OUT_OF_MEMORY.search(cause(error)):
-            line = source_line(error)
-            text = cause(error) + (f" ({line})" if line else _asked_at(error))
+            text, line = cause(error), source_line(error) or own_line(error)
+        if text is not None and line is not None:
+            text = f"{text} ({line})"
         error = error.__cause__
     return None if text is None else " ".join(text.split())
 
@@ -124,11 +123,6 @@ def _raised_at(error: BaseException) -> str:
     found = [line] if line is not None and line not in text else []
     found += [note for note in hooks if note.rpartition(" of ")[2] not in text or found]
     return f" ({', '.join(found)})" if found else ""
-
-
-def _asked_at(error: BaseException) -> str:
-    line = own_line(error)
-    return "" if line is None else f" ({line})"
 
 
 def own_line(error: BaseException) -> str | None:

@@ -20,18 +20,15 @@ def url_of(path: PathLike) -> str | None:
     Raises:
         StorageError: the scheme is unknown, or the library for it is not installed.
     """
-    text = os.fspath(path)
-    found = _URL.fullmatch(text)
+    text, found = os.fspath(path), _URL.fullmatch(os.fspath(path))
     if found is None and "://" in text:
         raise StorageError(f"{text!r} is no path and no URL; give one such as s3://bucket/folder")
     if found is None or found[1].lower() in ("file", "local"):
         return None
     scheme, parts = found[1].lower(), [part for part in found[2].split("/") if part]
     url = f"{scheme}://{'/'.join(parts)}"
-    if not parts:
-        raise StorageError(f"{text!r} names no bucket and no folder; give a URL such as {scheme}://bucket/folder")
-    if {".", ".."} & set(parts) or "\0" in url:
-        raise StorageError(f"{text!r}: a URL cannot have . or .. in it")
+    if not parts or {".", ".."} & set(parts) or "\0" in url:
+        raise StorageError(f"{text!r}: give a URL such as {scheme}://bucket/folder, without . or .. in it")
     try:
         import fsspec
     except ImportError as error:

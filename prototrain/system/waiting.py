@@ -14,11 +14,9 @@ _Result = TypeVar("_Result")
 
 @contextmanager
 def announcing(what: str, announce: Callable[[str], object] = print) -> Iterator[None]:
-    """Print what is being done, if it takes longer than `PATIENCE_SECONDS`.
+    """Print what is being done, such as "building the model", if it takes longer than `PATIENCE_SECONDS`.
 
-    Args:
-        what: such as "restoring the checkpoint of step 100".
-        announce: called with a line of text, from another thread.
+    `announce` is called with a line of text, from another thread.
     """
     timer = Timer(PATIENCE_SECONDS, announce, [f"{what} ..."])
     timer.daemon = True
@@ -31,14 +29,9 @@ def announcing(what: str, announce: Callable[[str], object] = print) -> Iterator
 
 
 def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
-    """Call a function in another thread, so that signals are handled during the call.
+    """Call a function in another thread, so that signals are handled during the call, and return its result.
 
-    Args:
-        work: the function.
-        check: called ten times a second; what it raises ends the wait, and the work continues in its thread.
-
-    Returns:
-        what `work` returned; what it raised is raised.
+    What `check`, which is called ten times a second, raises ends the wait; the work continues in its thread.
     """
     future: Future[_Result] = Future()
 

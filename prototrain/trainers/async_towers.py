@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 
 class LoopsInThreads(StepCalls):
-    """One compiled loop per tower, all run at the same time, each in its own thread.
-
-    Args:
-        plan: what an iteration does.
-        placement: the towers.
-        stop: ends all loops.
-    """
+    """One compiled loop per tower, all run at the same time, each in its own thread."""
 
     def __init__(self, plan: StepPlan, placement: OwnPacePlacement, stop: StopVariable) -> None:
         super().__init__(plan)
@@ -115,11 +109,9 @@ class AsyncTrainer(TowerTrainer):
     then only the first tower works.
 
     Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
-        towers: see `SyncReplicatedTrainer`.
+        model, towers, experiment: see `SyncReplicatedTrainer`.
         scale_gradient: divide each gradient by the number of towers, so that a learning rate means what it means with
             synchronous towers.
-        experiment: the directory of the run, if it is to leave anything behind.
 
     Raises:
         ConfigError: there are no such devices.

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from importlib import import_module
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.callbacks.monitor import Monitors
-from prototrain.checkpoint.state import model_variables
+from prototrain.checkpoint.state import OF_CALLBACKS, variables_in
 from prototrain.errors import ExperimentError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
@@ -95,7 +96,7 @@ class Trainer:
         self.experiment = Experiment(experiment) if isinstance(experiment, (str, Path)) else experiment
         self.counter = StepCounter()
         self._epoch_num = 1
-        self._set_length(None, None, None)
+        Trainer._set_length(self, None, None, None)
         self.given_steps_per_epoch: int | None = None
         self.outputs: Mapping[str, Any] = {}
         self.watched: Mapping[str, Any] = MappingProxyType({})
@@ -183,7 +184,7 @@ class Trainer:
             max_epoch: the number of epochs.
             max_steps: the number of steps; by default ``model.num_steps`` of a config if `max_epoch` is None.
             resume: continue from the newest checkpoint of the experiment, if there is one.
-            fresh: delete everything in the experiment's directory first, without asking.
+            fresh: delete everything in the experiment's directory, without asking, once the callbacks are set up.
             allow_changed_data: begin a new pass if the training data is not what the checkpoint was made with.
 
         Raises:
@@ -192,10 +193,8 @@ class Trainer:
             SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once everything is saved.
         """
         if VERIFY in os.environ:
-            from prototrain.recorder import record  # which only `prototrain verify` needs
-
-            callbacks = record(self, callbacks)
-        self._set_length(*self._length(steps_per_epoch, max_epoch, max_steps))
+            callbacks = import_module("prototrain.recorder").record(self, callbacks)
+        self._set_length(steps_per_epoch, max_epoch, max_steps)
         self.given_steps_per_epoch = steps_per_epoch
         self.times.start()
         self.callbacks = CallbackGroup(self, callbacks)
@@ -209,7 +208,8 @@ class Trainer:
                     self.callbacks.setup()
                     self.run.restore(resume)
                     self.callbacks.check()
-                    self.run.accept(self._measure())
+                    self._measure()
+                    self.run.accept()
                     self.step_is_whole, self.run.is_rejected = True, False
                     say_opening(self)
                     self.callbacks.before_train()
@@ -226,17 +226,13 @@ class Trainer:
                 self.callbacks.after_train()
                 if self.stop.take_save():
                     self.log("the signal to save came when the run was ending")
-                self._say_where()
+                if self.global_step > self.run.began_at:
+                    self.log(self.times.report(self.callbacks.times()))
+                if self.run.is_accepted and (where := closing(self)) is not None:
+                    self.log(where)
                 self.run.upload()
             self.run.require_directory()
             self.stop.check()
-
-    def _say_where(self) -> None:
-        if self.global_step > self.run.began_at:
-            self.log(self.times.report(self.callbacks.times()))
-        where = closing(self)
-        if where is not None:
-            self.log(where)
 
     def _run_epochs(self) -> None:
         while self.callbacks.unfinished or self.global_step < self.total_steps:
@@ -307,14 +303,8 @@ class Trainer:
         """Completed steps of the present epoch."""
         return self.global_step - (self.epoch_num - 1) * self.steps_per_epoch
 
-    def _length(
-        self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None
-    ) -> tuple[int | None, int | None, int | None]:
-        """The arguments of `train` with the defaults of a subclass."""
-        return steps_per_epoch, max_epoch, max_steps
-
     def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
-        """Set the length of a run from the arguments of `train`; `ENDLESS` where nothing is planned."""
+        """Set the length of a run from the arguments of `train`; a subclass has other defaults than `ENDLESS`."""
         lengths = {"steps_per_epoch": steps_per_epoch, "max_epoch": max_epoch, "max_steps": max_steps}
         for name, value in lengths.items():
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 0):
@@ -388,7 +378,7 @@ class Trainer:
     @property
     def model_variables(self) -> dict[str, Any]:
         """The variables of what is trained, by name: those in `state` that no callback has added."""
-        return model_variables(self.state)
+        return {name: one for name, one in variables_in(self.state).items() if not name.startswith(OF_CALLBACKS)}
 
     @property
     def trained_variables(self) -> dict[str, Any]:
@@ -452,13 +442,8 @@ class Trainer:
         """What a checkpoint records of what it was made with, as JSON can hold it, by name; see `experiment.facts`."""
         return self.run.facts()
 
-    def _measure(self) -> dict[str, Any]:
-        """Measure, before the first step, what the run decides by; a resume has restored earlier results by then.
-
-        Returns:
-            facts for run.json, as attributes of `Attempt`.
-        """
-        return {}
+    def _measure(self) -> None:
+        """Measure, before the first step, what the run decides by; a resume has restored earlier results by then."""
 
     def _fitted_to(
         self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
@@ -467,7 +452,7 @@ class Trainer:
 
         Args:
             saved: "shape" and "dtype" of its variables by name.
-            facts: of the run that wrote it; see `facts`.
+            facts: of the run that wrote it.
         """
         return nullcontext()
 

@@ -1,81 +1,17 @@
-"""Compiled steps of a tower trainer: the plan of a call, and what the trainer records of its result."""
+"""The plan of the compiled calls of a tower trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from prototrain.checkpoint.state import variables_in
-from prototrain.step.calls import StepCalls, StepResult
 from prototrain.step.loop import StepPlan
 from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite
-from prototrain.trainers.base import NOT_RECORDED
 
 if TYPE_CHECKING:
     from prototrain.trainers.tower import TowerTrainer
-
-
-class CompiledSteps:
-    """Runs the compiled steps of a trainer and records their results in it.
-
-    Args:
-        trainer: makes the calls, see `TowerTrainer.make_calls`.
-        look: called once the step of a run is traced.
-
-    Attributes:
-        made: the calls of the present run, if they have been made.
-    """
-
-    def __init__(self, trainer: TowerTrainer, look: Callable[[], None]) -> None:
-        self._trainer = trainer
-        self._look = look
-        self.forget()
-
-    def forget(self) -> None:
-        """Make new calls for the callbacks of the next run."""
-        self.made: StepCalls | None = None
-        self._has_looked = False
-
-    @property
-    def calls(self) -> StepCalls:
-        """The compiled calls of the present run."""
-        if self.made is None:
-            self.made = self._trainer.make_calls()
-        return self.made
-
-    def run(self, n: int) -> int:
-        """Do up to `n` steps in one compiled call; returns 0 at the end of a pass over the data, or at a stop."""
-        trainer, start = self._trainer, self._trainer.counter.step
-        if not trainer.data.catch_up(trainer.should_stop):
-            return 0
-        if trainer.is_compiled and trainer.callbacks.watching and self.calls.may_be_watched:
-            result = self.calls.run(start, n - 1) if n > 1 else self.calls.run_watched(start)
-        else:
-            result = self.calls.run(start, n)
-        self._record(result)
-        if result.error is not None:
-            raise result.error from result.error.__cause__
-        if not self._has_looked and result.steps:  # else nothing is traced yet
-            self._has_looked = True
-            self._look()
-            if self.calls.has_summaries and not trainer.callbacks.has_watchers:
-                trainer.run.say_once(NOT_RECORDED)
-        if result.data_ended and not result.steps:
-            trainer.data.start_next_pass()
-        return result.steps
-
-    def _record(self, result: StepResult) -> None:
-        trainer, failed = self._trainer, result.error is not None
-        # A call that failed has read at least one batch more than it trained on.
-        trainer.data.count(result.steps, reads_ahead=failed)
-        # Within a user's `run_step` the step may not be complete yet.
-        is_whole = result.is_whole if failed else trainer.is_compiled
-        outputs = None if failed else result.outputs or None
-        trainer._go_to(trainer.counter.step + result.steps, outputs=outputs, is_whole=is_whole)
-        trainer.watched, trainer.summary_events = result.watched, result.summary_events
-        trainer.times.add_call(tracing=result.tracing, waiting=result.waiting)
 
 
 def step_plan(trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: bool = True) -> StepPlan:
@@ -128,7 +64,7 @@ def _changed_early(trainer: TowerTrainer) -> list[Any]:
     `train_step` of the user's own may update anything before it fails.
     """
     if trainer.has_own_train_step:
-        return variables_in(trainer.state)
+        return list(variables_in(trainer.state).values())
     changed: list[Any] = [variable for variable in trainer.variables.values() if not variable.trainable]
     changed += trainer.placement.own_variables()
     if any(callback.overrides("before_run") for callback in trainer.callbacks):

@@ -89,7 +89,7 @@ class MultiWorkerTrainer(SyncTrainer):
 
     def _forget(self) -> None:
         """Nothing has been told to the other workers of the run that begins."""
-        self._has_begun = False
+        self._is_under_way = False
         self._data_ended = False
         self._all_know = False  # that this worker makes no more steps
 
@@ -119,7 +119,7 @@ class MultiWorkerTrainer(SyncTrainer):
         self._forget()
         planned = self.total_steps
         with LeavingAtOnce(), self._sync.failing_together():
-            # No worker looks for a checkpoint before the chief has cleared the directory.
+            # Before any worker looks for a checkpoint.
             require_shared(self._sync, self.experiment)
         try:
             with super()._around_run():
@@ -141,13 +141,13 @@ class MultiWorkerTrainer(SyncTrainer):
 
     def run_steps(self, n: int) -> int:
         self.check_rate()
-        if not self._has_begun:
-            self._has_begun = launcher.has_begun = True
+        if not self._is_under_way:
+            self._is_under_way = launcher.has_begun = True
             if self.is_chief:
                 self.monitors.put_scalar("cluster/restarts", launcher.restarts)
                 self.monitors.put_scalar("cluster/workers", self.worker.count)
         agreed = self._agree(min(n, self.calls.longest))
-        steps = self._steps.run(agreed)
+        steps = self._run_compiled(agreed)
         self._data_ended = steps < agreed
         return steps
 

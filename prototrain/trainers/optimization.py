@@ -37,33 +37,32 @@ def optimizer_in_words(config: Config, optimizer: Any) -> str:
     return f"{type(optimizer).__name__}, learning rate {words}{follows}"
 
 
-def require_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> None:
-    """Check, when the callbacks have begun, that something has set the learning rate.
+def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> str | None:
+    """Check, when the callbacks have begun, what sets the learning rate.
+
+    Returns:
+        what to say of a schedule in the config that no callback follows.
 
     Raises:
-        ConfigError: there is none, neither in the config nor by a callback.
+        ConfigError: nothing has set a learning rate, neither the config nor a callback.
     """
-    method = config.get("model.optimizer.method")
-    if not isinstance(method, str) or config.get("model.lr_schedule.method") is not None or optimizer is None:
-        return
-    if not _schedules(callbacks) and rate(optimizer) == UNSET_RATE:
-        raise ConfigError(
-            f"model.lr_schedule.method is not set; the optimizer {method!r} needs a learning rate, of the config or of "
-            "a callback such as LearningRate or ScheduledHyperParamSetter"
-        )
-
-
-def unused_schedule(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> str | None:
-    """What to say of a schedule in the config that no `LearningRate` follows; None if there is nothing to say."""
-    method = config.get("model.lr_schedule.method")
-    is_constant = method == "constant" and not config["model.lr_schedule.warmup_steps"]
-    if method is None or is_constant or optimizer is None or _schedules(callbacks):
+    callbacks = list(map(innermost, callbacks))
+    if optimizer is None or any(isinstance(callback, LearningRate) for callback in callbacks):
         return None
-    setters = [cb for cb in map(innermost, callbacks) if isinstance(cb, HyperParamSetter)]
-    if learning_rate_source(optimizer) is not None or any(cb.param.name == "learning_rate" for cb in setters):
+    schedule, method = config.get("model.lr_schedule.method"), config.get("model.optimizer.method")
+    if schedule is None:
+        if isinstance(method, str) and rate(optimizer) == UNSET_RATE:
+            raise ConfigError(
+                f"model.lr_schedule.method is not set; the optimizer {method!r} needs a learning rate, of the config "
+                "or of a callback such as LearningRate or ScheduledHyperParamSetter"
+            )
+        return None
+    is_constant = schedule == "constant" and not config["model.lr_schedule.warmup_steps"]
+    is_set = any(isinstance(one, HyperParamSetter) and one.param.name == "learning_rate" for one in callbacks)
+    if is_constant or is_set or learning_rate_source(optimizer) is not None:
         return None
     return (
-        f"WARNING: no LearningRate is among the callbacks, so that model.lr_schedule ({method}) is not followed: the "
+        f"WARNING: no LearningRate is among the callbacks, so that model.lr_schedule ({schedule}) is not followed: the "
         f"learning rate stays at {rate(optimizer):.6g} unless another callback sets it; "
         "add LearningRate(schedules.from_config(config))"
     )
@@ -81,15 +80,9 @@ OF_STEP = tuple(_OF_STEP)
 
 
 def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Iterator[tuple[str, str, str]]:
-    """Keys that are set and that a traced step has not used.
+    """Keys of `OF_STEP` that are set and that a traced step has not used: for each its group, its name, what to do.
 
-    Args:
-        config: the model's.
-        used: those of `_OF_STEP` that the step has used.
-        scales: whether the loss is to be scaled; otherwise a policy of mixed precision acts in the layers alone.
-
-    Returns:
-        for each its group, its name, and what to do.
+    Without a scaled loss, a policy of mixed precision acts in the layers alone.
     """
     for group, (parts, cure) in _OF_STEP.items():
         if group in used or (group == "model.mixed_precision" and not scales):
@@ -100,7 +93,7 @@ def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Itera
 
 
 def equal_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """An optimizer that is made with the same as another one.
+    """An optimizer that is made with the same arguments as another one.
 
     Raises:
         ConfigError: that one cannot say what it was made with.
@@ -119,32 +112,21 @@ def check_acts(optimizer: keras.optimizers.Optimizer) -> None:
     Raises:
         ConfigError: it was.
     """
-    name = type(optimizer).__name__
+    own_scale = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
+    cure = "leave it out, and set model.mixed_precision: mixed_float16 for a loss scale"
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ConfigError(
-            f"{name} divides gradients by a scale that only Keras's fit multiplies the loss with; give its inner "
-            "optimizer, and model.mixed_precision: mixed_float16 for a loss scale"
-        )
-    has_own_scale = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
-    if optimizer.loss_scale_factor is not None or has_own_scale:
-        what = "scale_loss" if has_own_scale else f"loss_scale_factor={optimizer.loss_scale_factor}"
-        raise ConfigError(
-            f"{name}: {what} has an effect in Keras's fit only; leave it out, and set model.mixed_precision: "
-            "mixed_float16 for a loss scale"
-        )
-    if optimizer.use_ema:
-        raise ConfigError(
-            f"{name}: use_ema=True has an effect at the end of Keras's fit only; leave it out, and add the callback "
-            "ExponentialMovingAverage"
-        )
+        what, cure = "its scale", "give its inner optimizer, and model.mixed_precision: mixed_float16 for a loss scale"
+    elif own_scale or optimizer.loss_scale_factor is not None:
+        what = "scale_loss" if own_scale else f"loss_scale_factor={optimizer.loss_scale_factor}"
+    elif optimizer.use_ema:
+        what, cure = "use_ema=True", "leave it out, and add the callback ExponentialMovingAverage"
+    else:
+        return
+    raise ConfigError(f"{type(optimizer).__name__}: {what} has an effect in Keras's fit only; {cure}")
 
 
 def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tensor]:
-    """The part of the loss that lets variables decay, as ``model.weight_decay`` says; traced.
-
-    Returns:
-        "loss_l2" and "loss_l1", each if there is such a decay.
-    """
+    """The part of the loss that lets variables decay, "loss_l2" and "loss_l1" of ``model.weight_decay``; traced."""
     decayed, l2, l1 = list(variables), config["model.weight_decay.value"], config["model.weight_decay.l1"]
     found = {}
     if decayed and l2:
@@ -183,21 +165,6 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     return {"class": type(optimizer).__name__, **settings, **({"without weight decay": kept} if kept else {})}
 
 
-def optimizer_facts(settings: Mapping[str, dict[str, Any]], callbacks: Iterable[Callback]) -> dict[str, dict[str, Any]]:
-    """What a checkpoint records of its optimizers.
-
-    Args:
-        settings: of the optimizers, by the names that they are saved under.
-        callbacks: of the run; a `LearningRate` among them sets the rate, so that the first one does not count.
-    """
-    left_out = "learning_rate" if _schedules(callbacks) else None
-    return {name: {key: each for key, each in one.items() if key != left_out} for name, one in settings.items()}
-
-
-def _schedules(callbacks: Iterable[Callback]) -> list[Any]:
-    return [cb.schedule for cb in map(innermost, callbacks) if isinstance(cb, LearningRate)]
-
-
 class RegisteredOptimizers:
     """The optimizers whose variables are in `trainer.state`.
 
@@ -209,9 +176,6 @@ class RegisteredOptimizers:
         placement: the towers.
         keras_variables: from variables of the model to the Keras variables that hold them, by name.
         check: raises an error for an optimizer that the trainer cannot use.
-
-    Attributes:
-        settings: what the optimizers were made with, by their names there; see `optimizer_settings`.
     """
 
     def __init__(
@@ -224,11 +188,16 @@ class RegisteredOptimizers:
         self._check = check
         self._placement = placement
         self._keras_variables = keras_variables
-        self.settings: dict[str, dict[str, Any]] = {}
+        self._settings: dict[str, dict[str, Any]] = {}  # what the optimizers were made with, by their names
         self._optimizers: dict[str, keras.optimizers.Optimizer] = {}
         self._state = state
         self._in_use: set[str] = set()
         self._resting: set[str] = set()
+
+    def facts(self, callbacks: Iterable[Callback]) -> dict[str, dict[str, Any]]:
+        """What a checkpoint records of the optimizers; no learning rate that a `LearningRate` sets."""
+        left_out = {"learning_rate"} if any(isinstance(innermost(one), LearningRate) for one in callbacks) else set()
+        return {name: {k: v for k, v in one.items() if k not in left_out} for name, one in self._settings.items()}
 
     def register(
         self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
@@ -244,7 +213,7 @@ class RegisteredOptimizers:
         if variables is not None:
             optimizer.build(list(trained.values()))
         self._optimizers[name] = optimizer
-        self.settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
+        self._settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
         for slot, variable in named_slots(optimizer, trained):
             self._state[f"{name}/{slot}"] = variable
             self._in_use.add(f"{name}/{slot}")
@@ -283,52 +252,44 @@ class RegisteredOptimizers:
     ) -> Iterator[None]:
         """Let the state be that of a checkpoint which was written while other weights were trained.
 
-        A learning rate that the checkpoint does not have keeps its new value.
-
         Slots of weights that are not trained now come to rest in the state. Those of weights that were not trained then
-        are out of the state within the context, and keep their values.
+        are out of the state within the context, and keep their values. So does a changed learning rate.
 
         Args:
             saved: "shape" and "dtype" of what the checkpoint holds, by name.
             weights: whether a weight is trained, by name.
-            made_with: the `settings` of the run that wrote it.
+            made_with: the `facts` of the run that wrote it.
 
         Raises:
             CheckpointError: it was written with another optimizer.
         """
-        for name, now in self.settings.items():
-            saved_class = made_with.get(name, now)["class"]
-            if saved_class != now["class"]:
+        kept: dict[str, Any] = {}
+        rates: dict[str, float] = {}
+        for optimizer, now in self._settings.items():
+            then = made_with.get(optimizer, {})
+            if then.get("class", now["class"]) != now["class"]:
                 raise CheckpointError(
-                    f"the checkpoint has the state of the optimizer {saved_class}, and this run has {now['class']}; "
+                    f"the checkpoint has the state of the optimizer {then['class']}, and this run has {now['class']}; "
                     f"use {FRESH}, or another trainer.experiment_name with model.weights_load_path"
                 )
-        kept: dict[str, Any] = {}
-        for optimizer in self.settings:
+            was, rate = then.get("learning_rate"), now.get("learning_rate")
+            if isinstance(was, float) and isinstance(rate, float) and was != rate:
+                rates[optimizer] = rate
+        for optimizer in self._settings:
             starts = {weight: f"{optimizer}/{slot_stem(weight)}_" for weight in weights}
-            then = {weight for weight, start in starts.items() if any(name.startswith(start) for name in saved)}
-            rest = tuple(starts[weight] for weight in then if not weights[weight])
+            trained = {weight for weight, start in starts.items() if any(name.startswith(start) for name in saved)}
+            rest = tuple(starts[weight] for weight in trained if not weights[weight])
             for name in saved:
                 if name.startswith(rest) and name not in self._state:
                     self._state[name] = np.zeros(saved[name]["shape"], saved[name]["dtype"])
                     self._resting.add(name)
-            fresh = tuple(starts[weight] for weight in weights.keys() - then) if then else ()
+            fresh = tuple(starts[weight] for weight in weights.keys() - trained) if trained else ()
             kept.update({name: self._state[name] for name in self._in_use if name.startswith(fresh)})
         for name in kept:
             del self._state[name]
-        rates = self._changed_rates(made_with)
         try:
             yield
         finally:
             self._state.update(kept)
         for name, rate in rates.items():
             self._optimizers[name].learning_rate = rate
-
-    def _changed_rates(self, made_with: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-        """The learning rates that optimizers are made with, where they were made with another one then."""
-        found = {}
-        for name, now in self.settings.items():
-            then, rate = made_with.get(name, {}).get("learning_rate"), now.get("learning_rate")
-            if isinstance(then, float) and isinstance(rate, float) and then != rate:
-                found[name] = rate
-        return found

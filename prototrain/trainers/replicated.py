@@ -29,30 +29,21 @@ _REDUCTIONS: dict[str, Any] = {
 
 
 class SyncTrainer(TowerTrainer):
-    """What trainers of several synchronous towers share: where their batches come from, and what they print.
+    """A trainer of several synchronous towers.
 
     Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
-        experiment: the directory of the run, if it is to leave anything behind.
-        placement: the towers.
+        model, experiment, placement: see `TowerTrainer`.
         batch: whether ``model.batch_size`` is that of a step ("global", split evenly) or that of a tower ("per_tower").
 
     Raises:
         ConfigError: `batch` is neither, or the batch cannot be split.
     """
 
-    def __init__(
-        self,
-        model: ModelProtocol,
-        *,
-        experiment: Experiment | str | Path | None = None,
-        placement: Placement,
-        batch: BatchMeaning = "global",
-    ) -> None:
+    def __init__(self, model: ModelProtocol, *, batch: BatchMeaning = "global", **options: Any) -> None:
         if batch not in ("global", "per_tower"):
             raise ConfigError(f'batch must be "global" or "per_tower", not {batch!r}')
         self.batch = batch
-        super().__init__(model, experiment=experiment, placement=placement)
+        super().__init__(model, **options)
 
     @property
     def global_batch(self) -> int:
@@ -119,11 +110,8 @@ class SyncParameterServerTrainer(SyncTrainer):
     Takes the memory of the variables and of the optimizer once only; every step copies all weights to every tower.
 
     Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
-        towers: see `SyncReplicatedTrainer`.
+        model, towers, batch, experiment: see `SyncReplicatedTrainer`.
         parameter_device: where the variables lie.
-        batch: see `SyncReplicatedTrainer`.
-        experiment: the directory of the run, if it is to leave anything behind.
 
     Raises:
         ConfigError: there are no such devices, or the batch does not divide by the number of towers.

@@ -6,32 +6,19 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prototrain.system.terminal import plain_table as plain_table
+from prototrain.system.terminal import plain_table
 from prototrain.system.wording import in_digits, in_words
 from prototrain.towers import why_no_gpu
 
-if TYPE_CHECKING:
-    from prototrain.trainers.base import Trainer
-
 _ORDER = (
-    "model",
-    "trainer",
-    "towers",
-    "devices",
-    "precision",
-    "data",
-    "global batch",
-    "steps",
-    "epochs",
-    "optimizer",
-    "directory",
-    "start",
+    *("model", "trainer", "towers", "devices", "precision", "data", "global batch"),
+    *("steps", "epochs", "optimizer", "directory", "start"),
 )
 
 
-def say_opening(trainer: Trainer) -> None:
+def say_opening(trainer: Any) -> None:
     """Log what a run begins with; of a fresh one the layers are printed, and all variables are in train.log."""
     trainer.log(opening(trainer))
     variables = None if trainer.global_step else trainer._describe_variables()
@@ -41,14 +28,9 @@ def say_opening(trainer: Trainer) -> None:
         trainer.run.log_to_file(everything + "\n")
 
 
-def is_done(trainer: Trainer) -> bool:
-    """Whether an earlier run has made all steps already."""
-    return 0 < trainer.global_step >= trainer.total_steps and not trainer.callbacks.unfinished
-
-
-def opening(trainer: Trainer) -> str:
+def opening(trainer: Any) -> str:
     """The table at the start of a run, or one line if there is nothing to do."""
-    if is_done(trainer):
+    if 0 < trainer.global_step >= trainer.total_steps and not trainer.callbacks.unfinished:
         what = "raise max_steps or use fresh=True"
         if (config := trainer.config) is not None:
             what = f"raise model.num_{'steps' if config['model.num_epochs'] is None else 'epochs'} or use --fresh"
@@ -60,7 +42,7 @@ def opening(trainer: Trainer) -> str:
     return "\n\n".join([plain_table(rows), *([] if warning is None else [warning])]) + "\n"
 
 
-def describe_run(trainer: Trainer) -> dict[str, Any]:
+def describe_run(trainer: Any) -> dict[str, Any]:
     """What any trainer says of a run, by name."""
     epochs = f"{-(-trainer.total_steps // trainer.steps_per_epoch)} of {trainer.steps_per_epoch} steps"
     return {
@@ -72,7 +54,7 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def closing(trainer: Trainer) -> str | None:
+def closing(trainer: Any) -> str | None:
     """The best values, where everything of the run lies, and what to do next, or None if it left nothing."""
     experiment = trainer.experiment
     if experiment is None or not experiment.exists():
@@ -95,11 +77,10 @@ def closing(trainer: Trainer) -> str | None:
 
 
 _NAMED_SHARE = 0.05
-_NAMED_CALLBACKS = 1  # so that it stays a line of a terminal; run.json has all of them
 
 
 class RunTimes:
-    """The seconds that a run spends on this and that.
+    """Where the seconds of a run go.
 
     Args:
         clock: returns the time in seconds.
@@ -135,7 +116,7 @@ class RunTimes:
         steps = f"training {self.steps / total:.0%}"
         if self.input > _NAMED_SHARE * total:
             steps += f" (input {self.input / total:.0%})"
-        others = {"compiling": self.tracing, **dict(islice(callbacks.items(), _NAMED_CALLBACKS))}
+        others = {"compiling": self.tracing, **dict(islice(callbacks.items(), 1))}  # run.json has all of them
         named = {name: taken for name, taken in others.items() if taken > _NAMED_SHARE * total}
         shares = [f"{name} {taken / total:.0%}" for name, taken in named.items()]
         rest = total - self.steps - sum(named.values())

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +17,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
-from prototrain.checkpoint.state import OF_CALLBACKS, FiniteState, StateEntries, in_words, late_words, restore_errors
+from prototrain.checkpoint.state import OF_CALLBACKS, FiniteState, StateEntries, in_words, restore_errors
 from prototrain.checkpoint.values import decode, encode, random_state, random_state_kept, set_random_state
 from prototrain.errors import (
     CheckpointError,
@@ -27,7 +27,6 @@ from prototrain.errors import (
     PrototrainError,
     StorageError,
 )
-from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts, changes, file_digests, versions
 from prototrain.experiment.record import Outcome, RunRecord, read_past
 from prototrain.system.files import open_file
@@ -35,10 +34,11 @@ from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import printable
 from prototrain.system.tracebacks import in_one_line, out_of_memory
 from prototrain.system.waiting import announcing
-from prototrain.system.wording import FRESH
+from prototrain.system.wording import FRESH, some_of
 
 if TYPE_CHECKING:
     from prototrain.config import Config
+    from prototrain.experiment import Experiment
     from prototrain.experiment.remote import Remote
     from prototrain.trainers.base import Trainer
 
@@ -54,9 +54,9 @@ class Run:
     Attributes:
         stopped_by: why the run ends before its last step, if it does.
         checkpoint: the checkpoint that it resumed from, or None.
-        changes: what has changed since that checkpoint, in words.
         began_at: the number of completed steps at its start.
-        is_rejected: whether `reject_state` was called.
+        is_accepted: whether the run has begun to write into the directory.
+        is_rejected: whether the state must not be resumed from; it is saved aside then.
         max_to_keep: how many checkpoints stay, or None for all; a `ModelSaver` sets it.
         finite: which variables may be NaN or infinite in a run with `StopOnNaN`.
     """
@@ -65,24 +65,25 @@ class Run:
         self._trainer = trainer
         self.stopped_by: str | None = None
         self.checkpoint: Checkpoint | None = None
-        self.changes: list[str] = []
         self.began_at = 0
+        self.is_rejected = False
+        self.max_to_keep: int | None = None
         self.finite = FiniteState()
         self._outcome = Outcome("running")
         self._record: RunRecord | None = None
         self._sources: dict[str, str] = {}  # digests of the files that copies are kept of
         self._facts: Facts = {}  # what checkpoints record of what the run is made from
-        self._is_accepted = False
+        self._fresh = False
+        self.is_accepted = False
         self._unwritten: list[str] = []  # lines for train.log until then
         self._said: set[str] = set()
-        self._has_failed_to_upload = self.is_rejected = False
+        self._has_failed_to_upload = False
         self._looked_at = 0.0
         self._protected: dict[str, int | None] = {}
-        self.max_to_keep: int | None = None
-        self._registered: Collection[str] = ()  # variables in the trainer's state when the run began
+        self._registered: set[str] = set()  # variables in the trainer's state when the run began
         self._sets_aside = False
         self._broken: list[Path] = []  # checkpoints to set aside once the run is accepted
-        self._notes: list[str] = []  # how the data position is restored, and what could not be saved
+        self._resumed: list[str] = []  # the line "start"
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
 
@@ -93,18 +94,23 @@ class Run:
         """Context manager around a run: locks the directory, records how the run ends, and unlocks.
 
         Args:
-            fresh: delete everything in the directory first.
+            fresh: delete everything in the directory when the run is accepted.
 
         Raises:
             ExperimentError: another run has the directory, or it is not an experiment's.
             OutOfMemoryError: the run needs more memory than there is.
         """
-        trainer, experiment = self._trainer, self._trainer.experiment
+        trainer, experiment = self._trainer, self._own_experiment
+        if fresh and trainer.global_step:
+            raise ExperimentError(
+                f"train(fresh=True): this trainer has made {trainer.global_step} steps already; make a new one"
+            )
+        self._fresh = fresh
         with ExitStack() as stack:
-            if experiment is not None and trainer.is_chief:
+            if experiment is not None:
                 stack.callback(experiment.unlock, trainer.log)
-            if fresh:
-                self._delete()
+                if fresh:
+                    experiment.check_deletable()
             stack.enter_context(ignore_save_signals())
             stack.enter_context(_explain_oom(trainer))
             stack.enter_context(trainer._around_run())
@@ -116,71 +122,62 @@ class Run:
                 raise
             self._end(None)
 
-    def _delete(self) -> None:
-        trainer = self._trainer
-        if trainer.global_step:
-            raise ExperimentError(
-                f"train(fresh=True): this trainer has made {trainer.global_step} steps already; make a new one"
-            )
-        if trainer.experiment is not None and trainer.is_chief:
-            with announcing(f"deleting what is in {trainer.experiment}", trainer.log):
-                trainer.experiment.delete()
-
     def _begin(self) -> None:
-        trainer = self._trainer
-        self._sources = file_digests(trainer._sources())
-        self._is_accepted = False
+        self._sources = file_digests(self._trainer._sources())
+        self.is_accepted = False
         self._outcome, self.stopped_by = Outcome("running"), None
         self.finite.ignored = []
         self.wait()
         self._writing = None
         self._protected.clear()
         self.max_to_keep = None
-        if trainer.experiment is not None and trainer.is_chief:
-            stale = trainer.experiment.lock()
-            if stale:
-                trainer.log(stale)
+        log = self._trainer.log
+        if self._own_experiment is not None and (stale := self._own_experiment.lock(log)):
+            log(stale)
 
-    def accept(self, measured: Mapping[str, Any]) -> None:
-        """Begin to write into the directory, first what has been said so far: the run may start or resume.
-
-        Args:
-            measured: facts for run.json, see `Trainer._measure`.
-        """
-        trainer, experiment = self._trainer, self._trainer.experiment
+    def accept(self) -> None:
+        """Begin to write into the directory, first what has been said so far: the run may start or resume."""
+        trainer, experiment = self._trainer, self._own_experiment
         self._facts = trainer._facts()
-        if experiment is not None and trainer.is_chief:
+        if self.checkpoint is not None:
+            with restore_errors(f"the facts in checkpoint {self.checkpoint.path}"):
+                changed = changes(dict(self.checkpoint.meta["facts"]), self._facts)
+            self._resumed += [f"changed: {', '.join(changed)}"] if changed else []
+        if experiment is not None:
+            if self._fresh:
+                with announcing(f"deleting what is in {experiment}", trainer.log):
+                    experiment.delete()
+            config = self.config()
             with announcing("noting what the run is made from", trainer.log):
+                # The other facts are in environment.json and config.json.
+                known = ("config", "versions", "devices", "trainer", "callbacks")
                 experiment.write_start(
-                    config=self.config(),
+                    config=config,
                     sources=trainer._sources(),
                     devices=_devices(),
                     run_id=None if experiment.run_id else self.checkpoints.run_id(),
-                    origin={**trainer._origin(), "facts": self._facts_of_subclass()},
+                    origin={**trainer._origin(), "facts": {n: f for n, f in self._facts.items() if n not in known}},
                 )
-            changed = None if (config := self.config()) is None else config.changes()
-            self._record = RunRecord(experiment.record, trainer.log, changes=changed, **trainer._attempt_facts())
-        self._is_accepted = True
+            facts = trainer._attempt_facts() | {"changes": None if config is None else config.changes()}
+            self._record = RunRecord(experiment.record, trainer.log, **facts)
+        self.is_accepted = True
         said, self._unwritten = self._unwritten, []
         for text in said:
             self.log_to_file(text)
-        self._tidy()
-        if self._record is not None:
-            self._record.note(first_step=trainer.global_step, start=self.resume_line(), **measured)
+        if experiment is not None:
+            self._tidy()
+        self.note(first_step=trainer.global_step, start=self.resume_line())
         if (remote := self._remote) is not None:
             remote.begin(trainer.log)
 
     def _tidy(self) -> None:
         """Delete what unfinished saves have left, and set aside the checkpoints that the run does not resume from."""
-        trainer = self._trainer
-        if trainer.experiment is None or not trainer.is_chief:
-            return
         self.checkpoints.sweep()
         for path in self._broken:
             self.checkpoints.set_aside(path)
         old = self.checkpoints.set_all_aside() if self._sets_aside else None
         if old is not None:
-            trainer.log(f"resume=False: the checkpoints of the earlier run are kept in {old}")
+            self.log(f"resume=False: the checkpoints of the earlier run are kept in {old}")
 
     def _end(self, error: BaseException | None) -> None:
         self._outcome = self._outcome_of(error)
@@ -190,13 +187,18 @@ class Run:
         if self._trainer.experiment is None:
             return
         self.wait()
-        if self._is_accepted and not self.directory_is_gone():
+        if self.is_accepted and not self.directory_is_gone():
             if self._record is not None:
-                loop, callbacks = self._trainer.times.loop(), self._trainer.callbacks.times()
-                times = {"loop": _in_milliseconds(loop), "callbacks": _in_milliseconds(callbacks)}
+                seconds = {"loop": self._trainer.times.loop(), "callbacks": self._trainer.callbacks.times()}
+                times = {kind: {n: round(value, 3) for n, value in one.items()} for kind, one in seconds.items()}
                 self._record.end(self._outcome, step=self._trainer.global_step, **times)
                 self._record = None
             self._upload_rest(error)
+
+    @property
+    def _own_experiment(self) -> Experiment | None:
+        """The experiment, if this process writes it."""
+        return self._trainer.experiment if self._trainer.is_chief else None
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
@@ -211,14 +213,14 @@ class Run:
         """Print a line that this object has not printed before; see `log`."""
         if text not in self._said:
             self._said.add(text)
-            self.log(text)
+            self._trainer.log(text)
 
     def log_to_file(self, text: str) -> None:
         """Add lines to train.log, as soon as the run is accepted."""
-        experiment = self._trainer.experiment
-        if not self._is_accepted:
+        experiment = self._own_experiment
+        if not self.is_accepted:
             self._unwritten.append(text)
-        elif experiment is not None and self._trainer.is_chief and experiment.directory.is_dir():
+        elif experiment is not None and experiment.directory.is_dir():
             with suppress(OSError):
                 descriptor = open_file(experiment.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
                 with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
@@ -237,23 +239,18 @@ class Run:
         callbacks = self._trainer.callbacks
         if self._outcome.state != "running" or not callbacks.has_ended:
             return self._outcome
-        failure = callbacks.failure or callbacks.late_failure
-        # A signal that has come by then is raised as the run's last act.
-        return self._outcome_of(failure, is_stopped=self._trainer.stop.signum is not None)
+        return self._outcome_of(callbacks.failure or callbacks.late_failure)
 
-    def _outcome_of(self, error: BaseException | None, *, is_stopped: bool = False) -> Outcome:
+    def _outcome_of(self, error: BaseException | None) -> Outcome:
         if isinstance(error, Exception):
             return Outcome("failed", in_one_line(error))
-        if error is None and not is_stopped:
-            return Outcome("finished", self.stopped_by)
-        if (signum := self._trainer.stop.signum) is not None:
+        if (signum := self._trainer.stop.signum) is not None:  # it is raised as the run's last act
             return Outcome("interrupted", signal.Signals(signum).name)
-        return Outcome("interrupted", None if error is None else in_one_line(error))
+        return Outcome("finished", self.stopped_by) if error is None else Outcome("interrupted", in_one_line(error))
 
     @property
     def _remote(self) -> Remote | None:
-        experiment = self._trainer.experiment
-        return experiment.remote if experiment is not None and self._trainer.is_chief else None
+        return None if self._own_experiment is None else self._own_experiment.remote
 
     def upload(self) -> None:
         """Upload what is left of a run at a URL, while signals are still handled.
@@ -262,7 +259,7 @@ class Run:
             StorageError: the storage cannot be reached; the message says where everything is.
             ExperimentError: another run has taken over.
         """
-        if self._remote is not None and self._is_accepted and not self.directory_is_gone():
+        if self._remote is not None and self.is_accepted and not self.directory_is_gone():
             self.wait()
             self._trainer.stop.stage = f"uploading to {self._remote}"
             self.log(f"uploading what is left to {self._remote}")
@@ -288,10 +285,7 @@ class Run:
         return experiment is not None and experiment.is_gone()
 
     def check(self, now: float) -> None:
-        """Check what may fail while steps are made; cheap.
-
-        Args:
-            now: the time in seconds.
+        """Check what may fail while steps are made; cheap. `now` is the time in seconds.
 
         Raises:
             ExperimentError: the directory was deleted, moved or replaced.
@@ -307,11 +301,7 @@ class Run:
                 self._remote.check()
 
     def require_directory(self) -> None:
-        """Check that the directory is still there.
-
-        Raises:
-            ExperimentError: it was deleted, moved or replaced.
-        """
+        """Check that the directory is still there; raises an ExperimentError otherwise."""
         if self.directory_is_gone():
             raise ExperimentError(
                 f"the experiment directory {self._trainer.experiment} was deleted or moved during the run, "
@@ -352,29 +342,26 @@ class Run:
         Returns:
             a function that waits until it is written and returns the directory.
         """
-        with self._trainer.stop.uninterrupted():
-            return self._start_save()
-
-    def _start_save(self) -> Callable[[], Path]:
-        self.wait()
-        self.require_directory()
-        if not self._is_accepted:
-            raise CheckpointError("nothing can be saved before the run has begun; save in before_train() or later")
         trainer, record, remote = self._trainer, self._record, self._remote
-        is_sound = self.state_is_sound
-        trainer.monitors.flush()
-        finish = self.checkpoints.start(self._snapshot(), aside=not is_sound)
+        with trainer.stop.uninterrupted():
+            self.wait()
+            self.require_directory()
+            if not self.is_accepted:
+                raise CheckpointError("nothing can be saved before the run has begun; save in before_train() or later")
+            is_sound = self.state_is_sound
+            trainer.monitors.flush()
+            finish = self.checkpoints.start(self._snapshot(), aside=not is_sound)
 
-        def write() -> Path:
-            path = finish()
-            if is_sound and record is not None:
-                record.note_save()
-            if remote is not None:
-                remote.wake()
-            return path
+            def write() -> Path:
+                path = finish()
+                if is_sound and record is not None:
+                    record.note_save()
+                if remote is not None:
+                    remote.wake()
+                return path
 
-        self._writing = self._writer.submit(write)
-        return functools.partial(self._result_of, self._writing)
+            self._writing = self._writer.submit(write)
+            return functools.partial(self._result_of, self._writing)
 
     def _result_of(self, writing: Future[Path]) -> Path:
         try:
@@ -423,13 +410,14 @@ class Run:
     def _snapshot(self) -> Snapshot:
         trainer = self._trainer
         entries = StateEntries(trainer.state)
-        late = entries.late(self._registered)
-        if late:
-            self.say_once(f"WARNING: {late_words(late)}, or this run cannot be resumed")
+        if late := sorted(entries.required - self._registered):
+            self.say_once(
+                f"WARNING: {some_of(late)} came into trainer.state after the run had begun: make it before train(), "
+                "or this run cannot be resumed"
+            )
         meta = {
             "run_id": trainer.experiment.run_id if trainer.experiment else None,
             "values": entries.values(),
-            "late": late,
             "callbacks": encode(trainer.callbacks.state_dict(), "the callbacks' state", loose=True),
             "monitors": trainer.monitors.state_dict(),
             # Callbacks that a stop has kept from this step read them after the resume.
@@ -437,9 +425,14 @@ class Run:
             "random": random_state(),
             "facts": self._facts,
         }
+        step = trainer.global_step
+
+        def check(values: Mapping[str, Any]) -> None:
+            if found := self.finite.find(values):
+                raise NonFiniteError(f"step {step} is not saved, since {in_words(found)}")
+
         looks = trainer.check_finite and self.state_is_sound
-        check = functools.partial(self._check_finite, trainer.global_step) if looks else None
-        return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, check)
+        return Snapshot(step, entries.variables, entries.saveables, meta, check if looks else None)
 
     # -- resuming -----------------------------------------------------------------------------------------------------
 
@@ -453,32 +446,31 @@ class Run:
             CheckpointError: the checkpoints are damaged or do not fit, or the one that is needed does not exist; or
                 something in the trainer's state cannot be saved.
         """
-        trainer = self._trainer
-        self.checkpoint, self.changes, self._notes = None, [], []
-        self._sets_aside, self._broken = False, []
+        trainer, experiment = self._trainer, self._trainer.experiment
+        resume = resume and not self._fresh
+        self.checkpoint, self._broken, self._sets_aside = None, [], False
         self.began_at = trainer.global_step
-        if not self.state_is_sound and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
+        self._resumed = [f"continues from step {self.began_at}" if self.began_at else "fresh"]
+        if not self.state_is_sound and (experiment is None or not resume or not self.checkpoints.steps()):
             raise CheckpointError(
                 f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
                 "make a new trainer"
             )
-        if trainer.check_finite:
-            found = self.finite.begin(StateEntries(trainer.state).variables)
-            if found:
-                trainer.log(f"StopOnNaN: {in_words(found)} from the start and left alone")
-        if trainer.experiment is None:
-            return
         entries = StateEntries(trainer.state)
+        if trainer.check_finite and (found := self.finite.begin(entries.variables)):
+            trainer.log(f"StopOnNaN: {in_words(found)} from the start and left alone")
+        if experiment is None:
+            return
         entries.values()  # which fails for what no checkpoint could hold
-        self._registered = entries.variables.keys()
-        self._sets_aside = not resume
+        self._registered = set(entries.variables)
         if not resume:
+            self._sets_aside = not self._fresh
             return
         with announcing("checking the newest checkpoint", trainer.log):
             newest = self.checkpoints.newest(self._check_is_finite, broken=self._broken)
         trainer.stop.check()
         if newest is None and trainer.global_step == 0:
-            self._check_past(trainer.experiment)
+            self._check_past()
         if newest is None or (newest.step < trainer.global_step and self.state_is_sound):
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
@@ -486,8 +478,9 @@ class Run:
         self.checkpoint, self.began_at = newest, trainer.global_step
         trainer.stop.check()
 
-    def _check_past(self, experiment: Experiment) -> None:
+    def _check_past(self) -> None:
         """Fail if earlier checkpoints of the run are gone; warn if an earlier attempt has left none."""
+        experiment = self._trainer.require_experiment("resuming")
         past = read_past(experiment.record, experiment.metrics)
         if past is None:
             return
@@ -501,38 +494,27 @@ class Run:
         self.log(f"WARNING: the attempt before {came} and left no checkpoint: the run begins again at step 0{rows}")
 
     def _load(self, checkpoint: Checkpoint) -> None:
+        """Restore all of a checkpoint or, if something in it does not fit, nothing."""
         trainer, meta = self._trainer, checkpoint.meta
         before = trainer.global_step, trainer.epoch_num, trainer.outputs, trainer.step_is_whole
+        # An epoch's last step belongs to that epoch.
+        epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
         try:
             with (
                 restore_errors(f"checkpoint {checkpoint.path}"),
                 trainer._fitted_to(meta["variables"], meta["facts"]),
                 StateEntries(trainer.state).restoring(checkpoint),
             ):
-                self._load_meta(checkpoint)
+                trainer._go_to(checkpoint.step, epoch_num=epoch_num)
+                trainer.callbacks.load_state_dict(decode(meta["callbacks"]))
+                trainer.monitors.load_state_dict(meta["monitors"])
+                trainer._go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
+                self._resumed = [f"resumed at step {checkpoint.step}", *trainer._after_restore()]
+                set_random_state(meta["random"])
         except BaseException:
             step, epoch_num, outputs, is_whole = before
             trainer._go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise
-
-    def _load_meta(self, checkpoint: Checkpoint) -> None:
-        """Restore what may not fit although every file is whole; the variables follow."""
-        trainer, meta = self._trainer, checkpoint.meta
-        # An epoch's last step belongs to that epoch.
-        epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
-        trainer._go_to(checkpoint.step, epoch_num=epoch_num)
-        with restore_errors("the callbacks' state"):
-            states = decode(meta["callbacks"])
-        trainer.callbacks.load_state_dict(states)
-        with restore_errors("the scalars' history"):
-            trainer.monitors.load_state_dict(meta["monitors"])
-        with restore_errors("the last step's outputs"):
-            trainer._go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
-        self._notes = trainer._after_restore()
-        with restore_errors("the record of versions and settings"):
-            self.changes = changes(dict(meta["facts"]), trainer._facts())
-        with restore_errors("the state of the random generators"):
-            set_random_state(meta["random"])
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
@@ -542,10 +524,7 @@ class Run:
 
     def resume_line(self) -> str:
         """The line "start": the step of the resume, the data position, and what has changed since."""
-        if self.checkpoint is None:
-            return f"continues from step {self.began_at}" if self.began_at else "fresh"
-        changed = [f"changed: {', '.join(self.changes)}"] if self.changes else []
-        return "; ".join([f"resumed at step {self.checkpoint.step}", *self._notes, *changed])
+        return "; ".join(self._resumed)
 
     # -- StopOnNaN ----------------------------------------------------------------------------------------------------
 
@@ -553,12 +532,6 @@ class Run:
         """What in the trainer's state is not finite and should be, in words."""
         found = self.finite.find(StateEntries(self._trainer.state).variables)
         return in_words(found) if found else None
-
-    def _check_finite(self, step: int, values: Mapping[str, Any]) -> None:
-        """Check the variables that are about to be saved, in any thread."""
-        found = self.finite.find(values)
-        if found:
-            raise NonFiniteError(f"step {step} is not saved, since {in_words(found)}")
 
     def _check_is_finite(self, checkpoint: Checkpoint) -> None:
         """Check the variables of a checkpoint that are about to be restored."""
@@ -578,12 +551,13 @@ class Run:
     def config(self) -> Config | None:
         """A copy of the trainer's config, with the length that `train` was given."""
         trainer = self._trainer
-        config = None if trainer.config is None else trainer.config.copy()
-        epochs = None if config is None else config.get("model.num_epochs")
-        is_in_epochs = (epochs or 0) * trainer.steps_per_epoch == trainer.total_steps
-        if config is not None and not trainer.is_endless and not is_in_epochs:
+        if trainer.config is None:
+            return None
+        config: Config = trainer.config.copy()
+        is_in_epochs = (config.get("model.num_epochs") or 0) * trainer.steps_per_epoch == trainer.total_steps
+        if not trainer.is_endless and not is_in_epochs:
             config["model.num_steps"] = trainer.total_steps
-        if config is not None and trainer.given_steps_per_epoch is not None:
+        if trainer.given_steps_per_epoch is not None:
             config["trainer.steps_per_epoch"] = trainer.given_steps_per_epoch
         return config
 
@@ -599,21 +573,14 @@ class Run:
             "callbacks": trainer.callbacks.state_keys,
         }
 
-    def _facts_of_subclass(self) -> Facts:
-        """Facts that environment.json and config.json do not hold."""
-        said = ("config", "versions", "devices", "trainer", "callbacks")
-        return {name: fact for name, fact in self._facts.items() if name not in said}
-
 
 @contextmanager
 def _explain_oom(trainer: Trainer) -> Iterator[None]:
     """Turn an error that a lack of memory has led to into one line: what was asked for, and where a resume starts."""
     try:
         yield
-    except OutOfMemoryError:
-        raise
     except Exception as error:
-        asked = out_of_memory(error)
+        asked = None if isinstance(error, OutOfMemoryError) else out_of_memory(error)
         if asked is None:
             raise
         said = str(error) if isinstance(error, PrototrainError) else f"after step {trainer.global_step}: {asked}"
@@ -623,7 +590,3 @@ def _explain_oom(trainer: Trainer) -> Iterator[None]:
 
 def _devices() -> list[str]:
     return [device.name for device in tf.config.list_logical_devices()]
-
-
-def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in seconds.items()}

@@ -13,7 +13,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import innermost
 from prototrain.callbacks.hyperparameters.set_trainable import SetTrainable
 from prototrain.checkpoint.state import variables_in
-from prototrain.checkpoint.weights import as_measured, averaged_weights, best_checkpoint, best_of, dump_weights
+from prototrain.checkpoint.weights import averaged_weights, best_checkpoint, dump_weights
 from prototrain.data.batches import check_divides, length_in_words
 from prototrain.data.source import Share
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, ModelError
@@ -34,21 +34,20 @@ from prototrain.step.update import Computed, for_all_towers, over_micro_batches
 from prototrain.step.variables import StopVariable
 from prototrain.step.xla_loop import XlaLoop, block_size
 from prototrain.system.waiting import announcing
+from prototrain.system.wording import some_of
 from prototrain.towers import choose_devices, in_words
-from prototrain.trainers.base import Trainer
-from prototrain.trainers.compiled_steps import CompiledSteps, step_plan
+from prototrain.trainers.base import NOT_RECORDED, Trainer
+from prototrain.trainers.compiled_steps import step_plan
 from prototrain.trainers.optimization import (
     OF_STEP,
     UNSET_RATE,
     RegisteredOptimizers,
     check_acts,
+    check_rate,
     decay_losses,
     equal_optimizer,
-    optimizer_facts,
     optimizer_in_words,
-    require_rate,
     unused_keys,
-    unused_schedule,
 )
 from prototrain.trainers.xla_choice import XlaChoice
 
@@ -94,6 +93,7 @@ class TowerTrainer(Trainer):
     share = Share()  # which of several workers reads the data
     config: Config
     datasets: dict[str, tf.data.Dataset]
+    _calls: StepCalls | None = None
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class TowerTrainer(Trainer):
     ) -> None:
         check_model(model)
         super().__init__(experiment=experiment)
-        self._has_begun = False
+        self._has_trained = False
         self._trained_before: list[str] = []
         self.model = model
         self.config = model.config
@@ -150,7 +150,7 @@ class TowerTrainer(Trainer):
         self._stop_variable = StopVariable()
         self._notes = update.GradientNotes()
         self._used: set[str] = set()
-        self._steps = CompiledSteps(self, self._say_of_gradients)
+        self._forget_calls()
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class TowerTrainer(Trainer):
             scalar tensors by name.
         """
         trace = tower_trace()
-        self._uses("model.jit_compile")
+        self._used.add("model.jit_compile")
         outputs = self._update(
             self._compute(inputs, self._xla.in_step and not (trace is not None and trace.is_watched))
         )
@@ -232,12 +232,17 @@ class TowerTrainer(Trainer):
 
         if with_xla:
             compute = tf.function(compute, autograph=False, jit_compile=True)
-        self._uses("model.accumulate_steps")
+        self._used.add("model.accumulate_steps")
         return over_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
 
-    def _measure(self) -> dict[str, Any]:
+    def _measure(self) -> None:
         """For ``model.jit_compile = "auto"``, find out whether XLA pays, unless an earlier part of the run has."""
-        self._check_begin()
+        if self._trained_before and not self.global_step:
+            raise ModelError(
+                f"an earlier trainer of this process has trained {some_of(self._trained_before)}, so this would be no "
+                "fresh run; make the layers in build(), or a new model for each run (to continue from the trained "
+                "weights, load_weights() a checkpoint or call train() of the same trainer)"
+            )
         if not self.is_compiled or self.has_own_train_step:
             self._xla.leave_off(f"{type(self).__name__} has its own step")
 
@@ -247,23 +252,13 @@ class TowerTrainer(Trainer):
 
             return lambda batch: next(iter(self.placement.local_results(self.placement.run(one_tower, batch))))
 
-        begin = self.times.clock()
-        self._xla.measure(
-            step, self.data.first_batch, with_loop=self._may_loop_in_xla(), variables=variables_in(self.state)
-        )
+        # A callback in every step makes "loop" slow.
+        with_loop = self.towers == 1 and not (self.callbacks.watched_names or self.callbacks.each_step)
+        with_loop = with_loop and not (self.data.block or self.data.total) and self.data.fits_blocks() is None
+        begin, variables = self.times.clock(), variables_in(self.state).values()
+        self._xla.measure(step, self.data.first_batch, with_loop=with_loop, variables=variables)
         self.times.tracing += self.times.clock() - begin
         self._read_blocks()
-        return self._xla.recorded()
-
-    def _may_loop_in_xla(self) -> bool:
-        """Whether ``model.jit_compile = "auto"`` may choose "loop"; a callback in every step makes it slow."""
-        is_at_start = not self.data.block and not self.data.total
-        return (
-            self.towers == 1
-            and is_at_start
-            and self.data.fits_blocks() is None
-            and not (self.callbacks.watched_names or self.callbacks.each_step)
-        )
 
     def _read_blocks(self) -> None:
         """Have the data read in blocks, if whole calls are compiled."""
@@ -272,7 +267,7 @@ class TowerTrainer(Trainer):
 
     def run_step(self) -> Mapping[str, Any] | None:
         """Do one compiled step. An override is called for every step, in Python, instead of it."""
-        while not self._steps.run(1):
+        while not self._run_compiled(1):
             pass  # a pass over the data ended, and the next one has begun
         return self.outputs
 
@@ -325,7 +320,7 @@ class TowerTrainer(Trainer):
             loss: a scalar.
             variables: with respect to which.
         """
-        self._uses("model.mixed_precision")
+        self._used.add("model.mixed_precision")
         if self.loss_scale is None:
             return list(tape.gradient(loss, variables))
         return self.loss_scale.gradients(tape, loss, variables)
@@ -336,12 +331,12 @@ class TowerTrainer(Trainer):
         ``model.weight_decay.value`` times the sum of their squares, halved, and ``model.weight_decay.l1`` times the sum
         of their absolute values.
         """
-        self._uses("model.weight_decay")
+        self._used.add("model.weight_decay")
         return tf.add_n([tf.constant(0.0), *decay_losses(self.config, self.decayed.values()).values()])
 
     def _added_losses(self) -> dict[str, tf.Tensor]:
         """The terms that are added to the model's loss, by name."""
-        self._uses("model.weight_decay")
+        self._used.add("model.weight_decay")
         found = decay_losses(self.config, self.decayed.values())
         if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass has another decay
             found["loss_l2"] = self.weight_decay_loss() - found.get("loss_l1", 0.0)
@@ -372,7 +367,7 @@ class TowerTrainer(Trainer):
         Raises:
             ModelError: the list is empty, no variable has a gradient, or the call is inside a `tf.cond` or a loop.
         """
-        self._uses("model.clip_gradients")
+        self._used.add("model.clip_gradients")
         update.apply_gradients(
             gradients_and_variables,
             loss,
@@ -404,7 +399,43 @@ class TowerTrainer(Trainer):
     @property
     def calls(self) -> StepCalls:
         """The compiled calls of the present run."""
-        return self._steps.calls
+        if self._calls is None:
+            self._calls = self.make_calls()
+        return self._calls
+
+    def _forget_calls(self) -> None:
+        """Have the step traced again: for the callbacks of the next run, or for other trained weights."""
+        self._calls = None
+        self._is_traced = False
+
+    def _run_compiled(self, n: int) -> int:
+        """Do up to `n` steps in one compiled call; returns 0 at the end of a pass over the data, or at a stop."""
+        if not self.data.catch_up(self.should_stop):
+            return 0
+        calls, start = self.calls, self.counter.step
+        if self.is_compiled and self.callbacks.watching and calls.may_be_watched:
+            result = calls.run(start, n - 1) if n > 1 else calls.run_watched(start)
+        else:
+            result = calls.run(start, n)
+        failed = result.error is not None
+        # A call that failed has read at least one batch more than it trained on.
+        self.data.count(result.steps, reads_ahead=failed)
+        # Within a user's `run_step` the step may not be complete yet.
+        is_whole = result.is_whole if failed else self.is_compiled
+        outputs = None if failed else result.outputs or None
+        self._go_to(self.counter.step + result.steps, outputs=outputs, is_whole=is_whole)
+        self.watched, self.summary_events = result.watched, result.summary_events
+        self.times.add_call(tracing=result.tracing, waiting=result.waiting)
+        if result.error is not None:
+            raise result.error from result.error.__cause__
+        if not self._is_traced and result.steps:
+            self._is_traced = True
+            self._say_of_gradients()
+            if calls.has_summaries and not self.callbacks.has_watchers:
+                self.run.say_once(NOT_RECORDED)
+        if result.data_ended and not result.steps:
+            self.data.start_next_pass()
+        return result.steps
 
     def make_calls(self) -> StepCalls:
         """Make the compiled calls for the callbacks of the present run."""
@@ -427,12 +458,8 @@ class TowerTrainer(Trainer):
             done = super().run_steps(n)
             self._say_of_gradients()
             return done
-        is_first = self._steps.made is None
-        with announcing("tracing and compiling the step", self.log) if is_first else nullcontext():
-            return self._steps.run(n)
-
-    def _uses(self, key: str) -> None:
-        self._used.add(key)
+        with announcing("tracing and compiling the step", self.log) if self._calls is None else nullcontext():
+            return self._run_compiled(n)
 
     def _say_of_unused(self) -> None:
         """Name the keys that are set and that the step has not used."""
@@ -449,12 +476,10 @@ class TowerTrainer(Trainer):
         Raises:
             ConfigError: there is none.
         """
-        if self.counter.step != self.run.began_at:
-            return
-        require_rate(self.config, self.optimizer, self.callbacks)
-        unused = unused_schedule(self.config, self.optimizer, self.callbacks)
-        if unused is not None and self.is_chief:
-            self.run.say_once(unused)
+        if self.counter.step == self.run.began_at:
+            unused = check_rate(self.config, self.optimizer, self.callbacks)
+            if unused is not None and self.is_chief:
+                self.run.say_once(unused)
 
     def _say_of_gradients(self) -> None:
         for line in self._notes.lines(self.gradient_processors):
@@ -466,9 +491,7 @@ class TowerTrainer(Trainer):
         """Whether the compiled steps are to end, because a stop was requested."""
         return self.stop.signum is not None and self.is_compiled
 
-    def _length(
-        self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None
-    ) -> tuple[int | None, int | None, int | None]:
+    def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
         if max_steps is None and max_epoch is None:
             max_epoch = self.config["model.num_epochs"]
             max_steps = self.config["model.num_steps"] if max_epoch is None else None
@@ -477,17 +500,18 @@ class TowerTrainer(Trainer):
         if steps_per_epoch is None:
             steps_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality or max_steps or None
         self.config.batches_per_epoch = steps_per_epoch
-        return steps_per_epoch, max_epoch, max_steps
+        super()._set_length(steps_per_epoch, max_epoch, max_steps)
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
         self._choose_trained()
-        found = self.built.layers.trained_before()
-        self._trained_before = [] if self._has_begun or self.continues_from_trained else found
-        self._has_begun = True
+        layers = self.built.layers
+        found = layers.trained_before()
+        self._trained_before = [] if self._has_trained or self.continues_from_trained else found
+        self._has_trained = True
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._read_blocks()
-        self._steps.forget()  # traced callbacks belong to one list
+        self._forget_calls()  # traced callbacks belong to one list
         # A step in Python is a call of one step, which is as short as it can be.
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
         try:
@@ -497,8 +521,8 @@ class TowerTrainer(Trainer):
                 self._say_of_unused()
         finally:
             self.data.allow_changes = before
-            self.built.layers.note_trained()
-            self.built.layers.reset_trainable()
+            layers.note_trained()
+            layers.reset_trainable()
 
     def _choose_trained(self) -> None:
         """Adopt what is trainable now: layers may have been frozen or unfrozen."""
@@ -508,11 +532,7 @@ class TowerTrainer(Trainer):
                 self.create_optimizers()
 
     def _weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
-        """The weights that `_set_trainable` would change; see `BuiltModel.weights_to_change`.
-
-        Raises:
-            CallbackError: there are none, or this trainer trains the same weights from the first step to the last.
-        """
+        """The weights that `_set_trainable` would change; a CallbackError if there are none or it cannot."""
         if not self.may_set_trainable:
             raise CallbackError(
                 f"{who}: {type(self).__name__} cannot change what it trains during a run; set `trainable` of the "
@@ -523,31 +543,14 @@ class TowerTrainer(Trainer):
     def _set_trainable(self, regex: str, value: bool) -> tuple[int, int]:
         """Freeze or unfreeze weights from the next step to the end of the run; for `SetTrainable`.
 
-        Args:
-            regex: matches names of layers or variables.
-            value: whether they are trained.
-
         Returns:
             how many variables were trained before, and how many are from now on.
         """
         before = len(self.trainable)
         self.built.layers.set_trainable(regex, value)
         self._choose_trained()
-        self._steps.forget()  # the step is traced again
+        self._forget_calls()
         return before, len(self.trainable)
-
-    def _check_begin(self) -> None:
-        """Check that a run that restored no checkpoint does not continue from an earlier trainer's weights.
-
-        Raises:
-            ModelError: an earlier trainer of this process has trained the same layers.
-        """
-        if self._trained_before and not self.global_step:
-            raise ModelError(
-                f"an earlier trainer of this process has trained {', '.join(self._trained_before[:3])}, so this would "
-                "be no fresh run; make the layers in build(), or a new model for each run (to continue from the "
-                "trained weights, load_weights() a checkpoint or call train() of the same trainer)"
-            )
 
     # -- after training -----------------------------------------------------------------------------------------------
 
@@ -586,8 +589,8 @@ class TowerTrainer(Trainer):
         among the callbacks. Averages of this trainer start again from what was loaded.
 
         Args:
-            source: a dict of arrays, a ``.npz``, a Keras ``.weights.h5``, an experiment, one of its checkpoints, the
-                prefix of a TensorFlow 1 or 2 checkpoint; or a list of these, one after the other; nothing if None;
+            source: a dict of arrays, a ``.npz``, an experiment, one of its checkpoints, the prefix of a TensorFlow 1
+                or 2 checkpoint; or a list of these, one after the other; nothing if None;
                 "best" for what `MinSaver` or `MaxSaver` kept in the trainer's own experiment.
             prefix: with a slash, stands in front of every name of the source.
             ignore: regular expressions for whole names of the model's variables, which keep their values.
@@ -601,17 +604,16 @@ class TowerTrainer(Trainer):
         """
         if checkpoint not in ("newest", "best"):
             raise CheckpointError(f"load_weights: checkpoint must be 'newest' or 'best', not {checkpoint!r}")
-        is_best = checkpoint == "best" or source == "best"
+        options: dict[str, Any] = {"prefix": prefix, "ignore": ignore, "names": names, "mismatch": mismatch}
+        if checkpoint == "best" or source == "best":  # with the averages, which were measured
+            options["prepare"] = lambda saved: {**saved, **averaged_weights(saved)}
         if source == "best":
             source, checkpoint = best_checkpoint(self.require_experiment("load_weights('best')")), "newest"
         for one in source if isinstance(source, list | tuple) else () if source is None else (source,):
             if checkpoint == "best":
-                one = best_of(one)
+                one = best_checkpoint(one)
             where = "" if isinstance(one, Mapping) else f" from {one}"
             with announcing(f"taking over weights{where}", self.log):
-                options: dict[str, Any] = {"prefix": prefix, "ignore": ignore, "names": names, "mismatch": mismatch}
-                if is_best:
-                    options["prepare"] = as_measured
                 table = self.built.load_weights(one, **options)
             self.log(table)
         for name, average in averaged_weights(self.state).items():  # which begin again with what was loaded
@@ -677,9 +679,11 @@ class TowerTrainer(Trainer):
     def _facts(self) -> Facts:
         found = super()._facts()
         sources = {**found["sources"], **self.built.facts()["sources"]}
-        optimizers = optimizer_facts(self._optimizers.settings, self.callbacks)
-        own = {"towers": self.towers, "sources": sources, "optimizers": optimizers}
-        return {**found, **own, **self._xla.recorded()}
+        optimizers = self._optimizers.facts(self.callbacks)
+        return {**found, "towers": self.towers, "sources": sources, "optimizers": optimizers, **self._xla.recorded()}
+
+    def _attempt_facts(self) -> dict[str, Any]:
+        return {**super()._attempt_facts(), **self._xla.recorded()}
 
     def _origin(self) -> dict[str, Any]:
         found, model = super()._origin(), self.built.origin()
@@ -687,11 +691,7 @@ class TowerTrainer(Trainer):
         return {**found, **model, "modules": modules, "towers": getattr(self, "devices", None)}
 
     def _look_at_data(self, built: BuiltModel) -> None:
-        """Look at the data before the model is built on it.
-
-        Raises:
-            ConfigError: its batches do not have ``model.batch_size`` examples.
-        """
+        """Check, before the model is built on the data, that its batches have ``model.batch_size`` examples."""
         expected = self.global_batch * self.placement.parts // self.placement.towers
         built.data.require_batch_size(expected, self.config["model.batch_size"])
 

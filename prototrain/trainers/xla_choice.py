@@ -91,52 +91,50 @@ class XlaChoice:
         """
         if self._chosen is not None:
             return
-        choices: list[Choice] = [False, True, *(("loop",) if with_loop else ())]
         forms = {
-            choice: _form(step(choice is True), is_loop=with_loop, with_xla=choice == "loop") for choice in choices
+            choice: _form(step(choice is True), is_loop=with_loop, with_xla=choice == "loop")
+            for choice in (False, True, *(("loop",) if with_loop else ()))
         }
         block = tf.nest.map_structure(lambda value: tf.stack([value] * BLOCK), batch) if with_loop else batch
+
+        def call(choice: Choice, steps: int) -> None:
+            forms[choice](block, tf.constant(steps)).numpy()  # which waits for the device
+
+        def seconds(choice: Choice, steps: int) -> float:
+            begin = self._clock()
+            call(choice, steps)
+            return self._clock() - begin
+
         with (
             random_state_kept(),
             announcing("trying the step with XLA and without", self._log),
             values_kept(variables),
         ):
-            for choice in choices:
+            for choice in list(forms):
                 try:
-                    _run(forms[choice], block, 1)  # compiles
+                    call(choice, 1)  # compiles
                 except tf.errors.OpError as error:
                     if not choice:
-                        self.leave_off(f"the model fails on the first batch: {cause(error)}")
-                        return
+                        return self.leave_off(f"the model fails on the first batch: {cause(error)}")
                     del forms[choice]
                     failed = cause(error)
             if len(forms) == 1:
-                self.leave_off(f"it cannot do this model: {failed}")
-                return
-            steps = self._steps_of_call(forms[False], block) if with_loop else 1
-            seconds = self._seconds(forms, block, steps)
-        best = min(seconds, key=lambda choice: seconds[choice])
-        self._chosen = best if seconds[best] < seconds[False] * (1 - MARGIN) else False
-        taken = ", ".join(f"{_IN_WORDS[choice]} {one / steps * 1e3:.3g} ms" for choice, one in seconds.items())
-        self._log(f"model.jit_compile: auto takes {_IN_WORDS[self._chosen]} (a step takes: {taken})")
-
-    def _steps_of_call(self, form: Any, block: Any) -> int:
-        begin = self._clock()
-        _run(form, block, BLOCK)
-        return int(min(max(CALL_SECONDS * BLOCK / max(self._clock() - begin, 1e-6), 1), LONGEST_CALL))
-
-    def _seconds(self, forms: Mapping[Choice, Any], block: Any, steps: int) -> dict[Choice, float]:
-        """The median of each form's times; of calls in turns, so that what slows the machine meets all of them."""
-        times: dict[Choice, list[float]] = {choice: [] for choice in forms}
-        end = self._clock() + BUDGET
-        for _ in range(ROUNDS):
-            for choice, form in forms.items():
-                begin = self._clock()
-                _run(form, block, steps)
-                times[choice].append(self._clock() - begin)
-            if self._clock() > end:
-                break
-        return {choice: statistics.median(taken) for choice, taken in times.items()}
+                return self.leave_off(f"it cannot do this model: {failed}")
+            steps = 1
+            if with_loop:
+                steps = int(min(max(CALL_SECONDS * BLOCK / max(seconds(False, BLOCK), 1e-6), 1), LONGEST_CALL))
+            times: dict[Choice, list[float]] = {choice: [] for choice in forms}
+            end = self._clock() + BUDGET
+            for _ in range(ROUNDS):  # in turns, so that what slows the machine meets all of them
+                for choice, taken in times.items():
+                    taken.append(seconds(choice, steps) / steps)
+                if self._clock() > end:
+                    break
+        found = {choice: statistics.median(taken) for choice, taken in times.items()}
+        best = min(found, key=lambda choice: found[choice])
+        self._chosen = best if found[best] < found[False] * (1 - MARGIN) else False
+        listed = ", ".join(f"{_IN_WORDS[choice]} {one * 1e3:.3g} ms" for choice, one in found.items())
+        self._log(f"model.jit_compile: auto takes {_IN_WORDS[self._chosen]} (a step takes: {listed})")
 
 
 def _form(step: Step, *, is_loop: bool, with_xla: bool) -> Any:
@@ -158,7 +156,3 @@ def _form(step: Step, *, is_loop: bool, with_xla: bool) -> Any:
         return tf.while_loop(lambda number, _: number < steps, body, begin, parallel_iterations=1)[1]
 
     return tf.function(run, autograph=False, jit_compile=True if with_xla else None)
-
-
-def _run(form: Any, block: Any, steps: int) -> None:
-    form(block, tf.constant(steps)).numpy()  # which waits for the device

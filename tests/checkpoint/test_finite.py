@@ -52,13 +52,6 @@ def test_what_was_so_from_the_start_is_left_alone(first: float, later: float, fo
     assert state.find({"x": np.array(later)}) == ({} if found is None else {"x": found})
 
 
-def test_names_can_be_left_alone() -> None:
-    state = FiniteState()
-    state.ignored = ["mask", "other$"]
-    bad = np.array(math.nan)
-    assert state.find({"mask/0": bad, "other": bad, "others": bad}) == {"others": "NaN"}
-
-
 def test_the_words() -> None:
     assert in_words({"a": "NaN"}) == "a is NaN"
     found = {**dict.fromkeys("abcdef", "NaN"), "x": "infinite", "y": "infinite"}

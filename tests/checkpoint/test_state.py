@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import Callback, SaveOnExit
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
-from prototrain.checkpoint.state import StateEntries, check_fit, restore_errors, variables_in
+from prototrain.checkpoint.state import StateEntries, check_fit
 from prototrain.errors import CheckpointError
 from tests.checkpoint.test_values import assert_same
 from tests.tiny import At, CountingTrainer
@@ -100,12 +100,6 @@ def test_variables_are_saved_under_the_names_of_their_entries() -> None:
     assert names == ["variable", "keras", "array", "layer/dense/kernel", "layer/dense/bias", "module/v"]
 
 
-def test_equal_names_are_kept_apart() -> None:
-    module = tf.Module()
-    module.a, module.b = tf.Variable(1.0, name="v"), tf.Variable(2.0, name="v")
-    assert list(StateEntries({"m": module}).variables) == ["m/v", "m/v_1"]
-
-
 class Refuses(Counter):
     """Cannot take its state back."""
 
@@ -155,15 +149,6 @@ def test_what_does_not_fit_changes_no_variable(
     with pytest.raises(CheckpointError, match=said):
         restore(state, saved)
     assert bits(state) == before and state["value"] == "as it was"
-
-
-def test_what_fails_beside_changes_no_variable(tmp_path: Path) -> None:
-    saved = save({"v": tf.Variable(1.0), "value": 1}, tmp_path)
-    state: dict[str, Any] = {"v": tf.Variable(2.0), "value": 2}
-
-    with pytest.raises(CheckpointError, match="on purpose"), StateEntries(state).restoring(saved):
-        raise CheckpointError("on purpose")
-    assert float(state["v"]) == 2.0 and state["value"] == 2
 
 
 def test_variables_of_callbacks_may_come_and_go(tmp_path: Path) -> None:
@@ -269,19 +254,6 @@ def test_what_callbacks_and_steps_return_comes_back(value: Any, expected: Any, e
     assert_same(trainer.outputs, first.outputs)
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("x"), IndexError(), TypeError("t"), AttributeError("a"), OverflowError("o")]
-)
-def test_restore_errors_turns_errors_into_one_line(error: Exception) -> None:
-    with (
-        pytest.raises(CheckpointError, match=f"^it cannot be restored: {type(error).__name__}: "),
-        restore_errors("it"),
-    ):
-        raise error
-    with pytest.raises(RuntimeError, match="mine"), restore_errors("it"):
-        raise RuntimeError("mine")
-
-
 BITS = [np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64]
 
 
@@ -312,12 +284,6 @@ def test_random_generators_go_on_where_they_were(make: Callable[[int], Any], tmp
     assert (draws(other["rng"]), children(other["rng"])) == expected
 
 
-def test_a_generator_of_another_kind_is_one_line(tmp_path: Path) -> None:
-    checkpoint = save({"rng": np.random.default_rng(1)}, tmp_path)
-    with pytest.raises(CheckpointError, match=r"state\['rng'\] cannot be restored"):
-        restore({"rng": np.random.Generator(np.random.MT19937(1))}, checkpoint)
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -327,7 +293,7 @@ def test_a_generator_of_another_kind_is_one_line(tmp_path: Path) -> None:
         (lambda: tf.zeros([2]), r"state\['x'\] cannot be saved: a EagerTensor would not"),
         (lambda: [tf.Variable(1.0)], r"state\['x'\]\[0\] cannot be saved: .* would not come back"),
         (lambda: keras.layers.Dense(2), r"state\['x'\] has no variables yet"),
-        (lambda: keras.optimizers.Adam(), "an optimizer without its variables"),
+        (lambda: keras.optimizers.Adam(), "has no variables yet"),
     ],
 )
 def test_what_cannot_be_saved_is_said_before_the_first_step(make: Any, said: str, experiment: Path) -> None:
@@ -346,15 +312,6 @@ def test_what_is_changed_meanwhile_is_put_back_whatever_happens() -> None:
         state["number"] = 4
         raise RuntimeError("amid it")
     assert float(state["v"]) == 1.0 and state["array"].tolist() == [0, 0] and state["number"] == 3
-
-
-def test_variables_of_layers_and_modules_are_variables_of_the_state() -> None:
-    layer = keras.layers.Dense(2)
-    layer.build((None, 3))
-    module = tf.Module()
-    module.v = tf.Variable(0.0)
-    state: dict[str, Any] = {"own": tf.Variable(0.0), "layer": layer, "module": module, "number": 3}
-    assert len(variables_in(state)) == 4
 
 
 def test_the_numbers_of_layers_are_only_named_where_they_differ() -> None:

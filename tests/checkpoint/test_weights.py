@@ -98,25 +98,12 @@ def from_npz(place: Path) -> Any:
     return str(place / "deep" / "x.npz")
 
 
-def network() -> keras.Model:
-    layers = [keras.Input([4]), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(6, name="fc0")]
-    net = keras.Sequential([*layers, keras.layers.BatchNormalization(name="bn")], name="net")
-    net.get_layer("fc0").set_weights([KERNEL, BIAS])
-    return net
-
-
-def from_keras(place: Path) -> Any:
-    network().save_weights(place / "x.weights.h5")
-    return place / "x.weights.h5"
-
-
-@pytest.mark.parametrize("make", [from_dict, from_npz, from_keras])
+@pytest.mark.parametrize("make", [from_dict, from_npz])
 def test_arrays_come_from_any_kind_of_file(make: Any, tmp_path: Path) -> None:
-    mine = variables(**NET, bn__gamma=[6], bn__moving_mean=[6])
+    mine = variables(**NET)
     report = load_weights(mine, make(tmp_path))
     assert report["loaded"][:2] == ["fc0/kernel", "fc0/bias"]
     assert np.array_equal(mine["fc0/kernel"], KERNEL) and np.array_equal(mine["fc0/bias"], BIAS)
-    assert ("bn/moving_mean" in report["loaded"]) == ("keras" in make.__name__)
 
 
 def test_names_of_the_source_are_those_of_the_model() -> None:
@@ -143,19 +130,17 @@ def test_names_of_the_source_are_those_of_the_model() -> None:
         ({"fc0/bias": BIAS}, {"mismatch": "raise"}, "mismatch must be 'skip' or 'error'"),
         ({"fc0/bias": BIAS}, {"names": {"b": "fc0/bias"}}, "there is no b in the given arrays; it has fc0/bias"),
         ({"a": BIAS, "b": BIAS}, {"names": lambda name: "fc0/bias"}, "would be 'fc0/bias', 'b' is one of them"),
-        ({"fc0/bias": BIAS}, {"ignore": "("}, "ignore: '[(]' is not a regular expression"),
         ({"fc0/bias": {}}, {}, "'fc0/bias' must be an array of numbers, not dict"),
         ("no.npz", {}, "there is no file no.npz"),
         ("bad.npz", {}, "cannot read bad.npz"),
-        ("bad.weights.h5", {}, "cannot read bad.weights.h5"),
         ("pickle.npz", {}, "cannot read pickle.npz: Object arrays cannot be loaded"),
-        ("x.npy", {}, "not read from x.npy; write them to a .npz"),
+        ("x.weights.h5", {}, "not read from x.weights.h5: write a .npz, or load"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_changes_nothing(
     given: Any, options: Any, message: str, scratch: Path
 ) -> None:
-    for name in ("bad.npz", "bad.weights.h5", "x.npy"):
+    for name in ("bad.npz", "x.weights.h5"):
         Path(name).write_text("no such file")
     np.savez("pickle.npz", **{"fc0/bias": np.array([None])})
     mine = variables(**NET)
@@ -219,15 +204,6 @@ def test_no_usable_checkpoint_is_an_error_and_changes_nothing(tmp_path: Path, ma
         load_weights(mine, make(tmp_path / "place"))
     assert "\n" not in str(caught.value)
     assert all(np.all(variable.numpy() == 1.0) for variable in mine.values())
-
-
-def test_a_damaged_checkpoint_of_a_run_is_named(tmp_path: Path) -> None:
-    tiny_trainer(tmp_path / "run").train([SaveOnExit()], max_steps=1)
-    (data,) = (tmp_path / "run/checkpoints/step-0000000001").glob("model.data*")
-    data.write_bytes(data.read_bytes()[:-4])
-    for place in (".", "checkpoints/step-0000000001", "checkpoints/step-0000000001/model"):
-        with pytest.raises(CheckpointError, match=r"step-0000000001 is damaged: model.data"):
-            load_weights(variables(**NET), tmp_path / "run" / place)
 
 
 @pytest.mark.parametrize("name", ["model.index", "model.data-00000-of-00001", "meta.json"])

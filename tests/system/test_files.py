@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from prototrain.system.files import sync, write_atomic
+from prototrain.system.files import open_file, outsider, write_atomic
 
 
 @pytest.mark.parametrize(
@@ -35,14 +38,86 @@ def test_a_full_disk_leaves_the_old_file_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        write_atomic(tmp_path / "nowhere" / "file", "text")
+def _socket(path: Path) -> None:
+    # By its name alone: the whole path of a test's directory is too long for a socket.
+    here = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
 
 
-def test_syncing_what_is_there(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "file", "text")
-    sync(tmp_path / "file")
-    sync(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        sync(tmp_path / "nothing")
+ODD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "file elsewhere": (lambda path: path.symlink_to("../elsewhere/file"), "a link to .*/elsewhere/file, outside"),
+    "nothing elsewhere": (lambda path: path.symlink_to("/nowhere/at/all"), "a link to /nowhere/at/all, outside"),
+    "through the parent": (lambda path: path.symlink_to("../run/../elsewhere"), "a link to .*/elsewhere, outside"),
+    "a directory of like name": (lambda path: path.symlink_to("../run-2"), "a link to .*/run-2, outside"),
+    "pipe": (os.mkfifo, "a pipe, a socket or a device"),
+    "socket": (_socket, "a pipe, a socket or a device"),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("theirs")
+    (tmp_path / "run" / "inner" / "most").mkdir(parents=True)
+    (tmp_path / "run" / "file").write_text("ours")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(("make", "words"), ODD.values(), ids=ODD)
+def test_what_leads_elsewhere_or_is_no_file_is_found(run: Path, make: Callable[[Path], object], words: str) -> None:
+    assert outsider(run) is None
+    make(run / "odd")
+    found = outsider(run, deep=False)
+    assert found is not None and found.startswith(f"{run / 'odd'} is ")
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(found)
+    (run / "odd").rename(run / "inner" / "odd")
+    if not (run / "inner" / "odd").is_symlink():
+        assert outsider(run) == f"{run / 'inner' / 'odd'} is {words}"
+    assert outsider(run, deep=False) is None
+
+
+def test_links_that_stay_inside_are_none_of_it(run: Path) -> None:
+    (run / "inner" / "most" / "up").symlink_to("../../file")
+    (run / "latest").symlink_to("inner")
+    (run / "absolute").symlink_to(run / "inner")
+    (run / "circle").symlink_to("circle")
+    (run / "nothing").symlink_to("gone")
+    (run / "itself").symlink_to(".")
+    assert outsider(run) is None
+    (run.parent / "link").symlink_to("run")
+    assert outsider(run.parent / "link") is None  # the directory itself may be one
+    (run / "chain").symlink_to("latest/../../elsewhere")
+    assert "elsewhere" in (outsider(run.parent / "link") or "")
+
+
+@pytest.mark.parametrize("missing", ["nothing", "run/file", "run/nothing/there"])
+def test_without_a_directory_there_is_nothing(run: Path, missing: str) -> None:
+    assert outsider(run.parent / missing) is None
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_APPEND])
+@pytest.mark.parametrize("name", ["file elsewhere", "pipe", "socket"])
+def test_only_files_are_opened(run: Path, name: str, flags: int) -> None:
+    ODD[name][0](run / "odd")
+    with pytest.raises(OSError, match=r"it is (a link|not a file)") as raised:
+        open_file(run / "odd", flags)
+    assert raised.value.filename == str(run / "odd")
+    assert (run.parent / "elsewhere" / "file").read_text() == "theirs"
+    with open(open_file(run / "file", flags), "rb" if flags == os.O_RDONLY else "ab"):
+        assert (run / "file").read_text() == "ours"
+
+
+def test_a_link_in_place_of_a_temporary_file_is_not_followed(run: Path) -> None:
+    theirs = run.parent / "elsewhere" / "file"
+    (run / f".tmp-file-{os.getpid()}").symlink_to(theirs)
+    (run / "link").symlink_to(theirs)
+    for name in ("file", "link"):
+        write_atomic(run / name, "new")
+        assert (run / name).read_text() == "new" and not (run / name).is_symlink()
+    assert theirs.read_text() == "theirs"

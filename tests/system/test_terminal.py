@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import sys
 
-from prototrain.system.terminal import Table, one_line, plain_table, printable, say
+import pytest
+from rich.console import Console
+
+from prototrain.system.terminal import Table, one_line, plain_table, printable, say, show
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,50 @@ def test_tables_keep_their_lines() -> None:
     assert shown.splitlines()[0].split() == [r"na\rme", "n"]
     assert [line.split() for line in shown.splitlines()[2:]] == [[r"a\nb", "1"], [r"\x1b[31m", "2"]]
     assert plain_table({"a\nb": "\x1b[31m"}) == r"a\nb  \x1b[31m"
+
+
+WIDE = Table(
+    [["a-long-name-of-a-run", "failed: no room\x1b[31m", 12, None], ["b", "finished", 1, "x"]],
+    ["experiment", "state", "steps", "more"],
+    {"failed": "red"},
+)
+
+
+def drawn(table: Table, width: int) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width).print(table.for_terminal(width))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [200, 60, 45])
+def test_nothing_is_lost_and_nothing_sticks_out(width: int) -> None:
+    lines = drawn(WIDE, width)
+    assert max(map(len, lines)) <= width
+    said = "".join("".join(lines).split())
+    for word in ("failed:", "no", "room", "finished", "12", "experiment"):
+        assert word in said
+
+
+def test_numbers_stand_to_the_right_and_control_characters_are_escaped() -> None:
+    _, first, second = drawn(WIDE, 200)
+    assert first == r"a-long-name-of-a-run  failed: no room\x1b[31m     12"
+    assert second.split() == ["b", "finished", "1", "x"] and second.index("1  x") == len(first) - 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_colours_and_a_file_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for stream, has_colours in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        show("\x1b[2J before", WIDE, end="\n\n")
+        said = stream.getvalue()
+        assert said.startswith(r"\x1b[2J before") and said.endswith("x\n\n" if not has_colours else "\n\n")
+        assert ("\x1b[31mfailed" in said) == has_colours
+        assert has_colours or str(WIDE) in said
+        assert max(map(len, plain_table({"name": "word " * 40}).splitlines())) == 80

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from prototrain import Trainer
 from prototrain.checkpoint.weights import read_weights
 from prototrain.cli import main
 from prototrain.errors import StorageError
@@ -49,13 +48,13 @@ def test_what_is_below_a_url() -> None:
     [
         ("gx://bucket/x", "unknown scheme in gx://bucket/x"),
         ("simplecache::memory://x", "no path and no URL"),
-        ("memory://", "names no bucket"),
-        ("memory://x/../y", "cannot have . or .. in it"),
+        ("memory://", "give a URL such as memory://bucket/folder"),
+        ("memory://x/../y", "give a URL such as .* without . or .. in it"),
         ("gs://bucket/x", "cannot use gs://bucket/x: .*nstall gcsfs"),
         ("s3://bucket/x", "cannot use s3://bucket/x: Install s3fs"),
     ],
 )
-@pytest.mark.parametrize("use", [Experiment, lambda url: Trainer(experiment=url), read_weights])
+@pytest.mark.parametrize("use", [Experiment, read_weights])
 def test_a_url_that_cannot_be_used(
     url: str, said: str, use: Any, monkeypatch: pytest.MonkeyPatch, scratch: Path
 ) -> None:
@@ -80,11 +79,7 @@ def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
         ["run", "models.simple", "-s", "model.weights_load_path=gx://bucket/x"],
         ["run", "--from", "gx://bucket/x"],
         ["action", "models.simple", "evaluate", "--checkpoint", "gx://bucket/x"],
-        ["action", "models.simple", "evaluate", "-s", "trainer.experiment_base_dir=gx://bucket/x"],
-        ["runs", "gx://bucket/x"],
         ["compare", "gx://bucket/x", "gx://bucket/y"],
-        ["plot", "gx://bucket/x", "--scalar", "trn/loss", "-o", "x.png"],
-        ["report", "gx://bucket/x"],
         ["sweep", "models.simple", "--grid", "model.batch_size=1", "-s", "trainer.experiment_base_dir=gx://bucket/x"],
     ],
     ids=lambda arguments: " ".join(arguments[:3]),

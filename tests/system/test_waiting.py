@@ -7,20 +7,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
 import tensorflow as tf
 
-from prototrain import SimpleTrainer
-from prototrain.callbacks import InferenceRunner, KerasCallback, SaveOnExit, ScalarStats, Validation
+from prototrain.callbacks import SaveOnExit, Validation
 from prototrain.system.waiting import announcing
 from tests.conftest import ROOT
 from tests.test_exits import send
-from tests.tiny import CountingTrainer, Recorder, tiny_arrays, tiny_datasets, tiny_model, tiny_trainer
+from tests.tiny import CountingTrainer, Recorder, tiny_arrays, tiny_datasets, tiny_trainer
 
 
 class Impatient(threading.Timer):
@@ -99,25 +96,6 @@ class Hooked(Recorder):
         return {}
 
 
-class OfKeras(keras.callbacks.Callback):  # type: ignore[misc]
-    def on_train_begin(self, logs: Any = None) -> None:
-        pass
-
-
-@pytest.mark.usefixtures("impatient")
-def test_what_hooks_do_before_the_first_step(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    callbacks = [Hooked(), KerasCallback(OfKeras()), SaveOnExit()]
-    CountingTrainer(experiment=experiment).train(callbacks, steps_per_epoch=2, max_epoch=3)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.endswith(("Hooked ...", "of OfKeras ..."))]
-    hooks = [(f"{hook} of Hooked ...", f"{hook} of OfKeras ...") for hook in HOOKS]
-    assert said == [
-        *hooks[0],
-        *hooks[1],
-        "on_train_begin of OfKeras ...",
-        *hooks[2],  # once, and not of each epoch
-    ]
-
-
 @pytest.mark.parametrize(
     ("hook", "steps"),
     # Within an epoch, a callback whose state was restored is not prepared again.
@@ -139,19 +117,8 @@ def test_a_signal_in_a_hook_ends_the_run_behind_it(
     assert trainer.run.checkpoints.steps() == ([steps] if steps else [])
 
 
-def by_the_model(vld: tf.data.Dataset, experiment: Path) -> Any:
-    trainer = SimpleTrainer(tiny_model(datasets=lambda: tiny_datasets() | {"vld": vld}), experiment=experiment)
-    return trainer, Validation()
-
-
-def by_a_runner(vld: tf.data.Dataset, experiment: Path) -> Any:
-    trainer, _ = by_the_model(vld, experiment)
-    return trainer, InferenceRunner("vld", ScalarStats("loss"))
-
-
-@pytest.mark.parametrize("make", [by_the_model, by_a_runner], ids=lambda make: make.__name__)
 def test_a_signal_ends_the_wait_for_the_first_batches_of_a_validation(
-    make: Callable[..., Any], experiment: Path, capsys: pytest.CaptureFixture[str]
+    experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     is_over = threading.Event()
 
@@ -161,31 +128,16 @@ def test_a_signal_ends_the_wait_for_the_first_batches_of_a_validation(
         yield tiny_arrays(8)
 
     signature = tiny_datasets()["vld"].element_spec
-    trainer, evaluation = make(tf.data.Dataset.from_generator(endlessly_slow, output_signature=signature), experiment)
+    vld = tf.data.Dataset.from_generator(endlessly_slow, output_signature=signature)
+    trainer = tiny_trainer(experiment, datasets=lambda: tiny_datasets() | {"vld": vld})
     try:
         with pytest.raises(SystemExit) as caught:
-            trainer.train([evaluation, SaveOnExit()], max_steps=5)
+            trainer.train([Validation(), SaveOnExit()], max_steps=5)
         assert not is_over.is_set()
     finally:
         is_over.set()
     assert caught.value.code == 143 and trainer.global_step == 0
     assert "SIGTERM: stopping before the first step; twice more leaves at once" in capsys.readouterr().out
-
-
-def test_the_batches_that_a_rehearsal_has_waited_for_are_read_once() -> None:
-    read: list[int] = []
-
-    def counted() -> Any:
-        for number in range(5):
-            read.append(number)
-            yield tiny_arrays(8)
-
-    signature = tiny_datasets()["vld"].element_spec
-    vld = tf.data.Dataset.from_generator(counted, output_signature=signature)
-    trainer = SimpleTrainer(tiny_model(datasets=lambda: tiny_datasets() | {"vld": vld}))
-    trainer._rehearse("vld")
-    assert read == [0, 1]
-    assert trainer.evaluate("vld") is not None and read == [0, 1, *range(5)]
 
 
 class SignalsWhenRead:

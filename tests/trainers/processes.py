@@ -1,4 +1,4 @@
-"""Processes on the loopback address that train together, for the tests of the trainers that need several."""
+"""Two workers on the loopback address, for the tests of trainers that need several processes."""
 
 from __future__ import annotations
 
@@ -17,35 +17,25 @@ SCRIPT = Path(__file__).with_name("worker.py")
 TIMEOUT = 240.0
 
 
-def run(tasks: list[str], orders: list[dict[str, Any]] | None = None, **order: Any) -> list[dict[str, Any] | None]:
-    """Run `worker.py` in several processes.
+def run(*orders: dict[str, Any], **order: Any) -> list[dict[str, Any] | None]:
+    """Run `worker.py` in two processes.
 
     Args:
-        tasks: the kind of each in ``TF_CONFIG``; a single process gets none.
-        orders: for each what it has to do, besides `order`, which is for all.
+        orders: for each what it has to do, besides `order`, which is for both.
 
     Returns:
         what each printed at its end, or None if it was killed.
     """
-    sockets = [socket.socket() for _ in tasks]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    cluster: dict[str, list[str]] = {}
-    indices = []
-    for task, one in zip(tasks, sockets, strict=True):
-        addresses = cluster.setdefault(task, [])
-        indices.append(len(addresses))
-        addresses.append(f"127.0.0.1:{one.getsockname()[1]}")
-    for one in sockets:
-        one.close()
+    with socket.socket() as first, socket.socket() as second:
+        for one in (first, second):
+            one.bind(("127.0.0.1", 0))
+        cluster = {"worker": [f"127.0.0.1:{one.getsockname()[1]}" for one in (first, second)]}
     processes = []
-    for place, (task, index) in enumerate(zip(tasks, indices, strict=True)):
+    for place in range(2):
         mine = {**order, **(orders[place] if orders else {}), "index": place}
-        environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-        if len(tasks) > 1:
-            environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": task, "index": index}})
-        processes.append(Program([str(SCRIPT), json.dumps(mine)], environment))
-    results = []
+        task = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": place}})
+        processes.append(Program([str(SCRIPT), json.dumps(mine)], {**os.environ, "TF_CONFIG": task}))
+    results: list[dict[str, Any] | None] = []
     late = threading.Event()
 
     def give_up() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import SimpleTrainer
-from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN
+from prototrain.callbacks import LearningRate, StopOnNaN
 from prototrain.errors import NonFiniteError, StepError
 from prototrain.step.nonfinite import SkipNonFinite
 from prototrain.trainers.async_towers import AsyncTrainer
@@ -31,15 +30,13 @@ def test_every_tower_updates_the_same_variables() -> None:
 
 def test_the_first_tower_computes_what_a_simple_trainer_does() -> None:
     """Alone, and step by step."""
-    one = AsyncTrainer(tiny_model(), 1)
-    one.train([StopOnNaN()], max_steps=6)
     two, simple = AsyncTrainer(tiny_model(), 2, scale_gradient=False), SimpleTrainer(tiny_model())
     losses = []
     for trainer in (two, simple):
         callback = Losses()
         trainer.train([callback], max_steps=6)
         losses.append(callback.by_step)
-    assert losses[0] == losses[1] and one.outputs == simple.outputs
+    assert losses[0] == losses[1]
 
 
 def test_gradients_are_divided_by_the_number_of_towers() -> None:
@@ -79,11 +76,3 @@ def test_a_failing_read_ends_the_run() -> None:
     with pytest.raises(StepError, match=r"failed in the data: .*bad"):
         trainer.train(max_steps=100)
     assert trainer.global_step < 100
-
-
-def test_a_resume_goes_on_and_says_that_it_is_not_exact(experiment: Path) -> None:
-    for steps in (30, 60):
-        trainer = AsyncTrainer(tiny_model(), 2, experiment=experiment)
-        trainer.train([SaveOnExit()], max_steps=steps)
-    assert trainer.global_step == 60
-    assert trainer.run.resume_line().startswith("resumed at step")

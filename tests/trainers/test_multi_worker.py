@@ -6,55 +6,55 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from prototrain import SimpleTrainer
+from prototrain.callbacks import LearningRate, StopOnNaN
+from prototrain.data.source import Share, shared_out
 from prototrain.distributed.connect import Worker, find_cluster, slurm_port
 from prototrain.errors import ConfigError
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
-from tests.tiny import tiny_model
-from tests.trainers import processes
-
-
-def run(workers: int, orders: list[dict[str, Any]] | None = None, **order: Any) -> list[dict[str, Any] | None]:
-    return processes.run(["worker"] * workers, orders, **order)
+from tests.tiny import tiny_arrays, tiny_model
+from tests.trainers.processes import run
+from tests.trainers.test_replicated import endless, plain_build
+from tests.trainers.worker import from_files
 
 
 @pytest.mark.slow
 def test_workers_give_the_results_of_one() -> None:
-    order: dict[str, Any] = {"plain": True, "steps": 20, "batch": 6}
-    (one,) = run(1, **order)
-    many = run(3, **order)
-    assert one is not None
-    for result in many:
+    one = SimpleTrainer(tiny_model(build=plain_build, datasets=endless))
+    one.train([LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)), StopOnNaN()], max_steps=12)
+    for result in run(plain=True, steps=12):
         assert result is not None and "error" not in result, result
-        assert result["outputs"] == pytest.approx(one["outputs"], rel=1e-3, abs=1e-4)
-        for name, value in one["weights"].items():
-            np.testing.assert_allclose(result["weights"][name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+        assert result["outputs"] == pytest.approx(dict(one.outputs), rel=1e-3, abs=1e-4)
+        for name, value in one.variables.items():
+            np.testing.assert_allclose(result["weights"][name], value.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.slow
 def test_a_resume_is_exact_and_only_the_chief_writes(tmp_path: Path) -> None:
-    whole = run(2, steps=20, experiment=str(tmp_path / "whole"))
-    run(2, steps=9, experiment=str(tmp_path / "part"))
-    part = run(2, steps=20, experiment=str(tmp_path / "part"))
+    whole = run(steps=12, experiment=str(tmp_path / "whole"))
+    run(steps=5, experiment=str(tmp_path / "part"))
+    part = run(steps=12, experiment=str(tmp_path / "part"))
     for one, other in zip(whole, part, strict=True):
         assert one is not None and other is not None
         assert one["weights"] == other["weights"]
-        assert other["resume"].startswith("resumed at step 9")
+        assert other["resume"].startswith("resumed at step 5")
     steps = [json.loads(line)["step"] for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("act", "chief"), [("signal", 0), ("stop", 1), ("fail", 1)])
-def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, chief: int, tmp_path: Path) -> None:
-    results = run(2, steps=100_000, experiment=str(tmp_path / "run"), actor=chief, act=act, at=12)
+@pytest.mark.parametrize(("act", "actor"), [("stop", 0), ("fail", 1)])
+def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, actor: int, tmp_path: Path) -> None:
+    results = run(steps=100_000, experiment=str(tmp_path / "run"), actor=actor, act=act, at=12)
     assert all(result is not None for result in results)
     steps = {result["step"] for result in results if result is not None}
     assert len(steps) == 1 and 12 <= steps.pop() < 100_000
     if act == "fail":
         assert results[0] is not None and results[0]["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
         assert results[0]["error"].endswith(" failed: RuntimeError: a callback failed")
-    if act == "signal":
+    if act == "stop":
         assert [result["exit"] for result in results if result] == [143] * 2
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert len(saved) == 1 and saved[0].startswith("step-")
@@ -62,35 +62,32 @@ def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, chief: int, tm
 
 @pytest.mark.slow
 def test_any_worker_can_be_asked_to_save_and_all_go_on(tmp_path: Path) -> None:
-    results = run(2, steps=200, experiment=str(tmp_path / "run"), actor=1, act="save", at=12)
-    assert [result["step"] for result in results if result is not None] == [200, 200]
+    results = run(steps=60, experiment=str(tmp_path / "run"), actor=1, act="save", at=12)
+    assert [result["step"] for result in results if result is not None] == [60, 60]
     asked, last = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert "step-0000000012" <= asked < last == "step-0000000200"
+    assert "step-0000000012" <= asked < last == "step-0000000060"
 
 
 @pytest.mark.slow
 def test_a_value_that_is_not_finite_on_one_worker_ends_all(tmp_path: Path) -> None:
-    results = run(2, steps=20, experiment=str(tmp_path / "run"), poisoned=[4, 7])
+    results = run(steps=20, experiment=str(tmp_path / "run"), poisoned=[4, 7])
     for result in results:
         assert result is not None and result["error"].startswith("NonFiniteError") and "in step 4" in result["error"]
     assert (tmp_path / "run" / "checkpoints" / "step-0000000003").is_dir()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_worker_that_is_killed_ends_the_others(victim: int, tmp_path: Path) -> None:
-    order = {"batch": 6, "experiment": str(tmp_path / "run"), "actor": victim, "act": "die", "at": 40}
-    results = run(3, steps=100_000, **order)
-    assert results.pop(victim) is None
-    for result in results:
-        assert result is not None and result["error"].startswith("ClusterError: worker"), result
+def test_a_chief_that_is_killed_ends_the_others(tmp_path: Path) -> None:
+    order = {"experiment": str(tmp_path / "run"), "actor": 0, "act": "die", "at": 40}
+    killed, other = run(steps=100_000, **order)
+    assert killed is None and other is not None and other["error"].startswith("ClusterError: worker"), other
     # A step may be half-done when a worker is killed, so nothing was saved that a resume would start from.
     assert not [path for path in (tmp_path / "run").glob("checkpoints/step-*") if path.name > "step-0000000040"]
 
 
 @pytest.mark.slow
 def test_workers_that_disagree_on_the_config() -> None:
-    results = run(2, orders=[{}, {"config": {"model__weight_decay__value": 0.5}}])
+    results = run({}, {"config": {"model__weight_decay__value": 0.5}})
     for result in results:
         assert result is not None
         assert "the workers disagree on the config: worker 1" in result["error"]
@@ -106,7 +103,7 @@ def test_a_worker_that_is_stopped_ends_the_others(tmp_path: Path) -> None:
         "act": "freeze",
         "at": 9,
     }
-    other, frozen = run(2, config={"trainer__cluster_timeout": 6.0}, **order)
+    other, frozen = run(config={"trainer__cluster_timeout": 6.0}, **order)
     assert frozen is None and other is not None
     assert other["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
     assert other["error"].endswith("is gone or does not answer") and other["step"] == 9
@@ -114,14 +111,14 @@ def test_a_worker_that_is_stopped_ends_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_data_that_ends_on_one_worker_ends_all() -> None:
-    for result in run(2, orders=[{"rows": 40}, {"rows": 24}]):
+    for result in run({"rows": 40}, {"rows": 24}):
         assert result is not None and result["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
         assert "ran out of training data behind step 3" in result["error"]
 
 
 @pytest.mark.slow
 def test_a_worker_that_cannot_read_its_data_ends_the_others_with_its_own_words(tmp_path: Path) -> None:
-    chief, other = run(2, orders=[{}, {"missing": str(tmp_path / "train.csv")}])
+    chief, other = run({}, {"missing": str(tmp_path / "train.csv")})
     assert chief is not None and other is not None
     assert "FileNotFoundError" in other["error"] and "train.csv" in other["error"]
     assert chief["error"].startswith("ClusterError: worker 1 (127.0.0.1:") and other["error"] in chief["error"]
@@ -181,3 +178,32 @@ class TestCluster:
         monkeypatch.delenv("TF_CONFIG", raising=False)
         with pytest.raises(ConfigError, match="neither TF_CONFIG nor Slurm"):
             find_cluster()
+
+
+def write_files(directory: Path) -> None:
+    """The tiny classifier's examples in three files that are not equally long."""
+    directory.mkdir()
+    arrays = tiny_arrays()
+    lines = [",".join(map(str, [*x, y])) for x, y in zip(arrays["x"], arrays["y"], strict=True)]
+    for number, part in enumerate((lines[:9], lines[9:20], lines[20:])):
+        (directory / f"{number}.csv").write_text("\n".join(part) + "\n")
+
+
+@pytest.mark.slow
+def test_the_global_batch_is_all_workers_own_parts_in_their_order(tmp_path: Path) -> None:
+    write_files(tmp_path / "data")
+    order: dict[str, Any] = {"files": str(tmp_path / "data"), "config": {"model__data_sharding": "files"}}
+    results = run(plain=True, steps=12, **order)
+
+    def datasets() -> dict[str, tf.data.Dataset]:
+        shares = [shared_out(from_files(order["files"]), Share(i, 2, "files"), 4)["trn"] for i in range(2)]
+        both = tf.data.Dataset.zip(*shares)
+        return {"trn": both.map(lambda one, other: {name: tf.concat([one[name], other[name]], 0) for name in one})}
+
+    alone = SimpleTrainer(tiny_model(build=plain_build, datasets=datasets))
+    alone.train([LearningRate(lambda step: 0.02 * 0.9 ** (step / 10))], max_steps=12)
+    for result in results:
+        assert result is not None and "error" not in result, result
+        assert result["weights"] == results[0]["weights"]  # type: ignore[index]
+        for name, variable in alone.variables.items():
+            np.testing.assert_allclose(result["weights"][name], variable.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)

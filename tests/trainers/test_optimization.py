@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -25,29 +24,6 @@ class Rate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[mis
 
     def __call__(self, step: Any) -> Any:
         return self.rate
-
-
-class Halved(keras.optimizers.SGD):  # type: ignore[misc]
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        super().update_step(gradient * 0.5, variable, learning_rate)
-
-
-class Quartered(keras.optimizers.SGD):  # type: ignore[misc]
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        super().update_step(gradient * 0.25, variable, learning_rate)
-
-
-DIFFERENT = {
-    "class": (lambda: Halved(0.1), lambda: Quartered(0.1)),
-    "schedule": (lambda: keras.optimizers.SGD(Rate(0.1)), lambda: keras.optimizers.SGD(Rate(0.2))),
-    "function": (lambda: keras.optimizers.SGD(lambda: 0.1), lambda: keras.optimizers.SGD(lambda: 0.2)),
-}
-
-
-NOT_OWN: list[Callable[[], Any]] = [
-    lambda: keras.optimizers.Adam(0.1),
-    lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)),
-]
 
 
 def test_a_schedule_that_cannot_say_what_it_was_made_with_trains_as_in_keras() -> None:

@@ -48,7 +48,6 @@ def empty(experiment: Path) -> None:
 
 LOST: dict[str, Callable[[Path], object]] = {
     "deleted": lambda experiment: shutil.rmtree(experiment / "checkpoints"),
-    "emptied": empty,
     "deleted after a kill": lambda experiment: (killed(experiment), empty(experiment)),
     "with the record": lambda experiment: (empty(experiment), (experiment / "run.json").unlink()),
     "with a damaged record": lambda experiment: (empty(experiment), (experiment / "run.json").write_text("{")),
@@ -137,14 +136,6 @@ def test_a_directory_that_goes_ends_the_run(action: Callable[[Path], object], sa
     assert "\n" not in str(caught.value)
     assert trainer.global_step == (4 if saves else 8)
     assert not (experiment / "checkpoints").exists()
-
-
-def test_the_loss_is_seen_between_two_saves(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = CountingTrainer(experiment=experiment)
-    seconds = iter(range(10_000))
-    trainer.times.clock = lambda: float(next(seconds))
-    with pytest.raises(ExperimentError, match="ends after step 3"):
-        trainer.train([AtStep(3, shutil.rmtree)], max_steps=100)
 
 
 def test_a_lock_that_is_deleted_alone_costs_nothing(experiment: Path) -> None:

@@ -1,4 +1,4 @@
-"""One of several processes that train together in a test: ``worker.py JSON``; prints one line of JSON at its end."""
+"""One of two processes that train together in a test: ``worker.py JSON``; prints one line of JSON at its end."""
 
 from __future__ import annotations
 
@@ -18,45 +18,20 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import ExponentialMovingAverage, JSONWriter, LearningRate, SaveOnExit, StopOnNaN, Validation
-from prototrain.errors import PrototrainError, StopTraining
+from prototrain.callbacks import JSONWriter, LearningRate, SaveOnExit, StopOnNaN, Validation
+from prototrain.errors import PrototrainError
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
-from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import tiny_arrays, tiny_build, tiny_model
+from tests.tiny import At, tiny_arrays, tiny_build, tiny_model
 from tests.trainers.test_replicated import endless, plain_build, poisoned
 
-
-class Act(Callback):
-    """Does something at a step, on the worker that it is asked of."""
-
-    chief_only = False
-
-    def __init__(self, what: str, step: int, victim: Path) -> None:
-        self.what, self.step, self.victim = what, step, victim
-
-    def next_step(self, step: int) -> int | None:
-        return self.step if step < self.step else None
-
-    def trigger_step(self) -> None:
-        match self.what:
-            case "signal":
-                os.kill(os.getpid(), signal.SIGTERM)
-            case "save":
-                os.kill(os.getpid(), signal.SIGUSR1)
-            case "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "kill":
-                os.kill(int(self.victim.read_text()), signal.SIGKILL)
-            case "stop":
-                raise StopTraining("enough")
-            case "fail":
-                raise RuntimeError("a callback failed")
-            case "freeze":
-                os.kill(os.getpid(), signal.SIGSTOP)
+SIGNALS = {"stop": signal.SIGTERM, "save": signal.SIGUSR1, "die": signal.SIGKILL, "freeze": signal.SIGSTOP}
 
 
-def _pid_file(order: dict[str, Any], index: int) -> Path:
-    return Path(f"{order.get('experiment')}-{index}.pid")
+def act(what: str) -> None:
+    """What a worker does at a step, if it is asked to."""
+    if what == "fail":
+        raise RuntimeError("a callback failed")
+    os.kill(os.getpid(), SIGNALS[what])
 
 
 def _datasets(order: dict[str, Any]) -> Callable[[], dict[str, tf.data.Dataset]]:
@@ -64,13 +39,12 @@ def _datasets(order: dict[str, Any]) -> Callable[[], dict[str, tf.data.Dataset]]
         made: Callable[[], dict[str, tf.data.Dataset]] = poisoned(*order["poisoned"])
         return made
     if "missing" in order:
-        raise_missing = Path(order["missing"]).read_text
-        return lambda: {"trn": raise_missing()}  # type: ignore[dict-item]
+        return lambda: {"trn": Path(order["missing"]).read_text()}  # type: ignore[dict-item]
     if "files" in order:
         return lambda: from_files(order["files"])
     if "rows" in order:
         return lambda: _generated(order["rows"])
-    return lambda: endless(order.get("batch", 8))
+    return endless
 
 
 def from_files(directory: str) -> dict[str, tf.data.Dataset]:
@@ -94,53 +68,39 @@ def _generated(rows: int) -> dict[str, tf.data.Dataset]:
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
-    index = order.get("index", 0)
-    model = tiny_model(
-        build=plain_build if order.get("plain") else tiny_build,
-        datasets=_datasets(order),
-        model__batch_size=order.get("batch", 8),
-        **order.get("config", {}),
-    )
-    callbacks: list[Callback] = [StopOnNaN()]
-    callbacks.insert(0, LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)))
-    if order.get("experiment"):
+    experiment, build = order.get("experiment"), plain_build if order.get("plain") else tiny_build
+    model = tiny_model(build=build, datasets=_datasets(order), **order.get("config", {}))
+    callbacks: list[Callback] = [LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)), StopOnNaN()]
+    if experiment:
         callbacks += [Validation().every(steps=7), JSONWriter(), SaveOnExit()]
-    if index == order.get("actor"):
-        callbacks.append(Act(order["act"], order["at"], _pid_file(order, order.get("victim", index))))
-    if order.get("averaged"):
-        callbacks.append(ExponentialMovingAverage(0.9))
-    if order.get("experiment"):
-        _pid_file(order, index).write_text(str(os.getpid()))
-    found: dict[str, Any] = {"index": index}
+        Path(f"{experiment}-{order['index']}.pid").write_text(str(os.getpid()))
+    if order["index"] == order.get("actor"):
+        acts = At(order["at"], lambda: act(order["act"]))
+        acts.chief_only = False
+        callbacks.append(acts)
+    found: dict[str, Any] = {}
     trainer: Any = None
     try:
-        kind = MultiWorkerTrainer if "TF_CONFIG" in os.environ else SimpleTrainer
-        trainer = kind(model, experiment=order.get("experiment"))
+        trainer = MultiWorkerTrainer(model, experiment=experiment)
         trainer.train(callbacks, max_steps=order.get("steps", 20))
     except (PrototrainError, RuntimeError, OSError) as error:
         found["error"] = f"{type(error).__name__}: {error}"
     except SystemExit as error:
         found["exit"] = error.code
-        if trainer is None:
-            return found
     if order.get("act") == "freeze":
-        with suppress(ProcessLookupError):  # it waits to be continued, unless another worker has done this
-            os.kill(int(_pid_file(order, order["actor"]).read_text()), signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it waits to be continued
+            os.kill(int(Path(f"{experiment}-{order['actor']}.pid").read_text()), signal.SIGKILL)
     if trainer is not None:
         found["step"] = trainer.global_step
         found["outputs"] = {name: float(value) for name, value in trainer.outputs.items()}
         found["resume"] = trainer.run.resume_line()
-        found["weights"] = (
-            {}
-            if order.get("act") == "kill"
-            else {
-                name: np.asarray(
-                    tf.convert_to_tensor(variable.values[0] if hasattr(variable, "values") else variable)
-                ).tolist()
-                for name, variable in trainer.variables.items()
-            }
-        )
+        found["weights"] = {name: _value(variable) for name, variable in trainer.variables.items()}
     return found
+
+
+def _value(variable: Any) -> Any:
+    first = variable.values[0] if hasattr(variable, "values") else variable
+    return np.asarray(tf.convert_to_tensor(first)).tolist()
 
 
 if __name__ == "__main__":
