@@ -170,15 +170,7 @@ class BuiltModel:
             keras.config.set_dtype_policy(before)
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Build one tower, with the variables that all towers and modes share.
-
-        Args:
-            inputs: the tower's batch.
-            train_phase: whether to train on it.
-
-        Returns:
-            tensors by name.
-        """
+        """Build one tower on its batch, with the variables that all towers and modes share; returns tensors by name."""
         tower = self.placement.tower_to_build()
         with self._building(train_phase, tower), self.layers.sharing(), without_summaries():
             return check_net(self.model.build(inputs, train_phase))
@@ -265,17 +257,12 @@ class BuiltModel:
             the scalars by name, or None if a stop was requested before the end.
 
         Raises:
-            DataError: there is no such dataset, or it is empty.
-            StepError: reading or evaluating failed.
+            DataError, StepError: there is no such dataset, it is empty, or reading or evaluating failed.
         """
         return self.evaluation(dataset).run(self.stop, batches, step=self.step)
 
     def evaluation(self, dataset: str) -> Evaluation:
-        """The compiled evaluation of a dataset.
-
-        Raises:
-            DataError: there is no such dataset.
-        """
+        """The compiled evaluation of a dataset; raises a DataError if there is no such dataset."""
         if dataset not in self.datasets:
             raise DataError(f"datasets() gives no {dataset!r}; it gives {', '.join(self.datasets)}")
         if dataset not in self._evaluations:
@@ -294,14 +281,7 @@ class BuiltModel:
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def load_weights(self, source: Source, **options: Any) -> str:
-        """Load the weights that match, see `prototrain.checkpoint.weights.load_weights`.
-
-        Returns:
-            a table of all variables and of what was loaded into them.
-
-        Raises:
-            CheckpointError: there is nothing readable, or nothing in it matches.
-        """
+        """Load the weights that match, see `prototrain.checkpoint.weights.load_weights`; returns a table of them."""
         report = load_weights(self.variables, source, **options)
         self.layers.note_loaded(report["loaded"])
         where = f"{len(source)} arrays" if isinstance(source, Mapping) else source

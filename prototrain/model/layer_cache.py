@@ -99,8 +99,7 @@ class LayerCache:
         """Return the existing layers and variables instead of making new ones.
 
         Raises:
-            ModelError: `build` asks for a variable that the first call did not create, leaves out a layer that cannot
-                be told from one that it uses, or assigns weights in every step.
+            ModelError: `build` does not make the same layers and variables as its first call, or assigns weights.
         """
         call = BuildCall(self._objects, seeds=self.of_tower.get(tower_index()))
 
@@ -129,8 +128,7 @@ class LayerCache:
         be called twice fails here, before a run writes anything.
 
         Args:
-            build: called with one batch; returns tensors.
-            inputs: the specification of a batch, as `tf.data.Dataset.element_spec`.
+            build: called with one batch, whose specification is `inputs`; returns tensors.
 
         Raises:
             ModelError: as `sharing`; or two layers have one name.

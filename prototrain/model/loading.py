@@ -194,7 +194,7 @@ def import_own(name: str, *, what: str) -> ModuleType | None:
 
     Args:
         name: with dots.
-        what: what it is imported for, for messages.
+        what: its kind, for messages.
 
     Returns:
         the module, or None if there is none of that name.

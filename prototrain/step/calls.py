@@ -114,11 +114,7 @@ class ScalarPacker:
         self._names: tuple[list[str], list[str]] = ([], [])
 
     def pack(self, outputs: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return a float32 and a float64 vector; traced.
-
-        Raises:
-            ModelError: an output is not a scalar.
-        """
+        """Return a float32 and a float64 vector; traced."""
         single: dict[str, tf.Tensor] = {}
         double: dict[str, tf.Tensor] = {}
         for name, value in outputs.items():
@@ -184,7 +180,7 @@ class StepCalls(ABC):
 
     @abstractmethod
     def _run(self, iterator: Any, n: int, start: int) -> StepResult:
-        """Do up to `n` steps, the first of which follows `start` completed ones."""
+        """As `run`; may raise a `tf.errors.OpError`."""
 
     @abstractmethod
     def completed(self) -> int:
@@ -201,12 +197,7 @@ class StepCalls(ABC):
         return False
 
     def run(self, start: int, n: int) -> StepResult:
-        """Do up to `n` steps.
-
-        Args:
-            start: the number of completed steps.
-            n: the number of steps to do.
-        """
+        """Do up to `n` steps, the first of which follows `start` completed ones."""
         begin = time.perf_counter()
         try:
             result = self._run(self._plan.data.iterator, min(n, self.longest), start)

@@ -80,16 +80,11 @@ class Iteration:
     def __call__(
         self, inputs: Batch, step: tf.Tensor, *, watched: bool = False
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
-        """Trace it.
-
-        Args:
-            inputs: a global batch.
-            step: the number of completed steps, int64.
-            watched: whether to return the plan's `watched_names`.
+        """Trace it on a global batch, after `step` completed steps (int64).
 
         Returns:
             the step's scalars by name, averaged over the towers; whether it counts as a step (a bool tensor: False if
-            the guard found it not finite); the watched tensors by name.
+            the guard found it not finite); the tensors of `watched_names` by name, if it is watched.
         """
         plan = self._plan
         with _after(inputs):
@@ -187,11 +182,7 @@ class CompiledCalls(StepCalls):
         self._call.trace(iterator, _constant(1))
 
     def do(self, iterator: Any, n: int) -> StepResult:
-        """Do up to `n` steps.
-
-        Raises:
-            tf.errors.OpError: one failed.
-        """
+        """Do up to `n` steps; raises a `tf.errors.OpError` if one fails."""
         results = self._call(iterator, _constant(n))
         return self._result(dict(zip(self._returned, results, strict=True)))
 

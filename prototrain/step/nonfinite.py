@@ -66,11 +66,9 @@ class NoCheck:
     may_end = False
 
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        """Begin a step that may change these variables, copies of all towers, before it is known to be finite; traced.
+        """Begin a step that may change these variables, of all towers, before it is known to be finite; traced.
 
-        Args:
-            variables: the towers' copies.
-            step: the number of completed steps, a tensor of the iteration's own graph.
+        `step`, the number of completed steps, is a tensor of the iteration's own graph.
         """
 
     def apply(self, trace: TowerTrace, update: Update) -> None:

@@ -43,13 +43,7 @@ class Computed(NamedTuple):
 
 
 def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, count: int) -> Computed:
-    """Average over micro-batches that are computed one after the other, by their weights; traced.
-
-    Args:
-        compute: from a micro-batch to its scalars and gradients.
-        inputs: a tower's batch.
-        count: how many micro-batches it is divided into.
-    """
+    """Compute a tower's batch in `count` micro-batches, one after the other, and average by their weights; traced."""
     if count == 1:
         return compute(inputs)
     trace = tower_trace()
@@ -208,14 +202,11 @@ def apply_gradients(
     """Update variables with the mean of all towers' gradients; traced.
 
     Args:
-        gradients_and_variables: pairs; a variable whose gradient is None is left out.
-        loss: what the gradients are of, a scalar.
-        optimizer: applies them.
+        gradients_and_variables, loss, optimizer, when: see `TowerTrainer.apply_gradients`.
         placement: the towers.
         processors: from and to such pairs, called in order.
         record_norm: whether the step gets the scalar "gradient_norm".
-        notes: is told which variables have a gradient.
-        when: a scalar bool, the same in all towers: whether to update; always if None.
+        notes: notes the variables with and without a gradient.
 
     Raises:
         ModelError: there are no pairs, no variable has a gradient, `when` is no scalar bool, or the call is inside a
@@ -230,7 +221,10 @@ def apply_gradients(
     gradients_and_variables = list(gradients_and_variables)
     if not gradients_and_variables:
         raise ModelError("apply_gradients: the list of gradients and variables is empty")
-    condition = None if when is None else _scalar_bool(when)
+    condition = None if when is None else tf.convert_to_tensor(when)
+    if condition is not None and (condition.dtype != tf.bool or condition.shape.rank != 0):
+        found = f"{condition.dtype.name} of shape {condition.shape}"
+        raise ModelError(f"apply_gradients: when must be a scalar bool, not {found}")
     pairs: Pairs = drop_missing(gradients_and_variables)
     if notes is not None:
         notes.take(gradients_and_variables)
@@ -258,11 +252,3 @@ def apply_gradients(
         update_if(condition, optimizer, processed, variables)
     else:
         trace.guard.apply(trace, Update(optimizer, processed, variables, loss, condition))
-
-
-def _scalar_bool(when: Any) -> tf.Tensor:
-    condition = tf.convert_to_tensor(when)
-    if condition.dtype != tf.bool or condition.shape.rank != 0:
-        found = f"{condition.dtype.name} of shape {condition.shape}"
-        raise ModelError(f"apply_gradients: when must be a scalar bool, not {found}")
-    return condition
