@@ -97,19 +97,16 @@ class Shared:
 
 def recurrent(x: Any, training: bool) -> Any:
     words = L.Embedding(10, 4, mask_zero=True, name="words")(tf.cast(x[:, 3:], tf.int32))
-    states = L.LSTM(4, return_sequences=True, name="lstm")(words, training=training)
-    return L.Dense(3, name="read")(L.Bidirectional(L.GRU(3, name="gru"), name="both")(states, training=training))
+    return L.Dense(3, name="read")(L.LSTM(4, name="lstm")(words, training=training))
 
 
 class Recurrent:
     def __init__(self) -> None:
         self.words = L.Embedding(10, 4, mask_zero=True, name="words")
-        self.lstm = L.LSTM(4, return_sequences=True, name="lstm")
-        self.both, self.read = L.Bidirectional(L.GRU(3, name="gru"), name="both"), L.Dense(3, name="read")
+        self.lstm, self.read = L.LSTM(4, name="lstm"), L.Dense(3, name="read")
 
     def __call__(self, x: Any, training: bool) -> Any:
-        states = self.lstm(self.words(tf.cast(x[:, 3:], tf.int32)), training=training)
-        return self.read(self.both(states, training=training))
+        return self.read(self.lstm(self.words(tf.cast(x[:, 3:], tf.int32)), training=training))
 
 
 class Measured(L.Layer):  # type: ignore[misc]
