@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 MARGIN = 50  # steps at the end in which no kill is meant to come
-KINDS = ("iterator", "replay", "towers", "run_step", "keras")
+KINDS = ("iterator", "replay", "towers")
 READY, MADE = "before the first step", re.compile(r"made step (\d+)")
 
 

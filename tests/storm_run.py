@@ -60,6 +60,7 @@ class Progress(Callback):
 def callbacks() -> list[Callback]:
     """Callbacks with every kind of state, and saves often enough to be killed in."""
     return [
+        LearningRate(lambda step: 0.01 * 0.9 ** (step / 100)),
         Validation(batches=2).every(steps=20),
         MovingAverage().every(steps=5),
         MinSaver("vld/loss").every(steps=20),
@@ -109,59 +110,8 @@ def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
     return net
 
 
-class Evolution(Trainer):
-    """Climbs by random steps that depend on the step's number alone, without gradients."""
-
-    def __init__(self, *, experiment: Path) -> None:
-        super().__init__(experiment=experiment)
-        self.target = np.linspace(-1, 1, 50)
-        self.state["weights"] = tf.Variable(np.zeros(50))
-        self.state["accepted"] = 0
-
-    def run_step(self) -> dict[str, float]:
-        weights = self.state["weights"].numpy()
-        tried = weights + 0.1 * np.random.default_rng([1, self.global_step]).normal(size=50)
-        if self.loss(tried) < self.loss(weights):
-            self.state["weights"].assign(tried)
-            self.state["accepted"] += 1
-        # The global generator is saved with the run as well.
-        return {"loss": self.loss(self.state["weights"].numpy()), "noise": float(np.random.random())}
-
-    def loss(self, weights: np.ndarray[Any, Any]) -> float:
-        return float(((weights - self.target) ** 2).mean())
-
-    def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float]:
-        return {"loss": self.loss(self.state["weights"].numpy()[::2].repeat(2))}
-
-
-def make_keras_trainer(directory: Path) -> Trainer:
-    """The same layers as a Keras model."""
-    from prototrain.keras.trainer import KerasTrainer
-
-    keras.utils.set_random_seed(5)
-    layers = [
-        keras.layers.Dense(64, activation="relu", name="fc0"),
-        keras.layers.BatchNormalization(name="bn0"),
-        keras.layers.Dropout(0.3, name="dropout"),
-        keras.layers.Dense(10, name="logits"),
-    ]
-    model = keras.Sequential([keras.Input((64,)), *layers])
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    vld = tf.data.Dataset.from_tensor_slices(arrays(80, 2)).batch(30)
-    return KerasTrainer(model, trn("iterator").map(_pair), validation=vld.map(_pair), experiment=directory)
-
-
-def _pair(example: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    return example["images"], example["labels"]
-
-
 def make_trainer(kind: str, directory: Path, steps: int) -> Trainer:
     """The trainer of a kind."""
-    if kind == "keras":
-        return make_keras_trainer(directory)
-    if kind == "run_step":
-        np.random.seed(5)
-        return Evolution(experiment=directory)
     config = Config(
         {
             "trainer.experiment_name": "storm",
@@ -190,8 +140,7 @@ def main() -> None:
     if kind == "towers":
         make_cpu_devices(2)
     trainer = make_trainer(kind, directory, steps)
-    schedule = [] if kind in ("run_step", "keras") else [LearningRate(lambda step: 0.01 * 0.9 ** (step / 100))]
-    trainer.train([*schedule, *callbacks()], steps_per_epoch=35, max_steps=steps)
+    trainer.train(callbacks(), steps_per_epoch=35, max_steps=steps)
     print(f"finished at step {trainer.global_step}")
 
 

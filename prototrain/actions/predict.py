@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +25,8 @@ from prototrain.system.files import write_atomic
 from prototrain.system.terminal import plain_table, say
 
 SUFFIXES = (".csv", ".jsonl", ".npz")
+Columns = dict[str, Any]
+"""What the examples of a batch have, by name."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -83,20 +86,22 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     say(plain_table(rows), end="\n\n")
     predictor = DatasetPredictor(built.get_predictor(inputs, outputs), data.dataset)
     examples = 0
-    with built.stop, appearing(path) as temporary, open(temporary, "wb") as file:
-        writer = _writer(path, file)
+
+    def batches() -> Iterator[Columns]:
+        nonlocal examples
         for batch, values in predictor.pairs():
             size = int(batch_size(batch))
             named = {"file": np.array(data.files[examples : examples + size], object)} if data.files else {}
             named |= zip(outputs, values, strict=True)
             named |= {name: _kept(batch, name) for name in args.keep}
-            columns = {name: _column(name, value, size) for name, value in named.items()}
-            writer.write(columns)
+            yield {name: _column(name, value, size) for name, value in named.items()}
             examples += size
             built.stop.check()
         if not examples:
             raise DataError(f"there is nothing in {data.name} to predict for")
-        writer.finish()
+
+    with built.stop, appearing(path) as temporary, open(temporary, "wb") as file:
+        _WRITERS[path.suffix](file, batches())
     about = path.with_name(f"{path.name}.about.json")
     write_atomic(about, json.dumps({**rows, "run_id": restored.checkpoint.meta.get("run_id")}, indent=2) + "\n")
     where: Any = path
@@ -144,79 +149,57 @@ def _path(text: str) -> Path:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _writer(path: Path, file: IO[bytes]) -> _Lines | _Table | _Arrays:
-    kinds: dict[str, type[_Lines | _Table | _Arrays]] = {".csv": _Table, ".npz": _Arrays}
-    return kinds.get(path.suffix, _Lines)(file)
-
-
-class _Lines:
-    """A line of JSON for each example; numbers that are not finite are null."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write(self, columns: dict[str, Any]) -> None:
+def _write_lines(file: IO[bytes], batches: Iterator[Columns]) -> None:
+    """Write a line of JSON for each example; numbers that are not finite are null."""
+    for columns in batches:
         listed = [_listed(name, value) for name, value in columns.items()]
         for values in zip(*listed, strict=True):
             row = dict(zip(columns, values, strict=True))
-            self._file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
-
-    def finish(self) -> None:
-        pass
+            file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
 
 
-class _Table:
-    """A line of CSV for each example, with a line of names: a vector has a column for each of its numbers."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        self._writer = csv.writer(self._text)
-        self._names: list[str] = []
-
-    def write(self, columns: dict[str, Any]) -> None:
-        found: dict[str, Any] = {}
+def _write_table(file: IO[bytes], batches: Iterator[Columns]) -> None:
+    """Write a line of CSV for each example, below one of names: a vector has a column for each of its numbers."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer, names = csv.writer(text), None
+    for columns in batches:
+        found: Columns = {}
         for name, array in columns.items():
             if isinstance(array, tf.RaggedTensor):
                 raise ModelError(f"{name!r} is ragged, which CSV cannot hold; take .jsonl")
             for index, part in enumerate(array.reshape(len(array), -1).T):
                 found[name if array.ndim == 1 else f"{name}.{index}"] = _listed(name, part)
-        if not self._names:
-            self._names = list(found)
-            self._writer.writerow(self._names)
-        if self._names != list(found):
+        if names is None:
+            names = list(found)
+            writer.writerow(names)
+        if names != list(found):
             raise ModelError("not all examples have the same number of values, which CSV cannot hold; take .jsonl")
-        self._writer.writerows(zip(*found.values(), strict=True))
-
-    def finish(self) -> None:
-        self._text.detach()
+        writer.writerows(zip(*found.values(), strict=True))
+    text.detach()
 
 
-class _Arrays:
-    """An array for each name. All rows are in memory until the end."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._parts: dict[str, list[np.ndarray[Any, Any]]] = {}
-
-    def write(self, columns: dict[str, Any]) -> None:
+def _write_arrays(file: IO[bytes], batches: Iterator[Columns]) -> None:
+    """Write an array for each name. All rows are in memory until the end."""
+    parts: dict[str, list[Any]] = {}
+    for columns in batches:
         for name, array in columns.items():
             if isinstance(array, tf.RaggedTensor):
                 raise ModelError(f"{name!r} is ragged, which .npz cannot hold; take .jsonl")
-            parts = self._parts.setdefault(name, [])
-            parts.append(array.astype(bytes) if array.dtype.kind == "O" else array)
-            if parts[0].shape[1:] != array.shape[1:]:
+            of_name = parts.setdefault(name, [])
+            of_name.append(array.astype(bytes) if array.dtype.kind == "O" else array)
+            if of_name[0].shape[1:] != array.shape[1:]:
                 raise ModelError(
-                    f"{name!r} has rows of shape {parts[0].shape[1:]} and of shape {array.shape[1:]}, which do not fit "
-                    "into one array; take .jsonl"
+                    f"{name!r} has rows of shape {of_name[0].shape[1:]} and of shape {array.shape[1:]}, which do not "
+                    "fit into one array; take .jsonl"
                 )
+    np.savez(file, **{name: np.concatenate(of_name) for name, of_name in parts.items()})  # type: ignore[arg-type]
 
-    def finish(self) -> None:
-        joined: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self._parts.items()}
-        np.savez(self._file, **joined)
+
+_WRITERS = {".csv": _write_table, ".jsonl": _write_lines, ".npz": _write_arrays}
 
 
 def _listed(name: str, value: Any) -> Any:
-    """Rows that `orjson` can write."""
+    """Return rows that `orjson` can write."""
     if isinstance(value, tf.RaggedTensor):
         value = value.to_list()
     elif value.dtype.kind in "OS":

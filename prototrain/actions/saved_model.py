@@ -61,8 +61,12 @@ class ServedModel:
         # The model is built once for all of them.
         whole = tf.function(self._serve, autograph=False, input_signature=[specs])
         self._graph = whole.get_concrete_function().graph
+
+        def only(start: str, inputs: Tensors) -> Tensors:
+            return {name.removeprefix(start): one for name, one in whole(inputs).items() if name.startswith(start)}
+
         self._functions = {
-            name: tf.function(partial(_some, whole, name), autograph=False, input_signature=[specs])
+            name: tf.function(partial(only, f"{name}:"), autograph=False, input_signature=[specs])
             for name in signatures
         }
         self.cases = _of_two_sizes(first)
@@ -88,15 +92,16 @@ class ServedModel:
         return {key: _dense(f"actions.export.outputs: {name!r}", net[name]) for key, name in self._outputs.items()}
 
     def describe(self) -> dict[str, str]:
-        """The default signature, in words."""
-        return {"inputs": _signature(self.specs), "outputs": _signature(self.concrete().structured_outputs)}
-
-    def concrete(self) -> Any:
-        """The default signature, traced."""
-        return self._functions[DEFAULT].get_concrete_function()
+        """Return the default signature, in words."""
+        outputs = self._functions[DEFAULT].get_concrete_function().structured_outputs
+        sides = {"inputs": self.specs, "outputs": outputs}
+        return {
+            side: ", ".join(f"{name} {describe_variable(tensor)}" for name, tensor in tensors.items())
+            for side, tensors in sides.items()
+        }
 
     def tolerance(self, output: tf.Tensor) -> float:
-        """How much of its largest value an output may differ by, as other devices and fused operations may round."""
+        """Return how much of its largest value an output may differ by: other devices and fused operations round."""
         sixteen_bits = self.built.config["model.mixed_precision"] is not None or output.dtype.size == 2
         return 2e-2 if sixteen_bits else 1e-4
 
@@ -127,7 +132,8 @@ class ServedModel:
         """
         module = tf.Module()
         module.model_variables = list(self._graph.variables)
-        module.resources = _resources(self._graph)
+        captured = [owner(outside) for outside, _ in self._graph.captures]  # such as lookup tables
+        module.resources = [one for one in captured if isinstance(one, tf.saved_model.experimental.TrackableResource)]
         try:
             tf.saved_model.save(module, str(directory), signatures=self._functions)
         except (AssertionError, ValueError) as error:
@@ -248,19 +254,3 @@ def _of_two_sizes(inputs: Tensors) -> list[Tensors]:
 def _examples(inputs: Tensors) -> int:
     """How many examples there are; 0 if all inputs are scalars."""
     return max((int(value.shape[0]) for value in inputs.values() if value.shape.rank), default=0)
-
-
-def _resources(graph: Any) -> list[Any]:
-    """Resources of a graph besides variables, such as lookup tables."""
-    found = [owner(outside) for outside, _ in graph.captures]
-    return [thing for thing in found if isinstance(thing, tf.saved_model.experimental.TrackableResource)]
-
-
-def _some(function: Any, signature: str, inputs: Tensors) -> Tensors:
-    """The outputs of one signature."""
-    start = f"{signature}:"
-    return {name.removeprefix(start): value for name, value in function(inputs).items() if name.startswith(start)}
-
-
-def _signature(tensors: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {describe_variable(tensor)}" for name, tensor in tensors.items())

@@ -35,7 +35,7 @@ class PredictOutput:
     outputs: Any
 
     def tensors(self) -> dict[str, Any]:
-        """The outputs by name."""
+        """Return the outputs by name."""
         return named(self.outputs)
 
 
@@ -52,14 +52,8 @@ class ClassificationOutput:
     classes: Any = None
 
     def tensors(self) -> dict[str, Any]:
-        """The outputs by name.
-
-        Raises:
-            ModelError: there are neither.
-        """
+        """Return the outputs by name."""
         found = {"classes": self.classes, "scores": self.scores}
-        if all(tensor is None for tensor in found.values()):
-            raise ModelError("ClassificationOutput needs scores or classes")
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
@@ -74,7 +68,7 @@ class RegressionOutput:
     value: Any
 
     def tensors(self) -> dict[str, Any]:
-        """The outputs by name."""
+        """Return the outputs by name."""
         return {"outputs": self.value}
 
 
@@ -145,12 +139,9 @@ class ServingInputReceiver:
     def dataset(self) -> tf.data.Dataset:
         """One batch to try the model on, with the shapes that are declared."""
         specs = dict(self.receiver_tensors)
-        example = (
-            self.example
-            if self.example is not None
-            else {name: tf.zeros([size or 1 for size in spec.shape], spec.dtype) for name, spec in specs.items()}
-        )
-        return tf.data.Dataset.from_generator(lambda: [dict(example)], output_signature=specs)
+        zeros = {name: tf.zeros([size or 1 for size in spec.shape], spec.dtype) for name, spec in specs.items()}
+        example = zeros if self.example is None else dict(self.example)
+        return tf.data.Dataset.from_generator(lambda: [example], output_signature=specs)
 
     @contextmanager
     def trying(self) -> Iterator[None]:

@@ -72,14 +72,13 @@ class SessionRunContext:
 
 
 class _NoSession:
+    """Raises an error for each attribute; the guide explains what replaces a session."""
+
     def __init__(self, who: str) -> None:
         self._who = who
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise CallbackError(
-            f"{self._who} uses session.{name}, and there is no session; make it a prototrain callback, which has "
-            "self.trainer"
-        )
+        raise CallbackError(f"{self._who} uses session.{name}, and there is no session; make it a prototrain callback")
 
 
 class HookCallback(Callback):

@@ -164,16 +164,12 @@ class WarmStartSettings:
         if not isinstance(self.ckpt_to_initialize_from, str | Path):
             kind = type(self.ckpt_to_initialize_from).__name__
             raise ConfigError(f"warm_start_from must be a directory or WarmStartSettings, not {kind}")
-        self.vars_to_warm_start = given = ".*" if self.vars_to_warm_start is None else self.vars_to_warm_start
-        if not given or not all(isinstance(one, str) for one in ([given] if isinstance(given, str) else given)):
-            raise ConfigError(f"vars_to_warm_start takes regular expressions for names of variables, not {given!r}")
 
     @property
     def exclude(self) -> str:
         """A regular expression for the names of variables that keep their values."""
         chosen = self.vars_to_warm_start or ".*"
-        given = [chosen] if isinstance(chosen, str) else chosen
-        return f"(?!{'|'.join(f'(?:{one})' for one in given)})"
+        return f"(?!{'|'.join(f'(?:{one})' for one in ([chosen] if isinstance(chosen, str) else chosen))})"
 
 
 @dataclass
