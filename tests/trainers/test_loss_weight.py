@@ -139,7 +139,7 @@ def test_a_batch_without_weight_changes_nothing_but_decays(kind: str) -> None:
 def test_validation_batches_are_weighted(batch_size: int, towers: int) -> None:
     trainer = SyncReplicatedTrainer(masked(batch_size, **{"model.num_steps": 1}), f"cpu:{towers}")
     assert trainer.evaluate("vld") == {"loss": 17.0, "label": pytest.approx(13 / 5)}
-    runner = InferenceRunner("vld", ScalarStats(["loss", "y"]), prefix="own", rehearse=False)
+    runner = InferenceRunner("vld", ScalarStats(["loss", "y"]), prefix="own")
     measured: dict[str, float] = {}
 
     class Before(Callback):
