@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from tabulate import tabulate
 
+from prototrain.checkpoint.keras_weights import by_variable, read_h5
 from prototrain.checkpoint.state import NAN, OF_CALLBACKS, describe_variable, in_words, not_finite
 from prototrain.checkpoint.store import BUNDLE, META, Checkpoints, read_bundle, verify
 from prototrain.errors import CheckpointError
@@ -74,6 +75,8 @@ def load_weights(
     read = read if prepare is None else prepare(read)
     report: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     saved = _renamed(read, names, prefix, report["excluded"], where)
+    if not isinstance(source, Mapping) and str(source).endswith(".h5"):
+        saved = by_variable(saved, variables)
     patterns = [ignore] if isinstance(ignore, str) else list(ignore)
     values = {}
     for name, variable in variables.items():
@@ -180,9 +183,9 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
     """Read all arrays of a source by name, without a ``:0`` at the end.
 
     Args:
-        source: arrays by name; or the path of a ``.npz``, of an experiment (its newest checkpoint), of one of its
-            checkpoints, of a directory with a ``checkpoint`` file, or the prefix of a TensorFlow checkpoint. All but
-            the last two may be URLs.
+        source: arrays by name; or the path of a ``.npz``, of a Keras ``.weights.h5``, of an experiment (its newest
+            checkpoint), of one of its checkpoints, of a directory with a ``checkpoint`` file, or the prefix of a
+            TensorFlow checkpoint. All but the last two may be URLs.
 
     Raises:
         CheckpointError: the source does not exist, or is damaged.
@@ -197,9 +200,11 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
             raise CheckpointError(f"there is no file {path} to take weights from")
     except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
         raise CheckpointError(f"there is no checkpoint {str(source)[:80]!r}: {first_line(error)}") from error
-    if path.suffix != ".npz":
-        raise CheckpointError(f"weights are not read from {path}: write a .npz, or load a Keras file in build()")
+    if path.suffix not in (".npz", ".h5"):
+        raise CheckpointError(f"weights are not read from {path}; write them to a .npz or a .weights.h5")
     try:
+        if path.suffix == ".h5":
+            return read_h5(path)
         with np.load(path, allow_pickle=False) as file:  # whose checksums are verified as it is read
             return {name.removesuffix(":0"): value for name, value in file.items()}
     except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -230,7 +235,7 @@ def _bundle_prefix(path: Path) -> Path:
     if not path.with_name(path.name + ".index").is_file():
         raise CheckpointError(
             f"model.weights_load_path: there is no checkpoint at {path}; give an experiment's directory, one of its "
-            "checkpoints/step-*, the prefix of a TensorFlow checkpoint, or a .npz"
+            "checkpoints/step-*, the prefix of a TensorFlow checkpoint, a .npz or a .weights.h5"
         )
     return path
 

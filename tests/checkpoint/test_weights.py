@@ -98,12 +98,21 @@ def from_npz(place: Path) -> Any:
     return str(place / "deep" / "x.npz")
 
 
-@pytest.mark.parametrize("make", [from_dict, from_npz])
+def from_keras(place: Path) -> Any:
+    layers = [keras.Input([4]), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(6, name="fc0")]
+    net = keras.Sequential([*layers, keras.layers.BatchNormalization(name="bn")], name="net")
+    net.get_layer("fc0").set_weights([KERNEL, BIAS])
+    net.save_weights(place / "x.weights.h5")
+    return place / "x.weights.h5"
+
+
+@pytest.mark.parametrize("make", [from_dict, from_npz, from_keras])
 def test_arrays_come_from_any_kind_of_file(make: Any, tmp_path: Path) -> None:
-    mine = variables(**NET)
+    mine = variables(**NET, bn__gamma=[6], bn__moving_mean=[6])
     report = load_weights(mine, make(tmp_path))
     assert report["loaded"][:2] == ["fc0/kernel", "fc0/bias"]
     assert np.array_equal(mine["fc0/kernel"], KERNEL) and np.array_equal(mine["fc0/bias"], BIAS)
+    assert ("bn/gamma" in report["loaded"]) == ("keras" in make.__name__)
 
 
 def test_names_of_the_source_are_those_of_the_model() -> None:
@@ -134,13 +143,14 @@ def test_names_of_the_source_are_those_of_the_model() -> None:
         ("no.npz", {}, "there is no file no.npz"),
         ("bad.npz", {}, "cannot read bad.npz"),
         ("pickle.npz", {}, "cannot read pickle.npz: Object arrays cannot be loaded"),
-        ("x.weights.h5", {}, "not read from x.weights.h5: write a .npz, or load"),
+        ("bad.weights.h5", {}, "cannot read bad.weights.h5"),
+        ("x.npy", {}, "not read from x.npy; write them to a .npz"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_changes_nothing(
     given: Any, options: Any, message: str, scratch: Path
 ) -> None:
-    for name in ("bad.npz", "x.weights.h5"):
+    for name in ("bad.npz", "bad.weights.h5", "x.npy"):
         Path(name).write_text("no such file")
     np.savez("pickle.npz", **{"fc0/bias": np.array([None])})
     mine = variables(**NET)
