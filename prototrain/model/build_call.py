@@ -37,16 +37,16 @@ from prototrain.tf_private import (
 )
 from prototrain.towers import components
 
+_TABLES = (tf.lookup.KeyValueTensorInitializer, tf.lookup.TextFileInitializer, tf.lookup.StaticHashTable)
+"""Lookup tables and their contents; a table of a traced call would be filled in every step."""
+
 CACHED = (
     keras.layers.Layer,
     keras.metrics.Metric,
     keras.optimizers.Optimizer,
     keras.random.SeedGenerator,
     KerasVariable,
-    # Lookup tables and their contents; a table of a traced call would be filled in every step.
-    tf.lookup.KeyValueTensorInitializer,
-    tf.lookup.TextFileInitializer,
-    tf.lookup.StaticHashTable,
+    *_TABLES,
 )
 """The classes whose objects are made once."""
 
@@ -206,7 +206,8 @@ class BuildCall:
 
     def obtain(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
         """Return the object that the first call made with the same arguments, or else a new one of `make`."""
-        key = (f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), _outline((args, kwargs)))
+        outline = _outline((args, kwargs), issubclass(kind, _TABLES))
+        key = (f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), outline)
         found, is_new = self._find_or_make(key, make)
         if is_new:
             self._new[id(found)] = found
@@ -344,28 +345,32 @@ def _floating(made: Any) -> list[str]:
     return [getattr(v, "path", None) or base_name(v) for v in held if tf.as_dtype(v.dtype).is_floating]
 
 
-def _outline(value: Any, within: tuple[Any, ...] = ()) -> Any:
-    """The part of an argument that is the same in every call of `build`; `within` are functions that contain it."""
+def _outline(value: Any, has_contents: bool, within: tuple[Any, ...] = ()) -> Any:
+    """The part of an argument that is the same in every call of `build`; `within` are functions that contain it.
+
+    Arrays are compared by their contents for lookup tables only: initial weights may be drawn again in each call.
+    """
     if value is None or isinstance(value, (bool, bytes, complex, float, int, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(_outline(item, within) for item in value)
+        return tuple(_outline(item, has_contents, within) for item in value)
     if isinstance(value, Mapping):
-        return tuple((key, _outline(item, within)) for key, item in value.items())
+        return tuple((key, _outline(item, has_contents, within)) for key, item in value.items())
     if isinstance(value, (*CACHED, tf.Variable)):
         return id(value)
     if isinstance(value, keras.KerasTensor):
-        return tuple(_outline(step, within) for step in history(value))
+        return tuple(_outline(step, has_contents, within) for step in history(value))
     if isinstance(value, FunctionType) and value not in within:
         # A layer keeps the function of the first call: one that sees other values is another function.
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL]
-        return value.__qualname__, _outline([*cells, value.__defaults__, value.__kwdefaults__], (*within, value))
+        seen = [*cells, value.__defaults__, value.__kwdefaults__]
+        return value.__qualname__, _outline(seen, has_contents, (*within, value))
     if isinstance(value, partial):
-        return _outline([value.func, value.args, value.keywords], within)
+        return _outline([value.func, value.args, value.keywords], has_contents, within)
     if tf.is_tensor(value):
         parts = [tf.get_static_value(part) for part in tf.nest.flatten(value, expand_composites=True)]
         return type(value).__qualname__ if any(part is None for part in parts) else tuple(map(_digest, parts))
-    if isinstance(value, np.ndarray):
+    if has_contents and isinstance(value, np.ndarray):
         return _digest(value)
     return getattr(value, "__qualname__", None) or type(value).__qualname__
 
@@ -479,6 +484,11 @@ def _next_seed(call: BuildCall, original: Any, self: Any, *args: Any, **kwargs: 
     return seed
 
 
+def _get_weights(call: BuildCall, original: Any, self: Any) -> Any:
+    with tf.init_scope():  # the arrays are read once, outside of the graph that is traced
+        return original(self)
+
+
 def _note_use(variable: Any) -> None:
     call = present_call()
     if call is not None:
@@ -493,6 +503,7 @@ def _install() -> None:
     hooks: list[tuple[Any, str, Callable[..., Any]]] = [
         (layer, "__call__", _call),
         (layer, "add_loss", _add_loss),
+        (layer, "get_weights", _get_weights),
         (KerasVariable, "assign", _assign),
         (keras.random.SeedGenerator, "next", _next_seed),
         (keras.Model, "load_weights", _once),

@@ -278,6 +278,8 @@ class LayerCache:
 
 def _sum(variable: Any) -> bytes:
     part = components(variable)[0]
+    if part.dtype == tf.string or part.dtype.is_complex:
+        return repr(part.numpy()).encode()
     value = tf.convert_to_tensor(part if part.dtype.is_floating else tf.cast(part, tf.int64))
     found: bytes = tf.reduce_sum(value).numpy().tobytes()
     return found

@@ -141,6 +141,31 @@ def test_other_variables_in_a_later_call_are_an_error(build: Build, message: str
         fresh(build)
 
 
+def test_arrays_may_be_drawn_again_in_each_call() -> None:
+    drawn: list[float] = []
+
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+        drawn.append(np.random.normal())
+        return keras.Variable(np.full(4, drawn[-1], "float32"), name="scale").value * inputs["x"]
+
+    store = fresh(build)
+    assert used_again(store, build, False) == {id(store.variables["scale"])}
+    np.testing.assert_allclose(store.variables["scale"], drawn[0], rtol=1e-6)
+    assert len(set(drawn)) > 1
+
+
+def test_weights_may_be_copied_from_another_layer() -> None:
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+        one, other = keras.layers.Dense(4, name="one"), keras.layers.Dense(4, name="other")
+        outputs = one(inputs["x"]) + other(inputs["x"])
+        other.set_weights(one.get_weights())
+        return outputs
+
+    store = fresh(build)
+    used_again(store, build, True)
+    np.testing.assert_array_equal(store.variables["one/kernel"], store.variables["other/kernel"])
+
+
 def one_layer_left_out(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     x = keras.layers.Dense(4)(inputs["x"]) if train_phase else inputs["x"]
     return keras.layers.Dense(4)(x)

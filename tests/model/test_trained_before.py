@@ -85,6 +85,18 @@ def test_layers_that_build_makes_and_frozen_ones_may_be_used_again() -> None:
     assert values(trained(model)) == values(trained(model))
 
 
+def test_a_text_variable_is_no_obstacle() -> None:
+    text = tf.Variable("a", trainable=False)
+    model = tiny_model()
+    build = model.build
+
+    def with_text(inputs: Any, train_phase: bool) -> Any:
+        return {**build(inputs, train_phase), "length": tf.strings.length(text)}
+
+    model.build = with_text
+    assert trained(model).outputs["length"] == 1
+
+
 def test_a_used_optimizer_is_refused() -> None:
     model = tiny_model()
     model.config = Config({**tiny_config(), "model.optimizer.method": keras.optimizers.Adam(0.01)})
