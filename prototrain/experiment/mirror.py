@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from prototrain.errors import ExperimentError, StorageError
+from prototrain.errors import ExperimentError
 from prototrain.experiment.lease import LEASE
 from prototrain.experiment.lock import LOCK
 from prototrain.experiment.names import MARKS, META, MIRRORS, RECORD, STEP, checkpoint_steps, is_own
@@ -156,11 +156,10 @@ class Mirror:
         is_new, state = self._is_changed(RECORD), self._state(RECORD)
         record = (self._directory / RECORD).read_bytes() if is_new else b""
         waiting = self._unsaved()
-        self._put(name for name in self._other_files() if name != RECORD)
+        self._put(self._changed(name for name in self._other_files() if name != RECORD), self._directory)
         if waiting:
-            folder = folder_of(waiting[-1])
-            with suppress(FileNotFoundError):  # training has deleted it
-                self._put_checkpoint(folder, os.listdir(self._directory / folder), check)
+            with suppress(FileNotFoundError, KeyError):  # training has deleted it before that
+                self._put_checkpoint(folder_of(waiting[-1]), check)
         if state is not None and is_new:
             self._storage.write(RECORD, record)
             self._same[RECORD] = (*state, "")
@@ -172,23 +171,31 @@ class Mirror:
         self.remember()
         return len(waiting) > 1
 
-    def _put_checkpoint(self, folder: str, files: list[str], check: Callable[[], object]) -> None:
-        meta = f"{folder}/{META}"
+    def _put_checkpoint(self, folder: str, check: Callable[[], object]) -> None:
+        """Upload a checkpoint by links to its files: if training deletes it meanwhile, it is uploaded all the same."""
+        meta, links = f"{folder}/{META}", self._directory / f".tmp-copy-{os.getpid()}"
+        names = [f"{folder}/{name}" for name in os.listdir(self._directory / folder)]
         self._delete([meta])  # of an earlier checkpoint of this step
-        self._put(f"{folder}/{name}" for name in files if name != META)
-        check()
-        self._put([meta])
-        self.remember()  # a process that is killed now must not take it for one that was not uploaded
-
-    def _put(self, names: Iterable[str]) -> None:
-        """Upload those of some files that have changed; what is added to them meanwhile is uploaded the next time."""
-        states = {name: state for name in names if self._is_changed(name) and (state := self._state(name))}
+        shutil.rmtree(links, ignore_errors=True)
+        (links / folder).mkdir(parents=True)
         try:
-            self._storage.upload({name: self._directory / name for name in states})
-        except StorageError:
+            states = self._changed(names)
             for name in states:
-                os.stat(self._directory / name)  # not a failure of the storage, if the file was deleted
-            raise
+                os.link(self._directory / name, links / name)
+            self._put({name: state for name, state in states.items() if name != meta}, links)
+            check()
+            self._put({meta: states[meta]}, links)
+            self.remember()  # a process that is killed now must not take it for one that was not uploaded
+        finally:
+            shutil.rmtree(links, ignore_errors=True)
+
+    def _changed(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Those of some files that have changed, with their states."""
+        return {name: state for name in names if self._is_changed(name) and (state := self._state(name))}
+
+    def _put(self, states: dict[str, tuple[int, int]], base: Path) -> None:
+        """Upload files below `base`; what is added to them meanwhile is uploaded the next time."""
+        self._storage.upload({name: base / name for name in states})
         self._same |= {name: (*state, "") for name, state in states.items()}
 
     def clear(self) -> None:

@@ -272,6 +272,28 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
     assert reached == {None, 4, 12, 14} and operations > 20
 
 
+class Pruning(Storage):
+    """A slow storage: training deletes the checkpoint whose upload has begun."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        super().__init__(url)
+        self._checkpoints = directory / "checkpoints"
+
+    def upload(self, paths: Any) -> None:
+        if any("/step-" in name for name in paths):
+            shutil.rmtree(self._checkpoints, ignore_errors=True)
+        super().upload(paths)
+
+
+def test_a_checkpoint_that_is_deleted_during_its_upload_arrives(stages: list[Path], url: str, tmp_path: Path) -> None:
+    shutil.copytree(stages[1], tmp_path / "work")
+    Mirror(Pruning(url, tmp_path / "work"), tmp_path / "work").upload()
+    assert not (tmp_path / "work" / "checkpoints").exists() and steps_at(url) == [4]
+    Mirror(Storage(url), local_copy(url)).download(whole=True)
+    newest = Checkpoints(Experiment(url).checkpoints, run_id=Experiment(url).run_id).newest()
+    assert newest is not None and newest.step == 4
+
+
 def test_names_that_lead_elsewhere(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Storage, "listing", lambda self, folder="": {"meta.json": "", "../x": ""})
     with pytest.raises(ExperimentError, match="cannot be a file; no run writes that"):
