@@ -71,7 +71,7 @@ def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
         lines += [*told, f"{shown(stage)}({', '.join(settings)})"]
         for found in (files, *map(_texts, tensors)):
             if all(map(os.path.isfile, found[:_LOOKED_AT])):
-                names += map(os.fsdecode, found)
+                names += map(os.fsdecode, found if found is not files else ())  # no stage reads those by their names
                 sizes += map(os.path.getsize, found[:_LOOKED_AT])
     return {"stages": lines, "file names": _digest(names), "file sizes": _digest(sizes)}
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.order import Order, Shuffle, is_by_index, random_order
+from prototrain.readers.order import ABOUT, Order, Shuffle, is_by_index, random_order
 from prototrain.readers.paths import PathLike, local_files, unreadable
 
 Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # dtype (or its name) and shape of each
@@ -115,6 +115,7 @@ def dataset_of(
     are as a reader was given them.
     """
     by_index, files = is_by_index(shuffle), local_files(paths)
+    local = [path for _, path in files]
     chunks: list[Arrays] = []
     for name, path in files:
         before = len(chunks)
@@ -128,7 +129,9 @@ def dataset_of(
     arrays = [np.concatenate(parts) for parts in zip(*chunks, strict=True)]
     if not by_index:
         with tf.device("/cpu:0"):  # or the data would go to the GPU now and come back for every batch
-            return tf.data.Dataset.from_tensor_slices(dict(zip(names, arrays, strict=True)))
+            dataset = tf.data.Dataset.from_tensor_slices(dict(zip(names, arrays, strict=True)))
+        setattr(dataset, ABOUT, ([], local))
+        return dataset
 
     def take(rows: tf.Tensor) -> dict[str, tf.Tensor]:
         values = tf.numpy_function(
@@ -139,7 +142,6 @@ def dataset_of(
 
     length = len(arrays[0])
     size = sum(sum(map(len, array.ravel())) if array.dtype == object else array.nbytes for array in arrays)
-    local = [path for _, path in files]
     return random_order(Order(length, seed), take, about="rows", files=local, each=size / length)
 
 

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
+from prototrain.data.pipeline import describe_pipeline
 from prototrain.errors import DataError
 
 FEATURES = {"x": ("float32", [2]), "y": ("uint8", []), "text": ("string", []), "flag": ("bool", [])}
@@ -37,6 +38,15 @@ def write(path: str, *lines: str | bytes) -> str:
 
 def read(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
     return [{name: np.asarray(value).tolist() for name, value in item.items()} for item in dataset.as_numpy_iterator()]
+
+
+def test_a_run_records_the_sizes_of_its_files() -> None:
+    described = [
+        describe_pipeline(readers.csv(write(path, "x", "1", last), features={"x": ("float32", [])}).batch(2))
+        for path, last in (("a.csv", "2"), ("b.csv", "2"), ("b.csv", "2.5"))
+    ]
+    assert described[0] == described[1]  # whatever their names
+    assert {name for name, value in described[1].items() if value != described[2][name]} == {"file sizes"}
 
 
 def by_label(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
