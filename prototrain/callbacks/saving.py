@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _DAY = 86400.0
+_FAILURES_PER_DAY = 0.03  # by default, about one in a month
 _FIRST_SECONDS = 60.0  # before the first save, whose cost is not known
 _WORTH_REPORTING = 1.5  # the change of the interval
 
@@ -38,7 +39,8 @@ class ModelSaver(Callback):
         interval: "auto" for the interval at which saving and repeating lost steps cost least together, by Young and
             Daly: ``sqrt(2 * cost * failure_seconds)``, with the measured cost of a save. Then there is no `every`; the
             end of the run counts as due.
-        failures_per_day: how often each worker (the process, if there is only one) is expected to fail, for "auto".
+        failures_per_day: how often each worker (the process, if there is only one) is expected to fail, for "auto";
+            0.03 if None.
         clock: returns the time in seconds, for "auto".
 
     Raises:
@@ -53,20 +55,21 @@ class ModelSaver(Callback):
         max_to_keep: int = 5,
         asynchronous: bool = False,
         interval: Literal["auto"] | None = None,
-        failures_per_day: float = 0.03,
+        failures_per_day: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if max_to_keep < 1 or not failures_per_day > 0:
+        if max_to_keep < 1:
+            raise CallbackError(f"ModelSaver: max_to_keep must be at least 1, got {max_to_keep}")
+        if failures_per_day is not None and (interval is None or not failures_per_day > 0):
             raise CallbackError(
-                f"ModelSaver: max_to_keep must be at least 1 and failures_per_day positive; got {max_to_keep} and "
-                f"{failures_per_day}"
+                f'ModelSaver: failures_per_day must be positive, and is for interval="auto"; got {failures_per_day}'
             )
         if interval not in (None, "auto"):
             raise CallbackError(f'ModelSaver: interval must be "auto", got {interval!r}; else use .every(steps=...)')
         self.max_to_keep = max_to_keep
         self.asynchronous = asynchronous
         self._is_auto = interval == "auto"
-        self._failure_seconds = _DAY / failures_per_day
+        self._failure_seconds = _DAY / (_FAILURES_PER_DAY if failures_per_day is None else failures_per_day)
         self._clock = clock
         self._costs: deque[float] = deque(maxlen=5)
         self._reported = math.inf  # the last interval

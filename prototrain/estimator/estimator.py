@@ -401,7 +401,8 @@ def train_and_evaluate(
     Raises:
         PrototrainError: the user's mistakes, and what went wrong in a step.
     """
-    return estimator._train_and_export(train_spec, eval_spec)
+    with ignore_save_signals():
+        return estimator._train_and_export(train_spec, eval_spec)
 
 
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:

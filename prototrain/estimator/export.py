@@ -139,9 +139,10 @@ class ServingInputReceiver:
     def dataset(self) -> tf.data.Dataset:
         """One batch to try the model on, with the shapes that are declared."""
         specs = dict(self.receiver_tensors)
-        zeros = {name: tf.zeros([size or 1 for size in spec.shape], spec.dtype) for name, spec in specs.items()}
-        example = zeros if self.example is None else dict(self.example)
-        return tf.data.Dataset.from_generator(lambda: [example], output_signature=specs)
+        example = self.example
+        if example is None:
+            example = {name: tf.zeros([size or 1 for size in spec.shape], spec.dtype) for name, spec in specs.items()}
+        return tf.data.Dataset.from_generator(lambda: [dict(example)], output_signature=specs)
 
     @contextmanager
     def trying(self) -> Iterator[None]:

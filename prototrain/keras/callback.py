@@ -40,8 +40,7 @@ class KerasCallback(Callback):
 
     Raises:
         CallbackError: it is not a Keras callback; when a run begins, if it is a `BackupAndRestore` and the run has an
-            experiment.
-        AttributeError: while training, if it uses a Keras model and there is none.
+            experiment; while training, if it uses a Keras model and there is none.
     """
 
     at_end = False
@@ -174,6 +173,10 @@ class KerasCallback(Callback):
         return first._logs[1]
 
 
+class _NoModelError(CallbackError, AttributeError):
+    """Also an AttributeError, for `hasattr`."""
+
+
 class _NoModel:
     """Stands in for the Keras model where there is none."""
 
@@ -185,7 +188,7 @@ class _NoModel:
         trainer = self._callback.trainer
         if name == "optimizer" and trainer.optimizer is not None:
             return trainer.optimizer  # another one once weights are frozen or unfrozen
-        raise AttributeError(
+        raise _NoModelError(
             f"{self._callback.name} asks for the {name} of a Keras model, which {type(trainer).__name__} has not; "
             "train the model with KerasTrainer, or use one of prototrain's own callbacks"
         )

@@ -267,14 +267,10 @@ def test_the_end_is_told_only_when_it_is_the_end() -> None:
     [
         (lambda: KerasCallback(Validation()), "is not a callback of Keras"),  # type: ignore[arg-type]
         (lambda: KerasCallback(keras.callbacks.CallbackList([])), "give the callbacks themselves"),
+        (lambda: run(keras.callbacks.ModelCheckpoint("a.keras")), "asks for the save of a Keras model, which Measured"),
         (lambda: run(*(keras.callbacks.LambdaCallback() for _ in "ab")), "give one of them another state_key"),
     ],
 )
 def test_what_cannot_work_is_one_clear_line(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(CallbackError, match=message):
         make()
-
-
-def test_a_callback_that_uses_a_keras_model_where_there_is_none() -> None:
-    with pytest.raises(AttributeError, match="asks for the save of a Keras model, which Measured"):
-        run(keras.callbacks.ModelCheckpoint("a.keras"))

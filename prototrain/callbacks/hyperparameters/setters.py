@@ -298,8 +298,12 @@ class HumanHyperParamSetter(HyperParamSetter):
             if not line.strip() or line.lstrip().startswith("#") or (sign and name.strip() != self.param.name):
                 continue
             try:
-                value = float(number)
+                found = float(number)
             except ValueError:
+                found = math.nan
+            if math.isfinite(found):
+                value = found
+            else:
                 self.trainer.run.say_once(
                     f"WARNING: {self._path}: ignored the line {line!r}; write it like {self.param.name}: 0.001"
                 )

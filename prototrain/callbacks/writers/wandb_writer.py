@@ -40,7 +40,8 @@ class WandbWriter(Tracker):
 
     def connect(self, run: str | None) -> str:
         trainer, config = self.trainer, self.trainer.run.config()
-        self._handle = self._wandb.init(**{"name": self.title, **self._options}, **({} if run is None else {"id": run}))
+        options = {"name": self.title, **self._options} | ({} if run is None else {"id": run})
+        self._handle = self._wandb.init(**options)
         if config is not None:
             self._handle.config.update(config.to_plain(), allow_val_change=True)
         # W&B's own count of steps drops late values, such as those of a validation after a stop.

@@ -164,7 +164,7 @@ def test_a_human_edits_the_file(experiment: Path, capsys: pytest.CaptureFixture[
         1: "",
         2: "# a comment\n\nrate: 0.5\nother = 3\n",
         3: "rate: 0.5\nwhat is this\nrate = fast\n",
-        4: "rate: 0.5\nwhat is this\nrate = 0.25\n",
+        4: "rate: 0.5\nwhat is this\nrate = 0.25\nrate = nan\n",
     }
 
     def edit(self: CallbackFactory) -> None:

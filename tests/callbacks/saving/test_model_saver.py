@@ -13,7 +13,7 @@ import pytest
 from prototrain.callbacks import JSONWriter, ModelSaver, RunOp, SaveOnExit
 from prototrain.checkpoint import Checkpoints, Snapshot, read_bundle
 from prototrain.config import Config
-from prototrain.errors import CheckpointError, ConfigError
+from prototrain.errors import CallbackError, CheckpointError, ConfigError
 from prototrain.launch import default_callbacks
 from tests.callbacks.helpers import UNLIMITED, FillsDisk
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer
@@ -101,6 +101,8 @@ def test_the_config_asks_for_it() -> None:
     assert saver._failure_seconds == 43_200
     with pytest.raises(ConfigError, match=r"expected int >= 1 or .* or auto, got 'often'"):
         Config({"trainer.checkpoint_save_interval": "often"})
+    with pytest.raises(CallbackError, match='is for interval="auto"'):
+        ModelSaver(failures_per_day=2.0)
 
 
 class TestAsynchronous:

@@ -60,6 +60,7 @@ def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
         trainer.config = tiny_config(**config)
         known = set(tmp_path.glob("wandb/offline-*/*.wandb"))
         options: dict[str, Any] = {"mode": "offline", "dir": tmp_path, "settings": {"silent": True, "console": "off"}}
+        options["id"] = "chosen"
         writer = WandbWriter("tests", **options)
         writer.seconds = 0.0
         with suppress(RuntimeError):
@@ -81,7 +82,7 @@ def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
     assert any(row.get("vld/loss") == 3 for row in rows(first))
     assert [row["samples/count"] for row in rows(first) if "samples/count" in row] == [1], rows(first)
     begun, again = last(first, "run"), last(second, "run")
-    assert begun.run_id == again.run_id and (begun.project, begun.display_name) == ("tests", "experiment")
+    assert begun.run_id == again.run_id == "chosen" and (begun.project, begun.display_name) == ("tests", "experiment")
     assert (last(first, "exit").exit_code, last(second, "exit").exit_code) == (1, 0)
 
     def values(name: str) -> list[Any]:
