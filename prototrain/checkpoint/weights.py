@@ -77,10 +77,13 @@ def load_weights(
     saved = _renamed(read, names, prefix, report["excluded"], where)
     if not isinstance(source, Mapping) and str(source).endswith(".h5"):
         saved = by_variable(saved, variables)
-    patterns = [ignore] if isinstance(ignore, str) else list(ignore)
+    try:
+        patterns = [re.compile(pattern) for pattern in ([ignore] if isinstance(ignore, str) else ignore)]
+    except re.error as error:
+        raise CheckpointError(f"load_weights: ignore={error.pattern!r} is not a regular expression: {error}") from error
     values = {}
     for name, variable in variables.items():
-        if any(re.fullmatch(pattern, name) for pattern in patterns):
+        if any(pattern.fullmatch(name) for pattern in patterns):
             report["excluded"].append(name)
         elif name not in saved:
             report["not in the checkpoint"].append(name)

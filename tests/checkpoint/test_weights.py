@@ -136,6 +136,7 @@ def test_names_of_the_source_are_those_of_the_model() -> None:
     [
         ({"W": KERNEL}, {}, "it has W, the model has fc0/kernel, fc0/bias, logits/kernel; names= says which is which"),
         ({"fc0/kernel": BIAS}, {"mismatch": "error"}, r"shapes differ: fc0/kernel: float32\[6\], here float32\[4,6\]"),
+        ({"fc0/bias": BIAS}, {"ignore": "("}, "is not a regular expression"),
         ({"fc0/bias": BIAS}, {"mismatch": "raise"}, "mismatch must be 'skip' or 'error'"),
         ({"fc0/bias": BIAS}, {"names": {"b": "fc0/bias"}}, "there is no b in the given arrays; it has fc0/bias"),
         ({"a": BIAS, "b": BIAS}, {"names": lambda name: "fc0/bias"}, "would be 'fc0/bias', 'b' is one of them"),
