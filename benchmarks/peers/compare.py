@@ -63,6 +63,7 @@ PEERS = {
         f"prototrain, model.jit_compile: {form}": Peer(_USUAL, "of_tensorflow:prototrain", {"form": form})
         for form in (True, "loop", "auto")
     },
+    "prototrain, usual and a per-step callback": Peer(_USUAL, "of_tensorflow:prototrain", {"each_step": True}),
     "prototrain, loss only": Peer("losses to metrics.jsonl", "of_tensorflow:prototrain", {"usual": False}),
     "one graph call, the limit": Peer("nothing", "of_tensorflow:one_call"),
     "Keras fit as it comes": Peer(_KERAS, "of_tensorflow:keras_fit"),

@@ -81,7 +81,22 @@ def trainer_for(workload: Workload, experiment: Path, form: bool | str) -> Simpl
     return SimpleTrainer(model, experiment=experiment)
 
 
-def prototrain(name: str, batches: Batches, turns: Turns, *, usual: bool = True, form: bool | str = False) -> None:
+class EveryStep(Callback):
+    """The cheapest callback that runs after every step."""
+
+    def trigger_step(self) -> None:
+        pass
+
+
+def prototrain(
+    name: str,
+    batches: Batches,
+    turns: Turns,
+    *,
+    usual: bool = True,
+    form: bool | str = False,
+    each_step: bool = False,
+) -> None:
     """With the callbacks of ``prototrain run``, or with the loss in metrics.jsonl only."""
 
     class InTurns(Callback):
@@ -96,6 +111,7 @@ def prototrain(name: str, batches: Batches, turns: Turns, *, usual: bool = True,
 
     turns.begin()
     callbacks = usual_callbacks() if usual else [Summaries().every(steps=LOG), JSONWriter()]
+    callbacks += [EveryStep()] if each_step else []
     with tempfile.TemporaryDirectory() as scratch:
         trainer = trainer_for(in_memory(name, batches), Path(scratch) / "run", form)
         trainer.train([*callbacks, InTurns()], max_steps=turns.total)
