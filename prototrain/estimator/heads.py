@@ -331,7 +331,10 @@ class MultiLabelHead(_ClassHead):
         if isinstance(labels, tf.RaggedTensor):
             labels = labels.to_sparse()
         if isinstance(labels, tf.SparseTensor):
-            ids = _checked_range(tf.cast(self._numbered(labels.values), tf.int64), self.n_classes)
+            numbers = self._numbered(labels.values)
+            if not numbers.dtype.is_integer:
+                raise ModelError(f"MultiLabelHead: the labels must be whole numbers, not {numbers.dtype.name}")
+            ids = _checked_range(tf.cast(numbers, tf.int64), self.n_classes)
             labels = tf.sparse.to_indicator(labels.with_values(ids), self.n_classes)
         found = _as_rows(labels, logits, self.n_classes)
         if found.dtype == tf.string:

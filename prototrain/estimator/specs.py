@@ -164,6 +164,9 @@ class WarmStartSettings:
         if not isinstance(self.ckpt_to_initialize_from, str | Path):
             kind = type(self.ckpt_to_initialize_from).__name__
             raise ConfigError(f"warm_start_from must be a directory or WarmStartSettings, not {kind}")
+        given = [".*"] if self.vars_to_warm_start is None else self.vars_to_warm_start
+        if not given or not all(isinstance(one, str) for one in given):
+            raise ConfigError(f"vars_to_warm_start takes regular expressions for names of variables, not {given!r}")
 
     @property
     def exclude(self) -> str:

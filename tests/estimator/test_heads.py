@@ -175,6 +175,9 @@ def test_kinds_of_several_labels() -> None:
     assert set(head.export_outputs(BOTH)) == {"serving_default", "classification", "predict"}
     wrong: dict[str, Any] = {
         "n_classes must be at least 2": lambda: MultiLabelHead(1),
+        "MultiLabelHead: the labels must be whole numbers, not float32": lambda: MultiLabelHead(2).loss(
+            tf.ragged.constant([[0.5], [1.0]]), BOTH
+        ),
         "labels must be from 0 to 1": lambda: MultiLabelHead(2).loss([[0, 2], [1, 1]], BOTH),
         r"must be of shape \(examples, 2\)": lambda: MultiLabelHead(2).loss([0, 1], BOTH),
         "as a tf.SparseTensor or a": lambda: head.loss([["low", "low"], ["low", "high"]], BOTH),

@@ -183,3 +183,9 @@ def test_names_that_are_gone() -> None:
             getattr(module, name)
     with pytest.raises(AttributeError, match="no attribute 'Estimater'"):
         estimator.Estimater  # noqa: B018
+
+
+@pytest.mark.parametrize("chosen", [[], [1]])
+def test_a_warm_start_of_nothing(chosen: Any) -> None:
+    with pytest.raises(ConfigError, match="vars_to_warm_start takes regular expressions"):
+        estimator.WarmStartSettings("somewhere", chosen)

@@ -192,7 +192,8 @@ class HyperParamSetterWithFunc(HyperParamSetter):
     def new_value(self) -> float | None:
         return self._function(self.trainer.global_step // self.trainer.steps_per_epoch, self.param.get())
 
-    first_value = new_value
+    def first_value(self) -> float | None:
+        return self.new_value()
 
 
 class ScheduledHyperParamSetter(HyperParamSetter):
@@ -309,7 +310,8 @@ class HumanHyperParamSetter(HyperParamSetter):
                 )
         return value
 
-    first_value = new_value
+    def first_value(self) -> float | None:
+        return self.new_value()
 
 
 class StatMonitorParamSetter(HyperParamSetter):

@@ -138,6 +138,17 @@ def test_a_function_of_the_epoch() -> None:
     assert seen == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 9.0)]
 
 
+def test_a_subclass_sets_the_first_value_too() -> None:
+    class Doubled(HyperParamSetterWithFunc):
+        def new_value(self) -> float | None:
+            return 2 * (super().new_value() or 0)
+
+    target = knob()
+    trainer = CountingTrainer()
+    trainer.train([Doubled(HyperParam(target, "value"), lambda epoch, _: epoch + 1.0)], steps_per_epoch=1, max_epoch=2)
+    assert [value for _, value in trainer.monitors.history("hyper/value")] == [2.0, 4.0, 6.0]
+
+
 @pytest.mark.parametrize(
     ("mode", "values", "changed_at"),
     [
