@@ -180,16 +180,19 @@ class Study:
         self._is_over.set()
         self._thread.join()
         with suppress(*FAILURES):
-            for trial in self._trials():
-                if trial.number in self._taken:
-                    self._put_back(trial)
+            for trial in self._own():
+                self._put_back(trial)
 
     def _beat(self) -> None:
         while not self._is_over.wait(BEAT_SECONDS):
             with suppress(*FAILURES):  # the next beat may succeed
-                for trial in self._trials():
-                    if trial.number in self._taken:
-                        self._sign(trial)
+                for trial in self._own():
+                    self._sign(trial)
+
+    def _own(self) -> list[FrozenTrial]:
+        """The trials that this sweep took, without those that another took over because this one was silent."""
+        taken = [trial for trial in self._trials() if trial.number in self._taken]
+        return [trial for trial in taken if (trial.user_attrs.get("owner") or {}).get("id") == self._id]
 
     def _sign(self, trial: FrozenTrial | optuna.Trial) -> None:
         """Write down that this sweep runs a trial, and is alive."""

@@ -178,6 +178,23 @@ def test_without_a_common_file_system_the_owner_must_be_silent(opens: Opens, mon
     assert trial.finish() == "finished by another process" and states(there) == ["finished"]
 
 
+def test_a_sweep_that_was_silent_leaves_alone_what_another_took_over(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opens(ONE) as silent:
+        assert taken(silent).number == 0
+        there = opens(ONE, machine="there")
+        with monkeypatch.context() as patch:
+            patch.setattr(study, "GRACE_SECONDS", -1.0)
+            assert taken(there).number == 0
+        turns = iter([False, True])
+        with monkeypatch.context() as patch:
+            patch.setattr(silent._is_over, "wait", lambda _: next(turns))
+            Study._beat(silent)
+    (found,) = there._study.get_trials()
+    assert (found.state, found.user_attrs["owner"]["id"]) == (optuna.trial.TrialState.RUNNING, there._id)
+
+
 def test_a_trial_without_a_sign_gets_time_and_is_then_taken(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     opens(ONE)._study.ask()  # and died before it could sign
     later = opens(ONE)
