@@ -54,5 +54,5 @@ def test_what_a_run_prints_is_shown_as_it_is(scratch: Path) -> None:
     trainer.max_steps = trainer.total_steps = trainer.config["model.num_steps"]
     trainer.steps_per_epoch = trainer.data.cardinality
     layers, _ = trainer._describe_variables() or ("", "")
-    printed = ["", *opening(trainer).splitlines(), *layers.splitlines()]
+    printed = ["", "start          fresh", *opening(trainer).splitlines(), *layers.splitlines()]
     assert [line for line in shown[0].splitlines() if line not in printed and line != "..."] == []

@@ -187,6 +187,8 @@ class Run:
         if self._trainer.experiment is None:
             return
         self.wait()
+        self._writer.shutdown()  # its thread would stay as long as the trainer
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         if self.is_accepted and not self.directory_is_gone():
             if self._record is not None:
                 seconds = {"loop": self._trainer.times.loop(), "callbacks": self._trainer.callbacks.times()}
