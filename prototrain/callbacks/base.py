@@ -1,4 +1,4 @@
-"""The callback: everything around the training loop that is not the iteration itself."""
+"""Base classes of callbacks, and periodic triggers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TENSORPACK = {
 
 
 class Priority(IntEnum):
-    """Order of callbacks within one hook, smallest first; equal ones keep the order of the list.
+    """Order of callbacks within one hook. Lower values run first; ties keep the order of the list.
 
-    By default callbacks run with the evaluations. Those that decide by what was measured, those that write and those
-    that save follow, so a checkpoint holds the measurements and decisions of its step. A best checkpoint is kept before
-    other weights replace those that were measured.
+    Evaluation is the default and runs first. Decisions, writers and savers follow, so a checkpoint holds the
+    measurements and decisions of its step. The best checkpoint is saved (`KEEP`) before `EarlyStopping` replaces the
+    measured weights (`PUT_BACK`).
     """
 
     EVALUATE = 100
@@ -40,33 +40,33 @@ class Priority(IntEnum):
 
 
 class Callback:
-    """Base class of callbacks: everything around the loop. Override the hooks you need; each does nothing by default.
+    """Base class of callbacks. Override the hooks you need; by default they do nothing.
 
-        setup                         the model is built, nothing has run
+        setup                         the model is built, no step has run
         before_train
-          before_epoch                cheap: it is right before the steps
+          before_epoch                right before the steps; keep it cheap
             before_run                traced into the compiled step (TensorFlow ops only)
             after_run(outputs)        traced into the compiled step (TensorFlow ops only)
-            trigger_step              after a step that `next_step` asked for
-          after_epoch                 cheap: it is right after the steps
+            trigger_step              after each step that `next_step` requested
+          after_epoch                 right after the steps; keep it cheap
           trigger_epoch               calls `trigger` unless overridden
-        after_train                   always, also when something failed
+        after_train                   always called, even after an error
 
-    Say *what* happens in `trigger`, and let the user say *when* with `every`: ``MyCallback().every(steps=100)``.
+    Implement *what* happens in `trigger`. The user chooses *when* with `every`: ``MyCallback().every(steps=100)``.
 
-    `self.trainer` gives access to the run: `global_step`, `epoch_num`, `outputs`, `state`, and all that `Trainer`
-    explains. Record scalars with `trainer.monitors.put_scalar`, print with `trainer.log`, write a checkpoint with
+    `self.trainer` gives access to the run: `global_step`, `epoch_num`, `outputs`, `state` and the other attributes of
+    `Trainer`. Record scalars with `trainer.monitors.put_scalar`, print with `trainer.log`, write a checkpoint with
     `trainer.save`, and raise `StopTraining` to end the run.
 
     Attributes:
         trainer: the trainer, set before `setup`.
-        at_end: whether the callback is due at the end of a run that ends within an interval or an epoch. False if
-            `trigger` or `after_epoch` changes the training, so that a run that is extended later equals one that
-            never ended.
-        chief_only: run only on the chief of several workers.
-        priority: the order within a hook, see `Priority`.
-        state_key: the name of this callback's state in a checkpoint; the class's name if None. Two callbacks with state
-            need two keys.
+        at_end: whether the callback is due when the run ends within an interval or an epoch. Set it to False if
+            `trigger` or `after_epoch` changes the training; a run that is extended later then equals an
+            uninterrupted one.
+        chief_only: whether the callback runs only on the chief of several workers.
+        priority: the order within a hook; see `Priority`.
+        state_key: the name of the callback's state in a checkpoint. Defaults to the class name. Two callbacks with
+            state need different keys.
     """
 
     chief_only: bool = True
@@ -76,7 +76,7 @@ class Callback:
     trainer: Trainer
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Refuse hooks under tensorpack's names, which are never called."""
+        """Reject tensorpack's hook names, which are never called."""
         super().__init_subclass__(**keywords)
         if cls.__module__.startswith("prototrain."):
             return
@@ -86,71 +86,72 @@ class Callback:
                 raise CallbackError(f"{cls.__name__} has {name}, tensorpack's name of {here}; call it {here}")
 
     def setup(self) -> None:
-        """Prepare; the model is built, no step has run and nothing is restored yet."""
+        """Called once the model is built, before a checkpoint is restored."""
 
     def check_run(self) -> None:
-        """Called after a checkpoint was restored and before the run writes anything; raise if something is wrong."""
+        """Called after a checkpoint is restored and before the run writes anything. Raise an error to stop."""
 
     def before_train(self) -> None:
-        """Called once before the first step, after a checkpoint was restored."""
+        """Called once before the first step, after a checkpoint is restored."""
 
     def after_train(self) -> None:
-        """Called once after the last step, on every callback that was set up, even when the run or another failed."""
+        """Called once after the last step on every callback that was set up, even after an error."""
 
     def before_epoch(self) -> None:
         """Called right before the steps of an epoch.
 
-        A run that is resumed within an epoch calls it again if the checkpoint has no state of this callback; changes
-        of `trainer.state` are then undone.
+        A run that is resumed within an epoch calls this hook again if the checkpoint has no state of the callback.
+        Changes to `trainer.state` are then undone.
         """
 
     def after_epoch(self) -> None:
-        """Called right after the steps of an epoch; if the end of the run cuts it short, unless `at_end` is False."""
+        """Called right after the steps of an epoch. Skipped if the run ends within the epoch and `at_end` is False."""
 
     def before_run(self) -> None:
-        """Add TensorFlow ops that run before each iteration. In a plain-Python trainer: called before `run_step`.
+        """Add TensorFlow ops that run before each step. A plain-Python trainer calls it before `run_step`.
 
-        `trainer.global_step` is a tensor here and in `after_run`: the number of completed steps, 0 in the first.
+        In a compiled step, `trainer.global_step` is a tensor here and in `after_run`: the number of completed steps,
+        0 in the first step.
         """
 
     def after_run(self, outputs: dict[str, Any]) -> None:
-        """Add TensorFlow ops that run after each iteration. In a plain-Python trainer: called after `run_step`.
+        """Add TensorFlow ops that run after each step. A plain-Python trainer calls it after `run_step`.
 
         Args:
-            outputs: the step's scalars by name, as tensors (in a plain-Python trainer as `run_step` returned them).
+            outputs: the step's scalars by name, as tensors. In a plain-Python trainer, as returned by `run_step`.
         """
 
     def trigger_step(self) -> None:
-        """Called after a step that `next_step` asked for."""
+        """Called after each step that `next_step` requested."""
 
     def trigger_epoch(self) -> None:
-        """Called after each epoch. By default: `trigger`."""
+        """Called after each epoch. Calls `trigger` by default."""
         self.trigger()
 
     def trigger(self) -> None:
-        """What this callback does, without knowing when."""
+        """Perform the action of this callback. The schedule is separate; see `every`."""
 
     def next_step(self, step: int) -> int | None:
-        """Return the next step at which `trigger_step` must run, larger than `step`, or None if it is not known yet.
+        """Return the next step after `step` at which `trigger_step` must run, or None if it is not known yet.
 
-        By default `step + 1` if the class overrides `trigger_step`. The loop asks before each call of the trainer.
+        Defaults to `step + 1` if the class overrides `trigger_step`. The loop calls it before each call of the trainer.
         """
         return step + 1 if self.overrides("trigger_step") else None
 
     def watches(self) -> Collection[str] | None:
-        """Return the names of tensors, in the model's mapping or in the batch, that `trigger` needs from its step.
+        """Return the names of the model's or the batch's tensors that `trigger` reads from `trainer.watched`.
 
-        They are then in `trainer.watched`. An empty collection asks for `trainer.summary_events` only, None for
-        nothing. Asked once, after `setup`.
+        Return an empty collection to get only `trainer.summary_events`, or None to get neither. Called once, after
+        `setup`.
         """
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs of this callback, as JSON values."""
+        """Return the state that a resumed run needs, as JSON values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned when the checkpoint was written."""
+        """Restore the state from a checkpoint."""
 
     def every(
         self,
@@ -161,7 +162,7 @@ class Callback:
         before_train: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> PeriodicTrigger:
-        """Run `trigger` at an interval; short for `PeriodicTrigger`, which explains the arguments."""
+        """Return a callback that runs `trigger` at an interval; see `PeriodicTrigger` for the arguments."""
         return PeriodicTrigger(
             self,
             every_k_steps=steps,
@@ -172,7 +173,7 @@ class Callback:
         )
 
     def overrides(self, hook: str) -> bool:
-        """Whether this callback overrides a hook; the loop never calls the others."""
+        """Return whether this callback overrides a hook. The loop calls only overridden hooks."""
         return getattr(type(self), hook) is not getattr(Callback, hook)
 
     @property
@@ -182,7 +183,7 @@ class Callback:
 
     @property
     def wraps(self) -> Any:
-        """The object of another library that this callback calls, or None."""
+        """The wrapped object of another library, such as a Keras callback, or None."""
         return None
 
     def __repr__(self) -> str:
@@ -190,10 +191,10 @@ class Callback:
 
 
 class ProxyCallback(Callback):
-    """Forwards every hook to another callback. Base of callbacks that change when, or whether, another one runs.
+    """Forwards every hook to another callback. Base class of callbacks that change the schedule of another callback.
 
     Args:
-        callback: receives the hooks.
+        callback: the callback that receives the hooks.
     """
 
     def __init__(self, callback: Callback) -> None:
@@ -231,22 +232,22 @@ for _hook in (*_HOOKS, *_TRIGGERS, "check_run", "next_step", "watches", "state_d
 
 
 class PeriodicTrigger(ProxyCallback):
-    """Runs another callback's `trigger` at an interval, instead of that callback's schedule.
+    """Runs another callback's `trigger` at an interval. The interval replaces the callback's own schedule.
 
-    With several intervals the callback runs when any of them is due, once per step at most. The last step of a run
-    counts as due, too, unless the callback's `at_end` is False. Steps and epochs are counted from the start of
-    training, so a resumed run fires at the same steps; seconds are counted on the clock of this process.
+    With several intervals the callback runs when any of them is due, at most once per step. The last step of a run is
+    also due unless the callback's `at_end` is False. Steps and epochs count from the start of training, so a resumed
+    run triggers at the same steps. Seconds are measured in the current process.
 
     Args:
-        callback: its `trigger` is what happens.
-        every_k_steps: run at the multiples of this number of steps.
+        callback: the callback to trigger.
+        every_k_steps: run at multiples of this number of steps.
         every_k_epochs: run at the end of every k-th epoch.
-        every_n_seconds: run when this much time has passed since the last time.
-        before_train: also run before the first step of training (not of a resumed run).
+        every_n_seconds: run when this many seconds have passed since the last trigger.
+        before_train: also run before the first step of training, but not when a run is resumed.
         clock: returns the time in seconds.
 
     Raises:
-        CallbackError: an interval is not positive, none is given, or the callback has no `trigger`.
+        CallbackError: an interval is not positive, no interval is given, or the callback has no `trigger`.
     """
 
     def __init__(
@@ -300,8 +301,8 @@ class PeriodicTrigger(ProxyCallback):
         return min(due, default=None)
 
     def trigger_step(self) -> None:
-        # At the end of an epoch, and of the run, other callbacks run in trigger_epoch. Waiting for it keeps the order
-        # by priority across both, so that a saver by steps never comes before a validation by epochs.
+        # At the end of an epoch or of the run, fire in trigger_epoch with the other callbacks. This keeps the order by
+        # priority: a saver by steps never runs before a validation by epochs.
         trainer = self.trainer
         if trainer.local_step < trainer.steps_per_epoch and trainer.global_step < trainer.total_steps:
             self.fire()
@@ -312,7 +313,7 @@ class PeriodicTrigger(ProxyCallback):
             self.fire()
 
     def fire(self) -> None:
-        """Run `trigger`, unless it has run for this step."""
+        """Run `trigger` unless it has already run at this step."""
         if self._last_step != self.trainer.global_step:
             self._last_step = self.trainer.global_step
             self._last_time = self._clock()
@@ -320,7 +321,7 @@ class PeriodicTrigger(ProxyCallback):
 
 
 def chain(callback: Callback) -> Iterator[Callback]:
-    """Yield a callback and, if it is a proxy, the callbacks that it stands for, the innermost last."""
+    """Yield a callback and the callbacks that it wraps, innermost last."""
     yield callback
     while isinstance(callback, ProxyCallback):
         callback = callback.callback
@@ -328,13 +329,13 @@ def chain(callback: Callback) -> Iterator[Callback]:
 
 
 def innermost(callback: Callback) -> Callback:
-    """Return the callback behind any number of proxies."""
+    """Return the callback inside any number of proxies."""
     *_, found = chain(callback)
     return found
 
 
 def compiled_pattern(who: str, pattern: str) -> re.Pattern[str]:
-    """Compile a regular expression that `who` was given; a CallbackError if it is none."""
+    """Compile a regular expression; raise CallbackError, naming `who`, if it is invalid."""
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -342,7 +343,7 @@ def compiled_pattern(who: str, pattern: str) -> re.Pattern[str]:
 
 
 def matching_variables(who: str, variables: Mapping[str, Any], pattern: str) -> dict[str, Any]:
-    """The variables whose full names match a regular expression that `who` was given; a CallbackError if none does."""
+    """Return the variables whose full names match a pattern; raise CallbackError, naming `who`, if none matches."""
     compiled = compiled_pattern(who, pattern)
     found = {name: variable for name, variable in variables.items() if compiled.fullmatch(name)}
     if not found:

@@ -1,4 +1,4 @@
-"""The callbacks of one run: their order, which of them are due, and how they are called."""
+"""The callbacks of one run: order, schedule and calls."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _HOOKS = ("check_run", "before_train", "before_epoch", "before_run", "after_run"
 
 
 class CallbackGroup:
-    """The callbacks of one run, ordered by priority, then by the user's list.
+    """Callbacks of one run, ordered by priority and then by the user's list.
 
     Args:
         trainer: the trainer of the run.
         callbacks: the user's list.
 
     Attributes:
-        callbacks: in the order in which they run; only the chief has those that are `chief_only`.
-        unfinished: whether callbacks of the current step have still to run. A checkpoint records it; the resumed run
-            then calls all callbacks of that step again.
-        watching: whether a callback looks at the tensors of the step that `next_step` returned last.
+        callbacks: the callbacks in execution order. Workers other than the chief skip `chief_only` callbacks.
+        unfinished: whether callbacks of the current step are still due. If a checkpoint is written then, the resumed
+            run calls all callbacks of that step again.
+        watching: whether a callback reads tensors of the step that `next_step` returned last.
         has_ended: whether `after_train` has begun.
-        failure: the error that ended the run, for callbacks in `after_train`.
-        late_failure: the first error of an `after_train`.
-        variables: those that callbacks change along with the iterations and save in their own state.
+        failure: the error that ended the run, set before callbacks run `after_train`.
+        late_failure: the first error raised by an `after_train` hook.
+        variables: variables that callbacks update within the step and save in their own state.
     """
 
     def __init__(self, trainer: Trainer, callbacks: Iterable[Callback] = ()) -> None:
@@ -50,16 +50,16 @@ class CallbackGroup:
         self._overriding = {hook: [one for one in self.callbacks if one.overrides(hook)] for hook in _HOOKS}
         self._scheduled = [one for one in self.callbacks if one.overrides("trigger_step") or one.overrides("next_step")]
         self._by_epoch = [one for one in self.callbacks if one.overrides("trigger_epoch") or one.overrides("trigger")]
-        self._due: list[tuple[Callback, int]] = []  # with the step that each asked for
+        self._due: list[tuple[Callback, int]] = []  # with the step that each requested
         self._watchers: dict[Callback, Collection[str]] = {}
         self._set_up: list[Callback] = []
-        self._restored: set[Callback] = set()  # those whose state a checkpoint had
-        self._from_elsewhere: set[Callback] = set()  # those that took part in the run of another trainer
-        self._stepped = False  # whether this run has made a step
+        self._restored: set[Callback] = set()  # callbacks whose state was in the checkpoint
+        self._from_elsewhere: set[Callback] = set()  # callbacks used before in another trainer's run
+        self._stepped = False  # whether this run has completed a step
         self._in_epoch = False  # between `before_epoch` and `after_epoch`
         self._begun_at = -1  # the step of the last `before_epoch`
         self._triggered_at = -1  # the step of the last `trigger_epoch`
-        self._outer = sys.exception()  # an error that the caller is handling is no failure of this run
+        self._outer = sys.exception()  # an unrelated error that the caller may be handling
         self.unfinished = self.watching = self.has_ended = False
         self.failure: BaseException | None = None
         self.late_failure: BaseException | None = None
@@ -71,23 +71,23 @@ class CallbackGroup:
 
     @property
     def watched_names(self) -> set[str]:
-        """The tensors that callbacks look at after the steps that are theirs."""
+        """Names of the tensors that callbacks read after their steps."""
         return set().union(*self._watchers.values())
 
     @property
     def has_watchers(self) -> bool:
-        """Whether a callback looks at more of a step than its scalars."""
+        """Whether a callback reads tensors or summary events of a step."""
         return bool(self._watchers)
 
     @property
     def each_step(self) -> bool:
-        """Whether a callback runs after every single step."""
+        """Whether a callback runs after every step."""
         return any(map(_runs_each_step, self._scheduled))
 
     # -- around the run -----------------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Give every callback its trainer and let it prepare."""
+        """Set the trainer of every callback and call `setup`."""
         self._trainer.monitors.attach(one for one in map(innermost, self.callbacks) if isinstance(one, Monitor))
         for callback in self.callbacks:
             earlier = vars(innermost(callback)).get("trainer", self._trainer)
@@ -100,7 +100,7 @@ class CallbackGroup:
         self._watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
 
     def check(self) -> None:
-        """Call `check_run` of all; refuse a new run with a callback that has the state of another one."""
+        """Call `check_run` of all callbacks. A new run refuses callbacks with state from another trainer's run."""
         for callback in self._by_key.values():
             if callback in self._from_elsewhere and self._trainer.global_step == 0:
                 raise CallbackError(f"{callback!r} has the state of another trainer's run; make a new one for this run")
@@ -109,11 +109,14 @@ class CallbackGroup:
             self._trainer.stop.check()
 
     def before_train(self) -> None:
-        """Call `before_train` of all."""
+        """Call `before_train` of all callbacks."""
         self._run("before_train", self._overriding["before_train"])
 
     def after_train(self) -> None:
-        """Call `after_train` on every callback that was set up, whatever fails, then raise the first failure."""
+        """Call `after_train` on every callback that was set up, then raise the first error of these calls.
+
+        If the run itself failed, the errors become notes of its error.
+        """
         failure = self.failure = None if sys.exception() is self._outer else sys.exception()
         self.has_ended, self.late_failure = True, None
         for callback in self._set_up:
@@ -133,16 +136,16 @@ class CallbackGroup:
         if self.late_failure is not None:
             raise self.late_failure
 
-    # -- along with the iterations ------------------------------------------------------------------------------------
+    # -- hooks within the step ----------------------------------------------------------------------------------------
 
     def before_run(self) -> None:
-        """Call `before_run` of all, while an iteration is traced or, in Python, before it."""
+        """Call `before_run` of all callbacks while the step is traced or, in plain Python, before each step."""
         for callback in self._overriding["before_run"]:
             with _naming(callback, "before_run"):
                 callback.before_run()
 
     def after_run(self, outputs: dict[str, Any]) -> None:
-        """Call `after_run` of all, while an iteration is traced or, in Python, after it."""
+        """Call `after_run` of all callbacks while the step is traced or, in plain Python, after each step."""
         for callback in self._overriding["after_run"]:
             with _naming(callback, "after_run"):
                 callback.after_run(outputs)
@@ -150,10 +153,10 @@ class CallbackGroup:
     # -- epochs and steps ---------------------------------------------------------------------------------------------
 
     def before_epoch(self) -> None:
-        """Call `before_epoch` of all.
+        """Call `before_epoch` of all callbacks.
 
-        If a run is resumed within an epoch, that was done before the checkpoint: this calls those of which the
-        checkpoint has no state, and undoes what they change in the trainer's state.
+        A run that is resumed within an epoch calls only the callbacks without state in the checkpoint and undoes their
+        changes to the trainer's state, which the checkpoint already holds.
         """
         step, due = self._trainer.counter.step, self._overriding["before_epoch"]
         self._in_epoch = True
@@ -165,7 +168,7 @@ class CallbackGroup:
             self._run("before_epoch", [callback for callback in due if callback not in self._restored])
 
     def next_step(self, after: int | None = None) -> int:
-        """The nearest step that a callback asks for after this one, at most the end of the epoch or of the run."""
+        """Return the nearest step that a callback requests, at most the end of the epoch or of the run."""
         step = self._trainer.counter.step if after is None else after
         self._due = []
         end = nearest = self._trainer.run.next_boundary
@@ -179,35 +182,35 @@ class CallbackGroup:
             nearest = min(nearest, due)
         if self._watchers:
             watching = [callback for callback, due in self._due if due == nearest]
-            if nearest == end:  # periodic ones have said whether they are due at the end of an epoch
+            if nearest == end:  # periodic triggers report epoch ends in next_step
                 watching += [callback for callback in self._by_epoch if not isinstance(callback, PeriodicTrigger)]
             self.watching = any(callback in self._watchers for callback in watching)
         return nearest
 
     def trigger_step(self) -> None:
-        """Run the callbacks that asked for the current step."""
+        """Run the callbacks that requested the current step."""
         step = self._trainer.counter.step
         self._stepped = self.unfinished = True
         is_last = step < self._trainer.run.next_boundary
         self._run("trigger_step", [callback for callback, due in self._due if due == step], is_last=is_last)
 
     def repeat_step(self) -> None:
-        """Run the callbacks of the step that a checkpoint was restored at, if not all of them had run."""
+        """Run the callbacks of the restored step again if not all of them had run."""
         if self.unfinished:
             self.next_step(self._trainer.counter.step - 1)
             self.trigger_step()
 
     def after_epoch(self) -> None:
-        """Call `after_epoch`; if the end of the run cuts the epoch short, only of those that are due `at_end`."""
+        """Call `after_epoch`. If the run ends within the epoch, skip callbacks whose `at_end` is False."""
         if self._in_epoch:
             self._in_epoch = False
             due = self._overriding["after_epoch"]
             self._run("after_epoch", [callback for callback in due if callback.at_end or not self._is_cut])
 
     def trigger_epoch(self) -> None:
-        """Run the callbacks that are due after an epoch, or at the end of the run."""
+        """Run the callbacks that are due at the end of an epoch or of the run."""
         step, due = self._trainer.counter.step, self._by_epoch
-        if step == self._triggered_at:  # the run ends behind an epoch that was complete
+        if step == self._triggered_at:  # the run ends right after a complete epoch
             due = [callback for callback in due if _is_periodic(callback)]
         elif self._is_cut:
             due = [callback for callback in due if callback.at_end or _is_periodic(callback)]
@@ -215,7 +218,7 @@ class CallbackGroup:
         self._run("trigger_epoch", due, is_last=True)
 
     def trigger_last(self) -> None:
-        """Run the callbacks that are due when a run ends early; `total_steps` is the current step by then."""
+        """Run the callbacks that are due when a run ends early. `total_steps` must already be the current step."""
         if not self._stepped and not self.unfinished:
             return
         for hook in (self.after_epoch if self._stepped else self.repeat_step, self.trigger_epoch):
@@ -227,11 +230,11 @@ class CallbackGroup:
         return self._trainer.local_step != self._trainer.steps_per_epoch
 
     def _run(self, hook: str, callbacks: Sequence[Callback], *, is_last: bool = False) -> None:
-        """Call a hook of several callbacks, which are the last ones of the step if `is_last`.
+        """Call a hook of several callbacks. `is_last` marks the last callbacks of the step.
 
-        If one raises StopTraining, the others run as well: the step's scalars are still written and its checkpoint is
-        still saved, then the run ends. A checkpoint that one of them writes counts those behind it as done if they
-        only save.
+        If a callback raises StopTraining, the remaining callbacks still run before the run ends, so scalars are written
+        and the checkpoint is saved. A checkpoint written in between counts the remaining callbacks as done if they only
+        save.
         """
         stop: StopTraining | None = None
         at_start = hook == "before_train" or (hook == "before_epoch" and not self._stepped)
@@ -259,10 +262,9 @@ class CallbackGroup:
             raise stop
 
     def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
-        """Call one hook, and take its time.
+        """Call one hook and measure its time.
 
-        Errors, messages about a stop, and the scalars that it records name the callback. A second signal interrupts
-        the user's code.
+        Errors, stop messages and recorded scalars are attributed to the callback. A second signal interrupts user code.
         """
         trainer, label = self._trainer, self._labels[callback]
         shown = "before_train" if hook == "check_run" else hook
@@ -286,21 +288,21 @@ class CallbackGroup:
         finally:
             self._seconds[callback] += time.perf_counter() - begin
 
-    # -- what a checkpoint holds --------------------------------------------------------------------------------------
+    # -- checkpoints --------------------------------------------------------------------------------------------------
 
     @property
     def state_keys(self) -> list[str]:
-        """The names of the callbacks' states in a checkpoint."""
+        """State keys of the callbacks, sorted."""
         return sorted(self._by_key)
 
     def state_dict(self) -> dict[str, Any]:
-        """The callbacks' states by key, and whether all callbacks of the current step have run."""
+        """Return the callbacks' states by key, and the progress within the current step and epoch."""
         with announcing("asking the callbacks for their states", self._trainer.log):
             states = {key: callback.state_dict() for key, callback in self._by_key.items()}
         return {"states": states, "unfinished": self.unfinished, "epoch_begun_at": self._begun_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of every callback that the checkpoint has one of."""
+        """Restore the callbacks whose state is in the checkpoint."""
         for key, callback in self._by_key.items():
             if key in state["states"]:
                 try:
@@ -313,14 +315,14 @@ class CallbackGroup:
         self.unfinished, self._begun_at = bool(state["unfinished"]), int(state["epoch_begun_at"])
 
     def times(self) -> dict[str, float]:
-        """The seconds that each callback has taken, by name, the longest first."""
+        """Return the seconds spent in each callback, by name, longest first."""
         longest = sorted(self._seconds.items(), key=lambda item: -item[1])
         return {self._labels[callback]: taken for callback, taken in longest}
 
 
 @contextmanager
 def _naming(callback: Callback, hook: str) -> Iterator[None]:
-    """Add to an error which hook of which callback it came from."""
+    """Add the names of the hook and the callback to errors."""
     try:
         yield
     except Exception as error:
@@ -344,7 +346,7 @@ def _is_periodic(callback: Callback) -> bool:
 
 
 def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a list") -> list[Callback]:
-    """The members of a list of callbacks; a CallbackError, beginning with `of`, if it is something else."""
+    """Return the callbacks as a list; raise CallbackError, starting with `of`, if they are not a list of callbacks."""
     if isinstance(callbacks, Callback):
         raise CallbackError(f"{of}; write [{callbacks!r}]")
     if not isinstance(callbacks, Iterable):
@@ -359,7 +361,7 @@ def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a li
 
 
 def _hint(value: Any) -> str:
-    """Describe something that is not a callback, with what to write instead."""
+    """Describe an object that is not a callback and suggest a fix."""
     kind = value if isinstance(value, type) else type(value)
     keras = sys.modules.get("keras")
     if keras is not None and issubclass(kind, keras.callbacks.Callback):
@@ -372,7 +374,7 @@ def _hint(value: Any) -> str:
 
 
 def _labels(callbacks: Iterable[Callback]) -> dict[Callback, str]:
-    """Name each callback, in the order of the list: "Validation", "Validation 2"."""
+    """Return a unique label for each callback, such as "Validation" and "Validation 2"."""
     seen: Counter[str] = Counter()
     found: dict[Callback, str] = {}
     for callback in callbacks:
@@ -382,7 +384,7 @@ def _labels(callbacks: Iterable[Callback]) -> dict[Callback, str]:
 
 
 def _by_state_key(callbacks: Iterable[Callback]) -> dict[str, Callback]:
-    """Map state keys to the callbacks that have a state, or were given a key."""
+    """Map state keys to the callbacks that have state or an explicit key."""
     keys: dict[str, Callback] = {}
     for callback in callbacks:
         if callback.state_key is None and not callback.overrides("state_dict"):

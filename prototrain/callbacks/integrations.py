@@ -1,4 +1,4 @@
-"""Shells, commands, processes and threads around a run."""
+"""Callbacks that start shells, commands, processes and threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COMMAND_SECONDS = 10.0
 
 
 class DebugShell(Callback):
-    """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch`; Ctrl-D continues."""
+    """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch`. Ctrl-D continues."""
 
     def setup(self) -> None:
         if not sys.stdin.isatty():
@@ -33,14 +33,15 @@ class DebugShell(Callback):
 
 
 class InjectShell(Callback):
-    """Opens the same shell as `DebugShell` if a file exists when it is triggered.
+    """Opens the shell of `DebugShell` if a trigger file exists.
 
         InjectShell().every(seconds=5)
 
-    ``touch INJECT_SHELL.tmp`` asks for it; the file is deleted. Without a terminal it prints a line.
+    Request the shell with ``touch INJECT_SHELL.tmp``. The callback deletes the file. Without a terminal it prints a
+    warning.
 
     Args:
-        file: the file, relative to the directory that the run was started in.
+        file: path of the trigger file, relative to the working directory.
     """
 
     def __init__(self, file: str | Path = "INJECT_SHELL.tmp") -> None:
@@ -66,24 +67,24 @@ def open_shell(trainer: Trainer) -> None:
     }
     banner = "variables: trainer, model, config, batch; trainer.run_steps(1) trains a step, Ctrl-D continues\n"
     with trainer.stop.suspended():  # Ctrl-C interrupts the shell's command, not the run
-        import IPython  # takes a second, and few runs open a shell
+        import IPython  # slow to import, and few runs open a shell
 
         IPython.embed(user_ns=names, banner1=banner, colors="neutral")
 
 
 class SendMonitorData(Callback):
-    """Runs a shell command with the newest values of scalars in it, whenever triggered.
+    """Runs a shell command with the latest values of scalars.
 
         SendMonitorData("curl -s -d 'loss={vld/loss}' https://example.org/runs/7", ["vld/loss"]).every(steps=100)
 
-    A command that takes more than ten seconds is given up. A failure is reported once.
+    A command is killed after ten seconds. Only the first failure is reported.
 
     Args:
-        command: its ``{name}`` fields are replaced by the values; ``{{`` and ``}}`` stand for braces.
-        names: of the scalars; the command is not run before all of them have a value.
+        command: the command; each ``{name}`` field is replaced by a value, ``{{`` and ``}}`` by braces.
+        names: names of the scalars. The command runs only once all of them have a value.
 
     Raises:
-        CallbackError: the command has a field that is not among the names.
+        CallbackError: the command has a field that is not in `names`.
     """
 
     priority = Priority.WRITE
@@ -116,16 +117,16 @@ class StartProcOrThread(Callback):
 
         StartProcOrThread(threading.Thread(target=serve), stop=server.shutdown)
 
-    A process is terminated, and killed if that does not end it. A thread has to end when `stop` is called; one that
-    does not is reported and left as a daemon, with which Python can exit.
+    Processes are terminated, and killed after the timeout. Threads must end when `stop` is called; a thread that does
+    not end is reported and left running as a daemon.
 
     Args:
-        startable: `multiprocessing.Process` or `threading.Thread` objects, or one of them, not started yet.
-        stop: called after the last step, before processes are terminated and threads waited for.
-        timeout: the seconds that all of them together have to end.
+        startable: one or several `multiprocessing.Process` or `threading.Thread` objects that are not started yet.
+        stop: called after the last step, before processes are terminated and threads are joined.
+        timeout: the total time, in seconds, for all of them to end.
 
     Raises:
-        CallbackError: when the run begins, if one of them cannot be started.
+        CallbackError: at the start of the run, if a process or thread cannot be started.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Monitors: callbacks that receive the scalars of a run."""
+"""Monitors: callbacks that receive scalars and summaries."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _RESERVED = ("step", "time")
 
 
 class Best:
-    """The best value of a scalar so far, and the step it was measured at; NaN is never better.
+    """Tracks the best value of a scalar and its step. NaN is never better.
 
     Args:
-        mode: whether smaller ("min") or larger ("max") is better.
-        min_delta: by how much, at least, a value must be better to count.
+        mode: "min" if smaller is better, "max" if larger is better.
+        min_delta: the minimum change that counts as an improvement.
 
     Attributes:
-        value, step: the best value and its step; None before the first.
+        value, step: the best value and its step; None before the first value.
 
     Raises:
         CallbackError: `mode` is neither "min" nor "max", or `min_delta` is negative.
@@ -48,20 +48,20 @@ class Best:
         self.step: int | None = None
 
     def is_better(self, value: float) -> bool:
-        """Whether `value` beats the best one by more than `min_delta`."""
+        """Return whether `value` improves on the best value by more than `min_delta`."""
         if self.value is None or math.isnan(value):
             return not math.isnan(value)
         return (self.value - value if self.mode == "min" else value - self.value) > self.min_delta
 
     def update(self, value: float, step: int) -> bool:
-        """Take a value into account; returns whether it is the best one now."""
+        """Record a value and return whether it is the new best."""
         if not self.is_better(value):
             return False
         self.value, self.step = value, step
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Value and step, as JSON can hold them."""
+        """Return the value and step as JSON values."""
         return {"value": None if self.value is None else as_json(self.value), "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -71,45 +71,45 @@ class Best:
 
 
 class Monitor(Callback):
-    """A callback that also receives every scalar of the run.
+    """Base class of callbacks that receive every scalar of the run.
 
-    Override `put_scalar` or, to get those of a moment together, `put_scalars`; and `flush` if scalars are buffered.
+    Override `put_scalar`, or `put_scalars` to receive scalars in groups. Override `flush` if scalars are buffered.
     """
 
     priority: int = Priority.WRITE
 
     def put_scalar(self, name: str, value: float, step: int) -> None:
-        """Take one scalar.
+        """Receive one scalar.
 
         Args:
-            name: such as ``trn/loss``; what stands before the first slash is the part of the run it belongs to.
-            value: a finite or non-finite Python float.
-            step: the number of completed steps it was measured at.
+            name: the scalar's name, such as ``trn/loss``. The prefix before the first slash names the part of the run.
+            value: a Python float, possibly NaN or infinite.
+            step: the number of completed steps at the time of the measurement.
         """
         raise NotImplementedError
 
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Take the scalars that were recorded at once, by name; each goes to `put_scalar` unless overridden."""
+        """Receive scalars recorded together, by name. Calls `put_scalar` for each by default."""
         for name, value in values.items():
             self.put_scalar(name, value, step)
 
     def put_event(self, prefix: str, event: Any) -> None:
-        """Take a TensorBoard event that is not a scalar, such as an image; ignored unless overridden.
+        """Receive a TensorBoard event that is not a scalar, such as an image. Does nothing by default.
 
         Args:
-            prefix: the part of the run it belongs to, such as "trn".
-            event: an `Event` protocol buffer with step and summary.
+            prefix: the part of the run, such as "trn".
+            event: an `Event` protocol buffer with a step and a summary.
         """
 
     def flush(self) -> None:
-        """Write what is buffered. Called after the callbacks of a step have run, and before a checkpoint is written."""
+        """Write buffered data. Called after the callbacks of each step and before a checkpoint is written."""
 
 
 class Monitors:
-    """Passes scalars to every `Monitor` in the callback list and remembers the last ones of each name.
+    """Passes scalars to every `Monitor` in the callback list and keeps a history of each scalar.
 
     Attributes:
-        registry: the callbacks that record the scalars.
+        registry: maps scalars to the callbacks that record them.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -118,27 +118,27 @@ class Monitors:
         self.attach(())
 
     def attach(self, monitors: Iterable[Monitor]) -> None:
-        """Begin a run with these monitors."""
+        """Start a run with these monitors."""
         self._attached = list(monitors)
         self.registry = ScalarRegistry()
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
     def put_scalar(self, name: str, value: Any) -> None:
-        """Record a scalar of the current step.
+        """Record a scalar at the current step.
 
         Args:
-            name: such as ``trn/loss`` or ``vld/accuracy``.
-            value: anything that `float` takes: a number, a NumPy or TensorFlow scalar.
+            name: the scalar's name, such as ``trn/loss`` or ``vld/accuracy``.
+            value: a number, or a NumPy or TensorFlow scalar.
 
         Raises:
-            CallbackError: the value is not a single number, the name is not allowed for a scalar, or has a value at
-                this step already.
+            CallbackError: the value is not a single number, the name is not allowed, or the scalar already has a value
+                at this step.
         """
         self.put_scalars({name: value})
 
     def put_scalars(self, values: Mapping[str, Any], prefix: str = "") -> None:
-        """Record scalars of the current step, all or none; see `put_scalar`. The names begin with `prefix` and "/"."""
+        """Record scalars at the current step, all or none; see `put_scalar`. The names get `prefix` and a slash."""
         if prefix:
             values = {f"{prefix}/{name}": value for name, value in values.items()}
         for name in values:
@@ -150,23 +150,23 @@ class Monitors:
         for name, number in numbers.items():
             history = self._history.setdefault(name, deque(maxlen=HISTORY_LENGTH))
             if history and history[-1][0] == step and is_of_callback:
-                history.pop()  # a resumed run has called the callbacks of its step again
+                history.pop()  # a resumed run called the callbacks of its step again
             history.append((step, number))
         for monitor in self._attached:
             monitor.put_scalars(numbers, step)
 
     def put_image(self, name: str, images: Any) -> None:
-        """Record pictures of the current step, for monitors such as `TensorBoardWriter`.
+        """Record images at the current step, for monitors such as `TensorBoardWriter`.
 
         Args:
-            name: such as ``samples`` or ``vld/samples``.
+            name: the name of the images, such as ``samples`` or ``vld/samples``.
             images: numbers from 0 to 255, of shape ``[height, width]``, ``[height, width, channels]``,
                 ``[number, height, width]`` or ``[number, height, width, channels]``, with 1, 3 or 4 channels.
 
         Raises:
-            CallbackError: they have another shape, or the name is not allowed for a scalar.
+            CallbackError: the shape is not supported, or the name is not allowed.
         """
-        from prototrain.callbacks.pictures import image_summary  # few runs record pictures
+        from prototrain.callbacks.pictures import image_summary  # few runs record images
 
         self.put_summary(image_summary(name, images))
 
@@ -177,13 +177,13 @@ class Monitors:
         self.put_summary(histogram_summary(name, values))
 
     def put_text(self, name: str, text: str) -> None:
-        """Record text, in Markdown."""
+        """Record Markdown text."""
         from prototrain.callbacks.pictures import text_summary
 
         self.put_summary(text_summary(name, text))
 
     def put_summary(self, summary: Any, prefix: str = "") -> None:
-        """Record the values of a `Summary` protocol buffer at the current step: scalars, and all else as events."""
+        """Record a `Summary` protocol buffer at the current step. Values that are not scalars become events."""
         for value in summary.value:
             name = f"{prefix}/{value.tag}" if prefix else value.tag
             if (scalar := scalar_in(value)) is not None:
@@ -197,7 +197,7 @@ class Monitors:
             self.put_event(part, event)
 
     def put_event(self, prefix: str, event: Any) -> None:
-        """Pass a TensorBoard event, such as an image, to the monitors that write such events; see `Monitor`."""
+        """Pass a TensorBoard event, such as an image, to the monitors that override `put_event`."""
         takers = [monitor for monitor in self._attached if type(monitor).put_event is not Monitor.put_event]
         if not takers and self._trainer.is_chief:
             self._trainer.run.say_once(
@@ -207,25 +207,25 @@ class Monitors:
             monitor.put_event(prefix, event)
 
     def flush(self) -> None:
-        """Let every monitor write what it has buffered."""
+        """Flush every monitor."""
         for monitor in self._attached:
             monitor.flush()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """The names of all scalars seen so far, in the order of their first appearance."""
+        """Return the names of all recorded scalars, in the order of their first value."""
         return list(self._history)
 
     def history(self, name: str) -> list[tuple[int, float]]:
-        """The last (step, value) pairs of a scalar, oldest first; empty if there were none."""
+        """Return the last `HISTORY_LENGTH` (step, value) pairs of a scalar, oldest first."""
         return list(self._history.get(name, ()))
 
     def latest(self, name: str, *, at_step: int | None = None) -> float:
-        """The newest value of a scalar.
+        """Return the latest value of a scalar.
 
         Raises:
-            CallbackError: there is no such scalar, or its newest value is not of the step `at_step`, if that is given.
+            CallbackError: there is no such scalar, or `at_step` is given and the latest value is of another step.
         """
         if name not in self._history:
             raise CallbackError(no_such_scalar(name, self._history))
@@ -238,8 +238,11 @@ class Monitors:
         return value
 
     def best(self) -> dict[str, tuple[int, float]]:
-        """The step and the best value, by name, of the losses of held-out data and of scalars that a saver or
-        `EarlyStopping` watches; without those of which the history is no longer whole."""
+        """Return the step and the best value of scalars, by name.
+
+        Includes the losses on held-out data and the scalars that a saver or `EarlyStopping` watches. Omits scalars
+        whose history has been truncated.
+        """
         watching = [one for one in map(innermost, self._trainer.callbacks) if isinstance(getattr(one, "best", 0), Best)]
         modes: dict[str, Mode] = {
             name: "min" for name in self._history if name.endswith("/loss") and not name.startswith("trn/")
@@ -255,11 +258,11 @@ class Monitors:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The history, for a checkpoint."""
+        """Return the history of all scalars as JSON values."""
         return {name: [[step, as_json(value)] for step, value in pairs] for name, pairs in self._history.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history of a checkpoint."""
+        """Restore the history from a checkpoint."""
         self._history = {
             name: deque(((int(step), float(value)) for step, value in pairs), maxlen=HISTORY_LENGTH)
             for name, pairs in state.items()
@@ -267,20 +270,20 @@ class Monitors:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The prefix and the rest of a scalar's name; the prefix is empty if there is none."""
+    """Split a scalar's name into its prefix and the rest. The prefix may be empty."""
     prefix, slash, rest = name.partition("/")
     return (prefix, rest) if slash else ("", name)
 
 
 def scalar_in(value: Any) -> Any:
-    """The number in a value of a `Summary` protocol buffer, or None if it is something else, such as an image."""
+    """Return the number in a value of a `Summary` protocol buffer, or None if the value is not a scalar."""
     if value.metadata.plugin_data.plugin_name == "scalars":
         return tf.make_ndarray(value.tensor)
     return value.simple_value if value.HasField("simple_value") else None
 
 
 def _check_name(name: Any) -> None:
-    """Raise a CallbackError for a name that metrics.jsonl, or TensorBoard's directory for its prefix, cannot have."""
+    """Raise CallbackError for a name that metrics.jsonl or a TensorBoard directory cannot hold."""
     if not isinstance(name, str):
         raise CallbackError(f"the name of a scalar must be a text, not {name!r}")
     if name in _RESERVED:
@@ -292,7 +295,7 @@ def _check_name(name: Any) -> None:
 
 
 def as_number(name: str, value: Any) -> float:
-    """Turn a scalar of any kind into a float; a CallbackError if it is not a single number."""
+    """Convert a scalar to a float; raise CallbackError if it is not a single number."""
     try:
         return float(value)
     except (TypeError, ValueError) as error:
@@ -300,5 +303,5 @@ def as_number(name: str, value: Any) -> float:
 
 
 def as_json(value: float) -> float | str:
-    """A number as JSON can hold it: NaN and infinity as text, which `float` reads."""
+    """Return a JSON value for a number. NaN and infinity become strings that `float` parses."""
     return value if math.isfinite(value) else repr(value)

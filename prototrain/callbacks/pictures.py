@@ -1,4 +1,4 @@
-"""Arrays as pictures, histograms and text, in the form that TensorBoard reads."""
+"""TensorBoard summaries of images, histograms and text."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CHANNELS = (1, 3, 4)
 
 
 def pictures(name: str, images: Any) -> np.ndarray[Any, Any]:
-    """Pictures as uint8 of shape [number, height, width, channels].
+    """Convert images to uint8 of shape [number, height, width, channels].
 
     Args:
-        name: what messages call them.
+        name: the name of the images in messages.
         images: numbers from 0 to 255, of shape [height, width], [height, width, 1, 3 or 4], [number, height, width], or
-            [number, height, width, 1, 3 or 4]; what lies beyond is cut off, and NaN is black.
+            [number, height, width, 1, 3 or 4]. Values are clipped to this range, and NaN becomes 0.
 
     Raises:
-        CallbackError: they have another shape.
+        CallbackError: the shape is not supported.
     """
     array = np.asarray(images)
     if array.ndim == 2:
@@ -41,12 +41,12 @@ def pictures(name: str, images: Any) -> np.ndarray[Any, Any]:
 
 
 def png(picture: np.ndarray[Any, Any]) -> bytes:
-    """A picture, uint8 of shape [height, width, channels], as the content of a PNG file."""
+    """Encode an image, uint8 of shape [height, width, channels], as PNG."""
     return bytes(tf.io.encode_png(picture).numpy())
 
 
 def image_summary(tag: str, images: Any) -> Summary:
-    """Pictures as `tf.summary.image` writes them; see `pictures` for the shapes."""
+    """Return an image summary like that of `tf.summary.image`; see `pictures` for the shapes."""
     array = pictures(tag, images)
     _, height, width, _ = array.shape
     content = [str(width).encode(), str(height).encode(), *map(png, array)]
@@ -54,8 +54,8 @@ def image_summary(tag: str, images: Any) -> Summary:
 
 
 def histogram_summary(tag: str, values: Any) -> Summary:
-    """How numbers are distributed, as `tf.summary.histogram` writes it; those that are not finite are left out."""
-    # Only here: it brings along what a process that makes no histograms has no use for, which takes half a second.
+    """Return a histogram summary like that of `tf.summary.histogram`. Non-finite values are skipped."""
+    # Imported here, since it takes half a second and few runs record histograms.
     from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 
     array = np.asarray(values, np.float64).ravel()
@@ -63,7 +63,7 @@ def histogram_summary(tag: str, values: Any) -> Summary:
 
 
 def text_summary(tag: str, text: str) -> Summary:
-    """Text, in Markdown, as `tf.summary.text` writes it."""
+    """Return a summary of Markdown text like that of `tf.summary.text`."""
     return _of_texts(tag, text.encode(), of_text.create_summary_metadata(display_name=None, description=None))
 
 

@@ -1,4 +1,4 @@
-"""Callbacks that save checkpoints: at intervals, at the best value of a scalar, and at the end of a run."""
+"""Callbacks that save checkpoints: periodically, at the best value of a scalar, and on exit."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _DAY = 86400.0
-_FAILURES_PER_DAY = 0.03  # by default, about one in a month
-_FIRST_SECONDS = 60.0  # before the first save, whose cost is not known
-_WORTH_REPORTING = 1.5  # the change of the interval
+_FAILURES_PER_DAY = 0.03  # about one a month
+_FIRST_SECONDS = 60.0  # until the first save, whose cost is unknown
+_WORTH_REPORTING = 1.5  # ratio of two intervals
 
 
 class ModelSaver(Callback):
-    """Writes a checkpoint and deletes all but the newest ones. A failed save is reported, and training continues.
+    """Writes a checkpoint and deletes old ones. A failed save prints a warning, and training continues.
 
         ModelSaver(max_to_keep=3).every(steps=1000)
         ModelSaver(interval="auto")
 
     Args:
-        max_to_keep: how many checkpoints stay.
-        asynchronous: continue training while the files are written. A process that is killed during that has the
-            checkpoint before; a failure is reported at the next save.
-        interval: "auto" for the interval at which saving and repeating lost steps cost least together, by Young and
-            Daly: ``sqrt(2 * cost * failure_seconds)``, with the measured cost of a save. Then there is no `every`; the
-            end of the run counts as due.
-        failures_per_day: how often each worker (the process, if there is only one) is expected to fail, for "auto";
-            0.03 if None.
+        max_to_keep: the number of checkpoints to keep.
+        asynchronous: whether training continues while the files are written. If the process is killed during a write,
+            the previous checkpoint remains. A failure is reported at the next save.
+        interval: "auto" for the interval of Young and Daly, which minimizes the cost of saving and of repeating lost
+            steps: ``sqrt(2 * cost * failure_seconds)``, with the measured cost of a save. `every` is then not
+            available, and the end of the run is also due.
+        failures_per_day: the expected failures of each worker per day, for "auto". Defaults to 0.03.
         clock: returns the time in seconds, for "auto".
 
     Raises:
-        CallbackError: `max_to_keep` is below 1, `failures_per_day` is not positive, or `interval` is something else.
+        CallbackError: `max_to_keep` is below 1, `interval` is unknown, or `failures_per_day` is not positive or given
+            without ``interval="auto"``.
     """
 
     priority = Priority.SAVE
@@ -112,7 +112,7 @@ class ModelSaver(Callback):
             self._timer.intervals["seconds"] = self._best_interval(self._clock() - begin)
 
     def _best_interval(self, cost: float) -> float:
-        """The interval after a save that has held up the training for `cost` seconds."""
+        """Return the interval, in seconds, after a save that blocked training for `cost` seconds."""
         self._costs.append(cost)
         cost, workers = statistics.median(self._costs), self.trainer.workers
         failure_seconds = self._failure_seconds / workers
@@ -138,7 +138,7 @@ class ModelSaver(Callback):
         self._finish()
 
     def _finish(self) -> None:
-        """Wait until the checkpoint that was begun last is written, and delete older ones."""
+        """Wait for the pending checkpoint and delete old ones."""
         if self._under_way is None:
             return
         finish, self._under_way = self._under_way, None
@@ -156,7 +156,7 @@ class ModelSaver(Callback):
             run.prune()
 
     def _report(self, error: CheckpointError) -> None:
-        # A full disk may have room again at the next save; the steps in between are worth having.
+        # A full disk may have space again at the next save.
         self.trainer.log(f"WARNING: {error}; training continues")
 
 
@@ -170,19 +170,19 @@ class _BestSaver(Callback):
         self.stat = stat
         self.state_key = f"{type(self).__name__}/{stat}"
         self.best = Best(self.mode)
-        self._own: int | None = None  # the best step, if its checkpoint was written here
+        self._own: int | None = None  # the best step if this callback wrote its checkpoint
 
     def setup(self) -> None:
         self._checkpoints = self.trainer.require_experiment(self.name).checkpoints
         self._protect()
-        # A ModelSaver in the list keeps or deletes the checkpoint that is no longer the best.
+        # A ModelSaver in the list decides which superseded checkpoints to keep.
         self._has_saver = any(isinstance(innermost(callback), ModelSaver) for callback in self.trainer.callbacks)
 
     def check_run(self) -> None:
         self.trainer.monitors.registry.require(self, self.stat)
 
     def before_train(self) -> None:
-        # A run may resume from before the step that an earlier note names, and reach that step again.
+        # An earlier attempt may have left a note for a step that this run has not reached yet.
         step = self.best.step
         if step is not None and self.trainer.run.checkpoints.path(step).exists():
             self._write_note()
@@ -191,12 +191,12 @@ class _BestSaver(Callback):
 
     def trigger(self) -> None:
         if not self.trainer.run.state_is_sound:
-            return  # it would be saved aside
+            return  # an unsound state would be saved as failed-<step>
         step = self.trainer.global_step
         before, superseded = self.state_dict(), self._own
         if not self.best.update(self.trainer.monitors.latest(self.stat, at_step=step), step):
             return
-        # The checkpoint holds the state that this callback has after it.
+        # Set before the save, since the checkpoint holds this callback's state.
         checkpoints = self.trainer.run.checkpoints
         self._own = None if checkpoints.path(step).exists() else step
         try:
@@ -226,7 +226,7 @@ class _BestSaver(Callback):
         note = {"stat": self.stat, "value": self.best.value, "step": step, "checkpoint": name}
         try:
             write_atomic(self._note, json.dumps(note) + "\n")
-        except OSError as error:  # of a full disk: the checkpoint is there, and a resume writes the note again
+        except OSError as error:  # such as a full disk; a resume writes the note again
             self.trainer.log(f"WARNING: cannot write {self._note}: {error.strerror}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -239,14 +239,14 @@ class _BestSaver(Callback):
 
 
 class MinSaver(_BestSaver):
-    """Writes a checkpoint whenever a scalar is smaller than ever before.
+    """Writes a checkpoint when a scalar reaches a new minimum.
 
         MinSaver("vld/loss").every(steps=100)  # with Validation().every(steps=100)
 
-    The checkpoint has the measured weights: it is written before `EarlyStopping` restores others, and a later save of
-    the same step leaves it as it is. Only the best one is kept, and `ModelSaver(max_to_keep=...)` does not delete it.
-    The best value and its step are part of every checkpoint; ``checkpoints/<min or max>-<stat>.json`` has them for
-    other tools.
+    The checkpoint holds the measured weights: it is written before `EarlyStopping` restores the best weights, and later
+    saves of the same step do not overwrite it. Only the best checkpoint is kept, and `ModelSaver(max_to_keep=...)` does
+    not delete it. The best value and its step are saved in every checkpoint and, for other tools, in
+    ``checkpoints/<min or max>-<stat>.json``.
 
     Args:
         stat: the scalar's name, such as "vld/loss".
@@ -259,7 +259,7 @@ class MinSaver(_BestSaver):
 
 
 class MaxSaver(_BestSaver):
-    """Writes a checkpoint whenever a scalar is larger than ever before; see `MinSaver`.
+    """Writes a checkpoint when a scalar reaches a new maximum; see `MinSaver`.
 
     Args:
         stat: the scalar's name, such as "vld/accuracy".
@@ -269,9 +269,9 @@ class MaxSaver(_BestSaver):
 
 
 class SaveOnExit(Callback):
-    """Writes a checkpoint of the last completed step on every way out of a run: its end, a stop, a signal, an error.
+    """Writes a checkpoint of the last completed step when a run ends, stops, is interrupted or fails.
 
-    The state of a step that failed half-done is written aside as ``failed-<step>``, where no resume finds it.
+    The state of a step that failed halfway is saved as ``failed-<step>``, from which no run resumes.
     """
 
     priority = Priority.SAVE
@@ -284,10 +284,10 @@ class SaveOnExit(Callback):
         self._first_step = self.trainer.global_step
 
     def after_train(self) -> None:
-        # Nothing to save if nothing was restored yet, or no step was completed since.
+        # There is nothing to save before the restore or before the first completed step.
         run, step = self.trainer.run, self.trainer.global_step
         if self._first_step is None or (run.state_is_sound and step == self._first_step) or run.directory_is_gone():
-            return  # a directory that is gone ends the run with an error
+            return  # the run itself reports a missing directory
         path = self.trainer.save()
         if run.state_is_sound:
             run.prune()
@@ -297,7 +297,7 @@ class SaveOnExit(Callback):
 
 
 def save_ahead(trainer: Trainer) -> None:
-    """Save now what `SaveOnExit`, if it is in the list, would save at the end: the weights are about to change."""
+    """Save the checkpoint of `SaveOnExit` early, before the weights change. Does nothing without `SaveOnExit`."""
     is_over = trainer.callbacks.failure is None and trainer.run.state_is_sound
     if is_over and trainer.is_chief and any(isinstance(innermost(one), SaveOnExit) for one in trainer.callbacks):
         trainer.save()

@@ -1,4 +1,4 @@
-"""The names of a run's scalars: errors for misspelt names, and for two sources of one scalar."""
+"""Registry of scalar names. It reports misspelt names and scalars with two sources."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from prototrain.callbacks.base import Callback, innermost
 from prototrain.errors import CallbackError
 from prototrain.system.wording import did_you_mean
 
-_OF_ENGINE = ("checkpoint/", "cluster/", "hyper/", "perf/")  # are not announced
+_OF_ENGINE = ("checkpoint/", "cluster/", "hyper/", "perf/")  # not announced
 _CALLS_FUNCTIONS = ("CallbackFactory", "LambdaCallback", "ProcessTensors", "RunOp")
 
 
 class ScalarRegistry:
-    """Knows which callback records which scalar.
+    """Maps scalars to the callbacks that record them.
 
-    Callbacks that record scalars announce them before the first step; callbacks that decide by a scalar require it
-    then. Names that are known only during training are announced as ``*``, and are not checked.
+    Before the first step, callbacks announce the scalars that they record and require the scalars that they read.
+    Names that are known only during training are announced as ``*`` and are not checked.
     """
 
     def __init__(self) -> None:
         self._announced: dict[str, Callback] = {}  # by name; "trn/*" if only the prefix is known
-        self._last: dict[str, tuple[int, str]] = {}  # the step and the source of each name's last value
+        self._last: dict[str, tuple[int, str]] = {}  # step and source of the latest value, by name
         self._source: str | None = None
 
     def announce(self, callback: Callback, prefix: str, names: Iterable[str] = ("*",)) -> None:
-        """Announce the scalars that a callback will record; called in its `check_run` or before.
+        """Announce the scalars that a callback will record. Call it in `check_run` or earlier.
 
         Raises:
-            CallbackError: another callback records one of them as well.
+            CallbackError: another callback records one of the scalars.
         """
         for name in (f"{prefix}/{inner}" for inner in names):
             other = self._announced.setdefault(name, callback)
@@ -37,12 +37,12 @@ class ScalarRegistry:
                 raise _recorded_twice(name, other.name, callback.name)
 
     def require(self, callback: Callback, name: str) -> None:
-        """Check, in `check_run`, that the scalar which a callback decides by will be recorded.
+        """Check that a scalar that a callback reads will be recorded. Call it in `check_run`.
 
-        The user's code may record any scalar; with such code, a name that looks misspelt gives a warning only.
+        User code may record any scalar. If the run has user code, a name that looks misspelt only prints a warning.
 
         Raises:
-            CallbackError: nothing records it.
+            CallbackError: no callback records the scalar.
         """
         trainer = callback.trainer
         open_prefixes = tuple(one[:-1] for one in self._announced if one.endswith("/*"))
@@ -57,7 +57,7 @@ class ScalarRegistry:
 
     @contextmanager
     def recorded_by(self, source: str) -> Iterator[None]:
-        """Context manager in which scalars are recorded by the callback of this name."""
+        """Context manager that attributes recorded scalars to a callback, by its label."""
         outer, self._source = self._source, source
         try:
             yield
@@ -65,10 +65,10 @@ class ScalarRegistry:
             self._source = outer
 
     def record(self, names: Iterable[str], step: int) -> bool:
-        """Register values that are recorded now; returns whether a callback records them.
+        """Register scalars at a step. Return False if they come from outside a callback, which is not checked.
 
         Raises:
-            CallbackError: one of the names has a value at this step.
+            CallbackError: one of the names already has a value at this step.
         """
         if self._source is None:
             return False
@@ -81,7 +81,7 @@ class ScalarRegistry:
 
 
 def no_such_scalar(name: str, known: Iterable[str]) -> str:
-    """An error text with the nearest name and all known ones."""
+    """Return an error message with the closest match and all known names."""
     names = sorted(known)
     stem = name.rpartition("/")[2]
     guess = did_you_mean(name, [one.replace("/*", f"/{stem}") for one in names])
@@ -97,7 +97,7 @@ def _recorded_twice(name: str, first: str, second: str, at: str = "") -> Callbac
 
 
 def runs_code_of_user(callback: Callback) -> bool:
-    """Whether a callback is the user's, or calls functions of the user."""
+    """Return whether a callback is user code or calls user functions."""
     inner = innermost(callback)
     wrapped = inner.wraps or inner
     return _is_of_user(wrapped) or type(wrapped).__name__ in _CALLS_FUNCTIONS

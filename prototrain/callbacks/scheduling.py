@@ -1,4 +1,4 @@
-"""Callbacks made of functions, and callbacks that run others only some of the time."""
+"""Callbacks that wrap functions, and conditional callbacks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Hook = Callable[["CallbackFactory"], Any]
 
 
 class CallbackFactory(Callback):
-    """Makes a callback of functions, each of which gets the callback, and by it ``.trainer``.
+    """Creates a callback from functions. Each function takes the callback, which has the attribute ``trainer``.
 
         CallbackFactory(trigger=lambda self: print(self.trainer.global_step)).every(steps=100)
 
     Args:
-        setup, before_train, trigger, after_train: see the hooks of `Callback`.
-        priority: the order within a hook, see `Priority`.
+        setup, before_train, trigger, after_train: functions for these hooks of `Callback`.
+        priority: the order within a hook; see `Priority`.
     """
 
     def __init__(
@@ -63,18 +63,19 @@ class CallbackFactory(Callback):
 
 
 class RunOp(Callback):
-    """Runs a function before training, whenever it is triggered, or along with every step.
+    """Runs a function before training, when triggered, or within every step.
 
         RunOp(lambda: target.assign(weights))
 
     Args:
-        function: called without arguments.
-        run_before: call it before the first step of training (not of a resumed run).
-        run_as_trigger: call it in `trigger`, by default after each epoch.
-        run_step: add it to every iteration; it is then traced into the compiled step and may use TensorFlow ops only.
+        function: a function without arguments.
+        run_before: whether to call it before the first step of training, but not when a run is resumed.
+        run_as_trigger: whether to call it in `trigger`, by default after each epoch.
+        run_step: whether to call it in every step. It is then traced into the compiled step and may only use
+            TensorFlow ops.
 
     Raises:
-        CallbackError: it is not a function.
+        CallbackError: `function` is not callable.
     """
 
     chief_only = False
@@ -110,16 +111,16 @@ class RunOp(Callback):
 
 
 class AssignVariables(Callback):
-    """Gives trained variables a new value after each step, in the compiled call.
+    """Assigns new values to trained variables after each step, within the compiled call.
 
         AssignVariables(lambda variable: tf.clip_by_value(variable, -0.01, 0.01), "critic/.*")
 
     Args:
-        function: from a variable to its new value, or to None to leave it; traced.
-        regex: matches full names of trained variables.
+        function: takes a variable and returns its new value, or None to leave it unchanged. It is traced.
+        regex: a regular expression for full names of trained variables.
 
     Raises:
-        CallbackError: at setup, if no trained variable has such a name.
+        CallbackError: at setup, if no trained variable matches.
     """
 
     chief_only = False
@@ -132,7 +133,7 @@ class AssignVariables(Callback):
         self._variables = matching_variables(self.name, self.trainer.trained_variables, self.regex)
 
     def after_run(self, outputs: dict[str, Any]) -> None:
-        trained = getattr(self.trainer, "trainable", self._variables)  # without those that are frozen for now
+        trained = getattr(self.trainer, "trainable", self._variables)  # skip variables that are currently frozen
         for variable in [variable for name, variable in self._variables.items() if name in trained]:
             value = self.function(variable)
             if value is not None:
@@ -140,10 +141,10 @@ class AssignVariables(Callback):
 
 
 class _ConditionalCallback(ProxyCallback):
-    """Forwards hooks only while `is_enabled` is true; `setup`, `before_train` and `after_train` always."""
+    """Forwards hooks while `is_enabled` is true. Always forwards `setup`, `before_train` and `after_train`."""
 
     def is_enabled(self) -> bool:
-        """Whether the hooks on the host run now."""
+        """Return whether hooks outside the compiled step run now."""
         raise NotImplementedError
 
     def overrides(self, hook: str) -> bool:
@@ -163,11 +164,11 @@ for _hook in ("before_epoch", "after_epoch", "trigger_step", "trigger_epoch", "t
 
 
 class EnableCallbackIf(_ConditionalCallback):
-    """Runs the hooks of another callback only while a condition holds.
+    """Runs the hooks of another callback while a condition holds.
 
     Args:
-        callback: its hooks are run.
-        condition: takes the trainer; called right before a hook.
+        callback: the callback to run.
+        condition: takes the trainer and returns whether to run a hook. Called right before each hook.
 
     Raises:
         CallbackError: the callback has hooks that are traced into the step.
@@ -187,17 +188,17 @@ class EnableCallbackIf(_ConditionalCallback):
 
 
 class PeriodicCallback(_ConditionalCallback):
-    """Runs all hooks of another callback, including traced ones, only in every k-th step or epoch.
+    """Runs all hooks of another callback, including traced ones, in every k-th step or epoch.
 
-    `PeriodicTrigger` is about `trigger` alone and replaces the callback's schedule. With both intervals a hook runs
-    when either fits.
+    In contrast, `PeriodicTrigger` replaces the callback's schedule and applies to `trigger` only. With both intervals,
+    a hook runs when either matches.
 
     Args:
-        callback: its hooks are run.
-        every_k_steps, every_k_epochs: run them in the steps, or epochs, whose number is a multiple of this.
+        callback: the callback to run.
+        every_k_steps, every_k_epochs: run the hooks in steps, or epochs, whose number is a multiple of this.
 
     Raises:
-        CallbackError: neither is given, or one is not a positive whole number.
+        CallbackError: no interval is given, or an interval is not a positive integer.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class PeriodicCallback(_ConditionalCallback):
         self._run_in_step("after_run", outputs)
 
     def _run_in_step(self, hook: str, *arguments: Any) -> None:
-        """Run a hook if the current step is one of the chosen: a bool in Python, and a tensor if it is traced."""
+        """Run a hook if the current step matches. In a compiled step, the condition is a tensor."""
         completed = self.trainer.counter.begun
         fits = self._fits(completed + 1, completed // self.trainer.steps_per_epoch + 1)
 

@@ -1,4 +1,4 @@
-"""Callbacks that end a run: after a time, without improvement, and at non-finite numbers."""
+"""Callbacks that end a run: after a time limit, without improvement, or at non-finite values."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from prototrain.tf_private import KerasVariable
 
 
 class EarlyStopping(Callback):
-    """Ends the run when a scalar has not improved in so many measurements.
+    """Ends the run when a scalar has stopped improving.
 
         EarlyStopping("vld/loss", mode="min", patience=3).every(steps=100)  # with Validation().every(steps=100)
 
-    A run that was stopped stays stopped: started again it ends at once, unless it is given more patience.
+    A stopped run that is started again ends at once, unless `patience` is increased.
 
-    With `restore_best`, the model's variables and their moving averages get their best values back when this ends the
-    run, so the last checkpoint holds them, unless `MinSaver` or `MaxSaver` keeps that very step for another score. The
-    best values are part of every checkpoint, which grows by the size of the model.
+    With `restore_best`, the best values of the model's variables and their moving averages are restored when the
+    callback ends the run. The last checkpoint then holds them, unless `MinSaver` or `MaxSaver` has saved that step for
+    another scalar. Every checkpoint also contains the best values and grows by the size of the model.
 
     Args:
         stat: the scalar's name, such as "vld/loss".
-        mode: "min" if the scalar should become smaller, "max" if larger.
-        patience: the number of measurements in a row without improvement that ends the run.
-        min_delta: by how much, at least, a value must be better to count.
-        restore_best: whether the model gets its best weights back when this ends the run.
+        mode: "min" if smaller is better, "max" if larger is better.
+        patience: the number of consecutive measurements without improvement after which the run ends.
+        min_delta: the minimum change that counts as an improvement.
+        restore_best: whether to restore the best weights when the callback ends the run.
 
     Raises:
-        CallbackError: an argument is out of its range; while training, if the scalar was not measured at the current
-            step.
+        CallbackError: an argument is out of range; while training, if the scalar was not measured at the current step.
     """
 
     chief_only = False
@@ -70,7 +69,7 @@ class EarlyStopping(Callback):
             raise CallbackError(
                 f"EarlyStopping(restore_best=True): {type(self.trainer).__name__} has no variables in its state"
             )
-        # With averages, it is those that were measured.
+        # If there are moving averages, the evaluation used them.
         model = {**model, **{name: entry for name, entry in state.items() if name.startswith(AVERAGES)}}
         for name, variable in model.items():
             if prefix + name not in state:
@@ -86,7 +85,7 @@ class EarlyStopping(Callback):
     def trigger(self) -> None:
         step = self.trainer.global_step
         if step == self._counted_at:
-            return  # a resumed run calls the callbacks of its step again if one of them had failed
+            return  # a resumed run repeats the callbacks of its step if one of them failed
         value = self.trainer.monitors.latest(self.stat, at_step=step)
         self._counted_at = step
         if self.best.update(value, step):
@@ -125,16 +124,16 @@ class EarlyStopping(Callback):
 
 
 class StopAfter(Callback):
-    """Ends the run when it has been training for so long. The times of all runs that were resumed add up.
+    """Ends the run after a training time limit. Time before a resume counts.
 
         StopAfter(hours=8)
 
     Args:
-        hours, minutes, seconds: how long; they are added.
+        hours, minutes, seconds: the time limit; the values are added.
         clock: returns the time in seconds.
 
     Raises:
-        CallbackError: the time is not positive.
+        CallbackError: the time limit is not positive.
     """
 
     chief_only = False
@@ -156,7 +155,7 @@ class StopAfter(Callback):
 
     @property
     def elapsed(self) -> float:
-        """Seconds of training, over all runs that were resumed."""
+        """Training time in seconds, including the time before a resume."""
         return self._earlier + (0.0 if self._begin is None else self._clock() - self._begin)
 
     def before_train(self) -> None:
@@ -181,24 +180,24 @@ class StopAfter(Callback):
 
 
 class StopOnNaN(Callback):
-    """Ends the run with an error at the very step whose loss, gradient or learning rate is NaN or infinite.
+    """Ends the run with an error at the first step with a NaN or infinite loss, gradient or learning rate.
 
-    In a tower trainer the test is part of the compiled step and the bad update is not applied. In a plain-Python
-    trainer every scalar that `run_step` returns is tested.
+    In a tower trainer, the check is part of the compiled step, and the bad update is not applied. In a plain-Python
+    trainer, every scalar that `run_step` returns is checked.
 
-    All variables, including those of the optimizer and of callbacks, are tested before each checkpoint and at the end
-    of the run. A checkpoint that is not finite is neither written nor resumed from: the run ends with an error that
-    names the variables, and a resume uses the last good checkpoint. A variable that was not finite before the first
-    step, such as a mask of -inf, is named once and not tested; if it was infinite, a NaN in it still counts.
+    All variables, including those of the optimizer and of callbacks, are checked before each checkpoint and at the end
+    of the run. A non-finite checkpoint is never written or resumed from: the run ends with an error that names the
+    variables, and a resumed run uses the last good checkpoint. A variable that was not finite before the first step,
+    such as a mask of -inf, is reported once and not checked. If it was infinite, a NaN is still an error.
 
     Args:
-        ignore: a regular expression; variables whose names it matches are not tested.
+        ignore: a regular expression for names of variables to skip.
 
     Raises:
         CallbackError: `ignore` is not a regular expression.
     """
 
-    chief_only = False  # all workers must do the same updates
+    chief_only = False  # all workers must apply the same updates
 
     def __init__(self, *, ignore: str | None = None) -> None:
         compiled_pattern("StopOnNaN(ignore=...)", ignore or "")
@@ -210,7 +209,7 @@ class StopOnNaN(Callback):
             self.trainer.run.finite.ignored.append(self.ignore)
 
     def after_train(self) -> None:
-        """Test the last state before it is saved."""
+        """Check the final state before it is saved."""
         trainer, run = self.trainer, self.trainer.run
         if trainer.global_step == run.began_at or not run.state_is_sound or not (found := run.find_not_finite()):
             return
@@ -222,9 +221,9 @@ class StopOnNaN(Callback):
 
 
 class CheckNumerics(Callback):
-    """Ends the run with an error if a variable holds a NaN or an infinity when it is triggered.
+    """Ends the run with an error if a variable contains NaN or infinity.
 
-    It runs before anything is saved at that step: the newest checkpoint keeps finite weights.
+    The check runs before the savers of the step, so the newest checkpoint keeps finite weights.
     """
 
     def trigger(self) -> None:

@@ -1,1 +1,1 @@
-"""Callbacks that measure on held-out data, and what they measure it with."""
+"""Callbacks that evaluate the model on held-out data."""

@@ -1,4 +1,4 @@
-"""A moving average of the weights."""
+"""Exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from prototrain.errors import CallbackError
 
 
 class ExponentialMovingAverage(Callback):
-    """Averages the trained weights over the steps, and measures held-out data with the averages.
+    """Maintains moving averages of the trained weights and evaluates the model with them.
 
         ExponentialMovingAverage(0.999)
 
-    After each step ``average += (1 - decay) * (weight - average)``, inside the compiled call. `Validation`,
-    `InferenceRunner` and code inside `applied` see the averages; training continues with the weights, exactly as if
-    there were no average. The averages are saved with every checkpoint as
-    ``callbacks/ExponentialMovingAverage/<name>``; `averaged_weights` reads them from there.
+    After each step, ``average += (1 - decay) * (weight - average)``, within the compiled call. `Validation`,
+    `InferenceRunner` and code inside `applied` use the averages. Training is not affected. Every checkpoint holds the
+    averages as ``callbacks/ExponentialMovingAverage/<name>``; read them with `averaged_weights`.
 
     Args:
-        decay: between 0 and 1: how much of the average stays in each step.
+        decay: the decay of the averages, between 0 and 1.
 
     Raises:
-        CallbackError: `decay` is out of its range; at setup, if there is nothing to average.
+        CallbackError: `decay` is out of range; at setup, if there are no trainable variables.
     """
 
     chief_only = False
@@ -43,7 +42,7 @@ class ExponentialMovingAverage(Callback):
         self._weights = {name: weight for name, weight in trained if tf.as_dtype(weight.dtype).is_floating}
         if not self._weights:
             raise CallbackError(f"ExponentialMovingAverage: {type(self.trainer).__name__} has no trainable variables")
-        # By name, since layers may be unfrozen between two runs: their averages begin then.
+        # Tracked by name, since the averages of layers that are unfrozen between two runs begin at that time.
         self._begun = {name for name in self._weights if AVERAGES + name in state}
         for name, weight in self._weights.items():
             state.setdefault(AVERAGES + name, tf.Variable(tf.convert_to_tensor(weight), trainable=False))
@@ -62,7 +61,7 @@ class ExponentialMovingAverage(Callback):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Context manager in which the weights have the values of the averages."""
+        """Context manager that replaces the weights by the averages."""
         kept = [tf.identity(tf.convert_to_tensor(weight)) for weight, _ in self._pairs]
         try:
             for weight, average in self._pairs:

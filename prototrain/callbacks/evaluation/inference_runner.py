@@ -1,4 +1,4 @@
-"""Measuring anything on held-out data."""
+"""Inference on held-out data, and inferencers that compute metrics."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from prototrain.system.waiting import announcing
 
 
 class Inferencer:
-    """Turns a model's tensors on held-out data into scalars: sums over the batches, and what follows from the sums.
+    """Computes scalars from a model's tensors on held-out data, as a function of sums over the batches.
 
-    A share of mistakes, for example:
+    For example, the error rate:
 
         class Mistakes(Inferencer):
             def sums(self, net, size):
@@ -33,7 +33,7 @@ class Inferencer:
                 return {"mistakes": sums[0] / sums[1]}
 
     Attributes:
-        scalar_names: of the result; by default they are not known before a pass.
+        scalar_names: names of the resulting scalars; ``"*"`` (the default) if they are unknown before a pass.
     """
 
     scalar_names: Sequence[str] = ("*",)
@@ -42,19 +42,19 @@ class Inferencer:
         """Called before each pass."""
 
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
-        """Look at one batch; traced.
+        """Compute the sums of one batch. This method is traced.
 
         Args:
             net: the model's tensors and the batch's inputs, by name.
-            size: the number of examples in the batch, a float64 scalar; 1 if its tensors differ in it.
+            size: the number of examples in the batch, a float64 scalar; 1 if the batch's tensors disagree.
 
         Returns:
-            scalar tensors, always equally many, to be added up in float64.
+            A fixed number of scalar tensors, to be added up in float64.
         """
         raise NotImplementedError
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
-        """Turn the sums over all batches into scalars by name."""
+        """Compute scalars, by name, from the sums over all batches."""
         raise NotImplementedError
 
 
@@ -62,8 +62,8 @@ class ScalarStats(Inferencer):
     """Averages tensors over all examples.
 
     Args:
-        names: of tensors in the model's mapping: one number for each example, or scalars, which are weighted by the
-            model's "loss_weight", or else by the number of examples.
+        names: names of the model's tensors. A tensor has one number per example, or is a scalar, which is weighted by
+            the model's "loss_weight" if present and by the number of examples otherwise.
     """
 
     def __init__(self, names: str | Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class ScalarStats(Inferencer):
         found: list[tf.Tensor] = []
         for name in self.names:
             value = tf.cast(tensor(net, name), tf.float64)
-            # Rows are counted, since a batch may have more of them than it has examples.
+            # Count rows, since a tensor may have more rows than the batch has examples.
             rows = tf.cast(tf.shape(value)[0], tf.float64) if value.shape.rank else size
             weight = rows if value.shape.rank or of_batch is None else of_batch
             found += [weight, tf.math.multiply_no_nan(tf.reduce_mean(value), weight)]
@@ -85,11 +85,11 @@ class ScalarStats(Inferencer):
 
 
 class ClassificationError(Inferencer):
-    """The share of wrong examples.
+    """Computes the error rate.
 
     Args:
-        wrong: the name of a tensor with one entry for each example: true, or not 0, if the model was wrong.
-        name: of the scalar.
+        wrong: the name of a tensor with one entry per example, which is true or nonzero if the prediction is wrong.
+        name: the name of the scalar.
     """
 
     def __init__(self, wrong: str = "wrong", *, name: str = "error") -> None:
@@ -109,12 +109,14 @@ class ClassificationError(Inferencer):
 
 
 class BinaryClassificationStats(Inferencer):
-    """Precision, recall, F1, accuracy and the counts behind them; 0 / 0 is 0.
+    """Computes precision, recall, F1, accuracy and the confusion counts.
+
+    Precision, recall and F1 are 0 if they are undefined.
 
     Args:
-        predicted: the name of a tensor of 0 and 1, or of booleans, for each example.
-        label: the name of the true ones, in the model's mapping or in the batch.
-        prefix: what the scalars' names start with.
+        predicted: the name of a tensor of predictions: booleans, or 0 and 1.
+        label: the name of the tensor of labels, from the model or the batch.
+        prefix: prefix of the scalars' names.
     """
 
     def __init__(self, predicted: str, label: str, *, prefix: str = "") -> None:
@@ -146,12 +148,14 @@ class BinaryClassificationStats(Inferencer):
 
 
 class KerasMetric(Inferencer):
-    """Any Keras metric that has a single number as its result; ``dtype="float64"`` keeps the digits of long sums.
+    """Computes a Keras metric whose result is a single number.
+
+    Create the metric with ``dtype="float64"`` to keep the precision of long sums.
 
     Args:
-        metric: such as ``keras.metrics.AUC()``.
-        names: of the tensors that its `update_state` takes, in order; usually labels and predictions.
-        name: of the scalar; the metric's own name if None.
+        metric: a Keras metric, such as ``keras.metrics.AUC()``.
+        names: names of the tensors to pass to `update_state`, in order; usually labels and predictions.
+        name: the name of the scalar. Defaults to the metric's name.
     """
 
     def __init__(self, metric: keras.metrics.Metric, *names: str, name: str | None = None) -> None:
@@ -173,7 +177,7 @@ class KerasMetric(Inferencer):
 
 
 def tensor(net: Mapping[str, Any], name: str) -> tf.Tensor:
-    """A tensor of the model by name; a ModelError if there is none."""
+    """Return a tensor of the model by name; raise ModelError if there is none."""
     if name not in net:
         raise ModelError(f"the model has no tensor {name!r}; it has: {', '.join(net)}")
     return tf.convert_to_tensor(net[name])
@@ -184,24 +188,24 @@ def _ratio(part: float, whole: float, *, otherwise: float = math.nan) -> float:
 
 
 class InferenceRunner(Callback):
-    """Runs the model over a dataset, without training, and records the results of its inferencers.
+    """Runs inference over a dataset and records the results of the inferencers.
 
         InferenceRunner("vld", [ScalarStats("loss"), ClassificationError()]).every(steps=100)
 
-    All batches go through the model in one compiled call on the first tower, the same batches each time. Each example
-    counts once, also in a short last batch. Before the first step of a run it is tried out on two batches, without any
-    effect.
+    The model runs over all batches in one compiled call on the first tower and uses the same batches each time. Each
+    example counts once, even in a smaller last batch. Before the first step of a run, inference is tested on two
+    batches without side effects.
 
     Args:
-        dataset: the name of one of the model's datasets, or a dataset of the same kind.
-        inferencers: what to measure.
-        batches: how many batches from the start; 0 for all.
-        prefix: what the scalars' names start with; the dataset's name if None, "inference" for one without a name.
+        dataset: the name of one of the model's datasets, or a dataset with the same structure.
+        inferencers: the inferencers that compute the scalars.
+        batches: the number of batches to use; 0 for all.
+        prefix: prefix of the scalars' names. Defaults to the dataset's name, or to "inference" for a dataset object.
 
     Raises:
-        CallbackError: an object in `inferencers` is not an inferencer; at setup, if `batches` is not a whole number
-            from 0.
-        DataError: at setup, if the dataset is missing, or all of one without an end is asked for.
+        CallbackError: an object in `inferencers` is not an inferencer; at setup, if `batches` is not a non-negative
+            integer.
+        DataError: at setup, if the dataset is missing, or is infinite and `batches` is 0.
     """
 
     chief_only = False
@@ -233,7 +237,7 @@ class InferenceRunner(Callback):
                 raise DataError(f"InferenceRunner: {no_such_dataset(dataset, known)}")
             dataset = known[dataset]
         check_batches(self.name, self.prefix, dataset, self.batches)
-        self._counts: list[int] = []  # how many sums each inferencer has
+        self._counts: list[int] = []  # the number of sums of each inferencer
         self._pass = CompiledPass(dataset, self._sums, [tf.float64])
 
     def check_run(self) -> None:
@@ -242,7 +246,7 @@ class InferenceRunner(Callback):
             trainer.monitors.registry.announce(self, self.prefix, inferencer.scalar_names)
         if trainer.global_step >= trainer.total_steps:
             return
-        # Outside of `evaluating`: to other callbacks this is not an evaluation.
+        # Outside of `evaluating`, since this is not an evaluation for other callbacks.
         with announcing(f"trying out the inference on {self.prefix!r}", trainer.log), self._explaining():
             self._pass.rehearse(self.prefix, trainer.stop, self.batches)
         for inferencer in self.inferencers:
@@ -256,7 +260,7 @@ class InferenceRunner(Callback):
         with self._explaining(), self.trainer.evaluating():
             found = self._pass.run(stop, self.batches)
         stop.check()
-        assert found is not None  # there was no stop
+        assert found is not None  # no stop was requested
         batches, (sums,) = found
         if not batches:
             raise DataError(f"InferenceRunner: the dataset {self.dataset!r} is empty")
@@ -273,11 +277,11 @@ class InferenceRunner(Callback):
         self.trainer.monitors.put_scalars(scalars, self.prefix)
 
     def _sums(self, inputs: dict[str, Any]) -> list[tf.Tensor]:
-        """The sums of all inferencers over one batch, in one vector; traced."""
+        """Return the sums of all inferencers for one batch as one vector. This method is traced."""
         net = self.trainer.build(inputs, False)
         examples, agree = counted_examples(inputs)
         size = tf.where(agree, tf.cast(examples, tf.float64), 1.0)
-        batch = {name: value for name, value in inputs.items() if name != LOSS_WEIGHT}  # only the model gives that
+        batch = {name: value for name, value in inputs.items() if name != LOSS_WEIGHT}  # only the model may provide it
         sums = [list(inferencer.sums({**batch, **net}, size)) for inferencer in self.inferencers]
         self._counts = [len(each) for each in sums]
         flat = [tf.cast(value, tf.float64) for each in sums for value in each]

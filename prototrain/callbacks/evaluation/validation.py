@@ -1,4 +1,4 @@
-"""Evaluating on held-out data while training."""
+"""Validation during training."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ Evaluate = Callable[[str, int], Mapping[str, float] | None]
 
 
 class Validation(Callback):
-    """Averages the model's scalars over a dataset, weighted by batch size, and records them as ``vld/...``.
+    """Evaluates the model on a dataset and records the averages of its scalars as ``vld/...``.
 
         Validation().every(steps=100)
 
-    Each evaluation uses the same batches, from the start of the dataset. A stop request ends it early; the resumed run
-    repeats it. Before the first step of a run it is tried out on two batches, without any effect, so that a mistake
-    shows at once.
+    Batches are weighted by the model's "loss_weight" if present, and by their number of examples otherwise. Each
+    evaluation uses the same batches, from the start of the dataset. A stop request interrupts it, and the resumed run
+    repeats it. Before the first step of a run, the evaluation is tested on two batches without side effects.
 
     Args:
-        dataset: its name among the model's datasets; "vld" if None, and then a model without it is not validated.
-        batches: how many batches; 0 for the whole dataset.
-        prefix: what the scalars' names start with; the dataset's name if None.
-        evaluate: called with the dataset's name and the number of batches, returns the scalars by name, or None if it
-            was interrupted; by default the trainer's own `evaluate`.
-        rehearse: whether it is tried out before the first step; not if `evaluate` is given.
+        dataset: the name of one of the model's datasets. Defaults to "vld"; a model without "vld" is not validated.
+        batches: the number of batches to use; 0 for the whole dataset.
+        prefix: prefix of the scalars' names. Defaults to the dataset's name.
+        evaluate: takes the dataset's name and the number of batches; returns the scalars by name, or None if it was
+            interrupted. Defaults to the trainer's `evaluate`.
+        rehearse: whether to test the evaluation before the first step. Ignored if `evaluate` is given.
 
     Raises:
-        CallbackError: at setup, if `batches` is not a whole number from 0.
-        DataError: at setup, if a dataset that is named is missing, or all of one without an end is asked for.
+        CallbackError: at setup, if `batches` is not a non-negative integer, or the trainer cannot evaluate and
+            `evaluate` is not given.
+        DataError: at setup, if the named dataset is missing, or is infinite and `batches` is 0.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Validation(Callback):
             return
         names: Iterable[str] = ["*"]
         if self._rehearse and trainer.global_step < trainer.total_steps:
-            # Outside of `evaluating`: to other callbacks this is not an evaluation.
+            # Outside of `evaluating`, since this is not an evaluation for other callbacks.
             with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
                 names = trainer._rehearse(self.dataset, self.batches)
             trainer.stop.check()
@@ -96,11 +97,11 @@ class Validation(Callback):
 
 
 def check_batches(who: str, name: str, dataset: Any, batches: object) -> None:
-    """Check that an evaluation can read so many batches of a dataset, or all of it if 0.
+    """Check the number of batches to read from a dataset; 0 stands for the whole dataset.
 
     Raises:
-        CallbackError: it is not a whole number from 0.
-        DataError: all of a dataset without an end is asked for.
+        CallbackError: `batches` is not a non-negative integer.
+        DataError: `batches` is 0 and the dataset is infinite.
     """
     if not isinstance(batches, Integral) or isinstance(batches, bool) or batches < 0:
         raise CallbackError(f"{who}: batches must be a whole number, 0 for all, got {batches!r}")
@@ -109,6 +110,6 @@ def check_batches(who: str, name: str, dataset: Any, batches: object) -> None:
 
 
 def no_such_dataset(name: str, known: Collection[str]) -> str:
-    """An error text with the nearest name and all known ones."""
+    """Return an error message with the closest match and all known names."""
     guess = did_you_mean(name, known) or ";"
     return f"datasets() gives no {name!r}{guess} it gives {', '.join(known) or 'none'}"

@@ -1,1 +1,1 @@
-"""Callbacks that change a value while training, above all the learning rate."""
+"""Callbacks that change the learning rate and other hyperparameters during training."""

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from prototrain.tf_private import KerasVariable
 
 
 class LearningRate(Callback):
-    """Sets the optimizer's learning rate before each step, inside the compiled call.
+    """Sets the optimizer's learning rate before each step, within the compiled call.
 
         LearningRate(schedules.cosine(0.1, 10_000))
 
-    It needs no state: a resumed run has the rate that the uninterrupted run had.
+    The callback has no state: the rate depends only on the step, also in a resumed run.
 
     Args:
-        schedule: takes the number of completed steps (an int64 scalar tensor) and returns the rate.
+        schedule: takes the number of completed steps (an int64 scalar tensor) and returns the learning rate.
 
     Raises:
-        CallbackError: the schedule is not a function, or not made of TensorFlow operations, or the optimizer was made
-            with a schedule.
-        NonFiniteError: with `StopOnNaN` in the list, before the first step, if the rate is not finite there.
+        CallbackError: the schedule is not callable or does not consist of TensorFlow ops; at setup, if the trainer has
+            no optimizer or the optimizer already has a schedule.
+        NonFiniteError: with `StopOnNaN` in the list, before the first step, if the rate is not finite.
     """
 
-    chief_only = False  # all workers must do the same updates
+    chief_only = False  # all workers must apply the same updates
 
     def __init__(self, schedule: Callable[[Any], Any]) -> None:
         if not callable(schedule):
@@ -39,7 +39,7 @@ class LearningRate(Callback):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer whose rate is set."""
+        """The optimizer whose learning rate is set."""
         return self.trainer.optimizer
 
     def setup(self) -> None:
@@ -65,13 +65,13 @@ class LearningRate(Callback):
             ) from error
 
     def _assign(self, step: Any) -> None:
-        # Always a tensor: arithmetic with a Python number could give other last bits than the compiled call's. And a
-        # tensor of an array: TensorFlow keeps every Python number that it converts.
+        # Use a tensor, since arithmetic with Python numbers may round differently from the compiled call. Convert from
+        # a NumPy integer, since TensorFlow caches every Python number that it converts.
         number = np.int64(step) if isinstance(step, int) else step
         rate = self.schedule(tf.convert_to_tensor(number, tf.int64))
-        # In a compiled step, the step's check for non-finite values sees the rate.
+        # A compiled step checks the rate itself.
         if self.trainer.check_finite and tf.executing_eagerly() and not math.isfinite(rate):
             if step == self.trainer.total_steps:
-                return  # after the last step a schedule may have no value
+                return  # a schedule may be undefined after the last step
             raise NonFiniteError(f"LearningRate: the schedule gives {float(rate)} after step {step}")
         self.optimizer.learning_rate.assign(rate)

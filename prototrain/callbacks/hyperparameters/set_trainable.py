@@ -1,4 +1,4 @@
-"""Freezing and unfreezing of weights during a run."""
+"""Freezing and unfreezing of weights during training."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from prototrain.errors import CallbackError
 
 
 class SetTrainable(Callback):
-    """Freezes or unfreezes the weights whose names match, from a step on.
+    """Freezes or unfreezes weights at a given step or epoch.
 
         SetTrainable("backbone", True).at(step=1000)
         SetTrainable("backbone/block[12]/.*", False).at(epoch=3)
 
-    The layers and variables get the same `trainable`, as in Keras: a frozen batch normalisation uses its statistics and
-    keeps them. The step is traced again once, and the optimizer keeps its state: moments of unfrozen weights begin at
-    zero, those of frozen weights stay in the checkpoint. A resumed run trains the weights of its step. After the run,
-    the layers are as trainable as before it.
+    Sets `trainable` of the matching layers and variables, as in Keras: a frozen batch normalization uses its moving
+    statistics and does not update them. The step is retraced once, and the optimizer keeps its state: moments of
+    unfrozen weights start at zero, and moments of frozen weights stay in the checkpoint. A resumed run trains the
+    weights that are trainable at its step. After the run, `trainable` has its original values.
 
     Args:
-        regex: matches the full name of a layer, such as ``backbone/conv1``, or of a variable, such as
-            ``backbone/conv1/kernel``; a layer includes the layers inside it.
-        trainable: whether they are trained.
+        regex: a regular expression for full names of layers, such as ``backbone/conv1``, or of variables, such as
+            ``backbone/conv1/kernel``. A layer includes its sublayers.
+        trainable: whether to train the weights.
 
     Raises:
-        CallbackError: at setup, if nothing has such a name, `at` was not called, several in the list are not in the
-            order of their steps, or the trainer cannot change what it trains.
+        CallbackError: at setup, if no name matches, `at` was not called, several `SetTrainable` callbacks are not in
+            the order of their steps, or the trainer does not support freezing.
     """
 
-    chief_only = False  # each process must train the same
+    chief_only = False  # all workers must train the same weights
     at_end = False
 
     def __init__(self, regex: str, trainable: bool) -> None:
@@ -40,7 +40,7 @@ class SetTrainable(Callback):
         self._step = self._epoch = -1
 
     def at(self, *, step: int | None = None, epoch: int | None = None) -> Self:
-        """Set the time: after this number of steps, or of epochs; 0 is the start of training."""
+        """Set the number of completed steps or epochs after which the weights change; 0 is the start of training."""
         given = epoch if step is None else step
         if (step is None) == (epoch is None) or not isinstance(given, int) or given < 0:
             raise CallbackError(f"{self!r}: say .at(step=N) or .at(epoch=N), N at least 0; got {step=}, {epoch=}")

@@ -1,4 +1,4 @@
-"""Hyperparameters, and callbacks that change them during a run."""
+"""Hyperparameters, and callbacks that set them during training."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class HyperParam:
-    """A variable, or an attribute of a Python object, that holds one number.
+    """A scalar hyperparameter: a variable or an attribute of a Python object.
 
         HyperParam("learning_rate")             # the optimizer's
         HyperParam(rate, name="dropout_rate")   # a tf.Variable
         HyperParam(sampler, "temperature")      # an attribute
 
-    A traced step reads a Python attribute once, when it is traced: a value that the model uses must be a variable.
+    A compiled step reads Python attributes only when it is traced. Use a variable for a value that the model reads.
 
     Args:
         target: "learning_rate", the name of a variable in `trainer.state`, a variable, or an object with `attribute`.
-        attribute: the attribute's name, for an object.
-        name: of the value in metrics.jsonl, as ``hyper/<name>``, and in hyper.txt.
+        attribute: the name of the object's attribute.
+        name: the name of the value in metrics.jsonl, as ``hyper/<name>``, and in hyper.txt.
 
     Raises:
-        CallbackError: the target is none of these.
+        CallbackError: `target` is not supported.
     """
 
     def __init__(self, target: Any, attribute: str | None = None, *, name: str | None = None) -> None:
@@ -50,7 +50,7 @@ class HyperParam:
         self._attribute = attribute
 
     def connect(self, trainer: Trainer) -> None:
-        """Begin a run of a trainer; a CallbackError if it has no such variable, or the object no such attribute."""
+        """Attach to a trainer; raise CallbackError if the variable or attribute does not exist."""
         self._trainer = trainer
         if self._attribute is not None and not hasattr(self._target, self._attribute):
             raise CallbackError(f"HyperParam: {type(self._target).__name__} has no attribute {self._attribute!r}")
@@ -58,7 +58,7 @@ class HyperParam:
 
     @property
     def _variable(self) -> Any:
-        """The variable; one with a name is looked up each time, since unfreezing makes a new optimizer."""
+        """The variable. A name is looked up each time, since unfreezing creates a new optimizer."""
         name = self._target
         if not isinstance(name, str):
             return name
@@ -79,17 +79,17 @@ class HyperParam:
         return self._attribute is None and optimizer is not None and self._variable is optimizer.learning_rate
 
     def get(self) -> float:
-        """The current value."""
+        """Return the current value."""
         if self._attribute is not None:
             return float(getattr(self._target, self._attribute))
         return float(tf.convert_to_tensor(self._variable))
 
     def set(self, value: float) -> None:
-        """Change the value."""
+        """Set the value."""
         if self._attribute is not None:
             setattr(self._target, self._attribute, value)
         else:
-            # As an array, since TensorFlow keeps every Python number that it has made a tensor of.
+            # Assign an array, since TensorFlow caches every Python number that it converts.
             variable = self._variable
             variable.assign(np.asarray(value, tf.as_dtype(variable.dtype).as_numpy_dtype))
 
@@ -98,17 +98,17 @@ class HyperParam:
 
 
 class HyperParamSetter(Callback):
-    """Sets a hyperparameter when triggered, by default after each epoch. A subclass defines `new_value`.
+    """Base class of callbacks that set a hyperparameter. Subclasses define `new_value`.
 
-    Each change is recorded as ``hyper/<name>`` at the step it is made at, and printed. The current value is saved with
-    every checkpoint, so a resumed run has the one that the uninterrupted run had.
+    The value is set when the callback is triggered, by default after each epoch. Each change is printed and recorded as
+    ``hyper/<name>``. Checkpoints hold the current value, and a resumed run restores it.
 
     Args:
-        param: the hyperparameter, or what `HyperParam` takes first.
+        param: a `HyperParam`, or its first argument.
 
     Raises:
-        CallbackError: at setup, if there is no such hyperparameter, or `LearningRate` sets it as well.
-        NonFiniteError: with `StopOnNaN` in the list, if the value is to be NaN, or a learning rate infinite.
+        CallbackError: at setup, if there is no such hyperparameter, or `LearningRate` also sets it.
+        NonFiniteError: with `StopOnNaN` in the list, if the new value is NaN or is an infinite learning rate.
     """
 
     chief_only = False
@@ -119,11 +119,11 @@ class HyperParamSetter(Callback):
         self.state_key = f"{type(self).__name__}/{self.param.name}"
 
     def new_value(self) -> float | None:
-        """The value to set now, or None to leave it."""
+        """Return the value to set now, or None to keep the current value."""
         raise NotImplementedError
 
     def first_value(self) -> float | None:
-        """The value to set before the first step of training, or None to leave it."""
+        """Return the value to set before the first step of training, or None to keep the current value."""
         return None
 
     def setup(self) -> None:
@@ -146,7 +146,7 @@ class HyperParamSetter(Callback):
     def trigger(self) -> None:
         step = self.trainer.global_step
         if step == self._triggered_at:
-            return  # a resumed run calls the callbacks of its step again if one of them had failed
+            return  # a resumed run repeats the callbacks of its step if one of them failed
         value = self.new_value()
         self._triggered_at = step
         old = self.param.get()
@@ -155,12 +155,12 @@ class HyperParamSetter(Callback):
         self._set(value)
         now = self.param.get()  # may differ from `value`: a float32 variable rounds
         if now != old:
-            if step:  # before the first step it has a value already
+            if step:  # before_train recorded the value of step 0
                 self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", now)
             self.trainer.log(f"{self.param.name} is {now:g} from step {step + 1} on (it was {old:g})")
 
     def _set(self, value: float) -> None:
-        # Other hyperparameters may be infinite, such as a limit that does not limit.
+        # Other hyperparameters may be infinite, such as a limit that is off.
         is_wrong = math.isnan(value) or (math.isinf(value) and self.param.is_learning_rate)
         if self.trainer.check_finite and is_wrong:
             step = self.trainer.global_step
@@ -175,14 +175,14 @@ class HyperParamSetter(Callback):
 
 
 class HyperParamSetterWithFunc(HyperParamSetter):
-    """Sets a hyperparameter to what a function returns, after each epoch or as `every` says.
+    """Sets a hyperparameter to the result of a function, by default after each epoch.
 
         HyperParamSetterWithFunc("learning_rate", lambda epoch, rate: rate * 0.9)
 
     Args:
-        param: the hyperparameter, or what `HyperParam` takes first.
+        param: a `HyperParam`, or its first argument.
         function: takes the number of completed epochs (0 before the first step) and the current value; returns the
-            new value, or None to leave it.
+            new value, or None to keep the current value.
     """
 
     def __init__(self, param: HyperParam | Any, function: Callable[[int, float], float | None]) -> None:
@@ -197,19 +197,19 @@ class HyperParamSetterWithFunc(HyperParamSetter):
 
 
 class ScheduledHyperParamSetter(HyperParamSetter):
-    """Sets a hyperparameter by a table of ``(when, value)``.
+    """Sets a hyperparameter from a table of ``(when, value)`` points.
 
         ScheduledHyperParamSetter("learning_rate", [(0, 0.1), (30, 0.01)])
 
-    The value holds as soon as that many epochs, or steps, are completed. With ``interp="linear"`` by steps it is set
-    after every step, which makes each compiled call one step long; ``LearningRate(schedules.linear(...))`` sets a
-    learning rate inside the call.
+    Each value takes effect when that many epochs or steps are completed. Step-based linear interpolation sets the value
+    after every step, so each compiled call runs only one step. For a learning rate, use
+    ``LearningRate(schedules.linear(...))``, which sets it within the call.
 
     Args:
-        param: the hyperparameter, or what `HyperParam` takes first.
-        schedule: the points, their epochs or steps ascending; 0 is the start of training.
-        interp: "linear" for straight lines between the points, None for steps.
-        step_based: the points are steps, not epochs.
+        param: a `HyperParam`, or its first argument.
+        schedule: the points, by ascending epoch or step; 0 is the start of training.
+        interp: "linear" for linear interpolation between the points, None for a step function.
+        step_based: whether the points are steps instead of epochs.
 
     Raises:
         CallbackError: the schedule is empty or not ascending, or `interp` is unknown.
@@ -235,7 +235,7 @@ class ScheduledHyperParamSetter(HyperParamSetter):
         self._step_based = step_based
 
     def value_at(self, when: int) -> float | None:
-        """The value after `when` epochs or steps, or None before the first point."""
+        """Return the value after `when` epochs or steps, or None before the first point."""
         index = bisect_right(self.points, when, key=lambda point: point[0]) - 1
         if index < 0:
             return None
@@ -268,16 +268,16 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
 
 class HumanHyperParamSetter(HyperParamSetter):
-    """Sets a hyperparameter to the value in a file of the experiment directory, read whenever triggered.
+    """Sets a hyperparameter to the value in a file of the experiment directory.
 
         HumanHyperParamSetter("learning_rate").every(seconds=5)
 
-    The file has lines like ``learning_rate: 0.001`` (or with ``=``), and comments that begin with #; the last line of
-    a name counts. A line that cannot be understood is reported once and ignored.
+    The file has lines like ``learning_rate: 0.001`` (or with ``=``), and comments that begin with #. The last line for
+    the name takes precedence. An invalid line is reported once and ignored.
 
     Args:
-        param: the hyperparameter, or what `HyperParam` takes first.
-        file_name: the file in the experiment directory.
+        param: a `HyperParam`, or its first argument.
+        file_name: the name of the file in the experiment directory.
     """
 
     def __init__(self, param: HyperParam | Any, *, file_name: str = "hyper.txt") -> None:
@@ -315,23 +315,24 @@ class HumanHyperParamSetter(HyperParamSetter):
 
 
 class StatMonitorParamSetter(HyperParamSetter):
-    """Changes a hyperparameter when a scalar has not improved enough in its last k measurements.
+    """Changes a hyperparameter when a scalar has stopped improving.
 
         StatMonitorParamSetter("learning_rate", "vld/loss", lambda rate: rate / 2, mode="min", last_k=3)
 
-    The first of the last k + 1 measurements is compared with the ones after it. After a change the count starts again.
-    Trigger it at the steps of the measurement.
+    The callback compares the last `last_k` measurements with the one before them. After a change, the count restarts.
+    Trigger the callback at the steps of the measurement.
 
     Args:
-        param: the hyperparameter, or what `HyperParam` takes first.
+        param: a `HyperParam`, or its first argument.
         stat: the scalar's name, such as "vld/loss".
-        function: from the current value to the new one.
-        mode: "min" if the scalar should become smaller, "max" if larger.
-        last_k: the number of measurements.
-        min_delta: by how much at least one of them must be better than the one before them.
+        function: takes the current value and returns the new value.
+        mode: "min" if smaller is better, "max" if larger is better.
+        last_k: the number of measurements to compare.
+        min_delta: the minimum change that counts as an improvement.
 
     Raises:
-        CallbackError: `mode` or `last_k` is wrong; while training, if the scalar was not measured at the current step.
+        CallbackError: `mode`, `last_k` or `min_delta` is invalid; while training, if the scalar was not measured at the
+            current step.
     """
 
     priority = Priority.DECIDE

@@ -1,1 +1,1 @@
-"""Callbacks that show progress, memory, speed, profiles, and tensors of a step."""
+"""Callbacks for progress, speed, memory, profiles and tensors of a step."""

@@ -1,4 +1,4 @@
-"""Progress of the run."""
+"""Progress bar."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from prototrain.system.terminal import in_notebook
 from prototrain.system.wording import matching
 
 _BAR_SECONDS, _LINE_SECONDS = 0.5, 10.0  # between two updates
-_WIDE = 100  # columns: a narrower terminal has no room for the epoch
+_WIDE = 100  # columns of a terminal that has room for the epoch
 
 
 class ProgressBar(Callback):
-    """Shows epoch, step, speed and scalars as a bar on a terminal or in a notebook, and as plain lines elsewhere.
+    """Shows progress, speed and scalars as a bar in a terminal or notebook, and as plain lines elsewhere.
 
         ProgressBar(scalars=["loss", "vld/*"])
 
     Args:
-        scalars: names of the step's scalars, such as ``loss``, and of recorded ones, such as ``vld/accuracy``, whose
-            newest values it shows; patterns with * in them. Scalars without a value yet are left out.
+        scalars: names of the step's scalars, such as ``loss``, and of recorded scalars, such as ``vld/accuracy``, or
+            patterns with ``*``. The bar shows their latest values and skips scalars without a value.
         clock: returns the time in seconds.
 
     Raises:
-        CallbackError: the scalars are one text.
+        CallbackError: `scalars` is a string.
     """
 
     priority = Priority.WRITE
@@ -52,7 +52,7 @@ class ProgressBar(Callback):
             self._bar = tqdm(total=self._total, initial=trainer.global_step, unit=" steps", dynamic_ncols=True)
 
     def next_step(self, step: int) -> int | None:
-        # A bar shows the first step as soon as it is done; tracing it can take a while.
+        # Update the bar right after the first step, whose tracing can take a while.
         is_first = self._bar is not None and step == self._first_step
         pause = _LINE_SECONDS if self._bar is None else _BAR_SECONDS
         return step + 1 if is_first or self._clock() - self._shown_at >= pause else self._total
@@ -96,7 +96,7 @@ class ProgressBar(Callback):
         return f"epoch {self.trainer.epoch_num}{epochs}"
 
     def _values(self) -> dict[str, Any]:
-        """The step's scalars, and all that were recorded, by name."""
+        """Return the step's scalars and the latest recorded scalars, by name."""
         monitors, outputs = self.trainer.monitors, self.trainer.outputs
         recorded = {name: monitors.latest(name) for name in monitors.names()}
         return {**outputs, **recorded, **{f"trn/{name}": value for name, value in outputs.items()}}

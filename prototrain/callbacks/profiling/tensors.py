@@ -1,4 +1,4 @@
-"""Tensors of a step and variables: for a function, as files, as pictures, as summaries."""
+"""Callbacks that process, dump or summarize tensors and variables."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ _IMAGES = 4
 
 
 class ProcessTensors(Callback):
-    """Calls a function with tensors of the last step whenever triggered.
+    """Calls a function with tensors of the last step.
 
         ProcessTensors(["x", "logits"], lambda x, logits: print(x.shape, logits.mean())).every(steps=100)
 
-    In a trainer with steps in plain Python, the tensors are the scalars that `run_step` returned. With asynchronous
-    towers and several workers nothing is called.
+    In a plain-Python trainer, the tensors are the scalars that `run_step` returned. The function is not called with
+    asynchronous towers and several workers.
 
     Args:
-        names: of tensors in the model's mapping or in the batch; those of all towers are concatenated.
-        function: takes the arrays in this order; a subclass overrides `process` instead.
+        names: names of tensors of the model or the batch. Tensors of all towers are concatenated.
+        function: takes the arrays in the order of `names`. Subclasses override `process` instead.
 
     Raises:
-        CallbackError: while training, if there is no such tensor (in a compiled step: ModelError).
+        CallbackError: while training, if there is no such tensor.
+        ModelError: in a compiled step, if there is no such tensor.
     """
 
     def __init__(self, names: str | Sequence[str], function: Callable[..., Any] | None = None) -> None:
@@ -50,7 +51,7 @@ class ProcessTensors(Callback):
     def trigger(self) -> None:
         watched, outputs = self.trainer.watched, self.trainer.outputs
         if self.trainer.is_compiled and not watched:
-            return  # the run ended at a step that was not planned as its last
+            return  # the run ended at an unplanned step
         values = {**outputs, **watched}
         missing = [name for name in self.names if name not in values]
         if missing:
@@ -60,10 +61,10 @@ class ProcessTensors(Callback):
 
 
 class DumpTensors(ProcessTensors):
-    """Writes tensors of the last step into ``analysis/tensors/step-<step>.npz`` whenever triggered.
+    """Writes tensors of the last step to ``analysis/tensors/step-<step>.npz``.
 
     Args:
-        names: of tensors in the model's mapping or in the batch, and in the file.
+        names: names of tensors of the model or the batch; also their names in the file.
     """
 
     priority = Priority.WRITE
@@ -79,18 +80,17 @@ class DumpTensors(ProcessTensors):
 
 
 class DumpTensorAsImage(ProcessTensors):
-    """Writes up to four examples of a tensor as PNG files into ``analysis/images/`` whenever triggered.
+    """Writes up to four examples of a tensor as PNG files to ``analysis/images/``.
 
     Args:
-        name: of a tensor in the model's mapping or in the batch, of shape ``[height, width]``,
-            ``[batch, height, width]`` or ``[batch, height, width, channels]`` with 1, 3 or 4 channels; values from 0
-            to 255.
-        prefix: what the files' names start with; the tensor's name if None.
+        name: the name of a tensor of the model or the batch, of shape ``[height, width]``, ``[batch, height, width]``
+            or ``[batch, height, width, channels]`` with 1, 3 or 4 channels, with values from 0 to 255.
+        prefix: prefix of the file names. Defaults to the tensor's name.
         scale: a factor for the values, such as 255 for values from 0 to 1.
-        map_function: called with the array first; returns one as above.
+        map_function: converts the array to one of these shapes before scaling.
 
     Raises:
-        CallbackError: while training, if the tensor is not of such a shape.
+        CallbackError: while training, if the shape is not supported.
     """
 
     priority = Priority.WRITE
@@ -113,7 +113,7 @@ class DumpTensorAsImage(ProcessTensors):
 
     def process(self, *arrays: Array) -> None:
         images = np.asarray(arrays[0] if self._map_function is None else self._map_function(arrays[0]))
-        images = images[..., None] if images.ndim == 3 else images  # of a batch, not of one with channels
+        images = images[..., None] if images.ndim == 3 else images  # a batch, not one image with channels
         self._directory.mkdir(parents=True, exist_ok=True)
         for index, image in enumerate(pictures(self.names[0], images * self._scale)[:_IMAGES]):
             name = f"{self._prefix}-step-{self.trainer.global_step:010d}-{index}.png".replace("/", "-")
@@ -121,11 +121,11 @@ class DumpTensorAsImage(ProcessTensors):
 
 
 class DumpParamAsImage(DumpTensorAsImage):
-    """Writes a variable of the model as PNG files into ``analysis/images/`` whenever triggered.
+    """Writes a variable of the model as PNG files to ``analysis/images/``.
 
     Args:
-        name: of the variable, such as ``conv0/kernel``.
-        options: those of `DumpTensorAsImage`; a `map_function` makes pictures of a kernel, for example.
+        name: the name of the variable, such as ``conv0/kernel``.
+        options: options of `DumpTensorAsImage`. For example, a `map_function` converts a kernel to images.
 
     Raises:
         CallbackError: at setup, if there is no such variable; while training, as for `DumpTensorAsImage`.
@@ -177,19 +177,19 @@ def _record(callback: Callback, name: str, array: Array, kinds: Sequence[str]) -
 
 
 class TensorSummary(ProcessTensors):
-    """Records numbers about tensors of the last step, whenever triggered.
+    """Records statistics of tensors of the last step.
 
         TensorSummary(["x", "logits"], ["mean", "rms"]).every(steps=100)
 
-    "mean", "rms" (the root mean square) and "sparsity" (the share of zeros) are scalars called ``trn/<tensor>-<kind>``,
-    "scalar" is the tensor itself, and "histogram" is for `TensorBoardWriter`.
+    "mean", "rms" (root mean square) and "sparsity" (fraction of zeros) record scalars named ``trn/<tensor>-<kind>``.
+    "scalar" records the value of a scalar tensor, and "histogram" a histogram for `TensorBoardWriter`.
 
     Args:
-        names: of tensors in the model's mapping or in the batch.
-        kinds: some of these.
+        names: names of tensors of the model or the batch.
+        kinds: the statistics to record.
 
     Raises:
-        CallbackError: there is no such kind; while training, if there is no such tensor.
+        CallbackError: a kind is unknown; while training, if there is no such tensor.
     """
 
     prefix = "trn"
@@ -207,16 +207,16 @@ class TensorSummary(ProcessTensors):
 
 
 class ActivationSummary(TensorSummary):
-    """Records sparsity, root mean square and histogram of a layer's outputs, as ``trn/activation-summary/...``.
+    """Records sparsity, root mean square and histogram of activations as ``trn/activation-summary/...``.
 
         ActivationSummary("fc0").every(steps=100)
 
     Args:
-        names: of tensors in the model's mapping.
-        kinds: as for `TensorSummary`.
+        names: names of the model's tensors.
+        kinds: see `TensorSummary`.
 
     Raises:
-        CallbackError: as for `TensorSummary`.
+        CallbackError: see `TensorSummary`.
     """
 
     prefix = "trn/activation-summary"
@@ -228,15 +228,15 @@ class ActivationSummary(TensorSummary):
 
 
 class ParamSummary(Callback):
-    """Records numbers about trained variables, whenever triggered, called ``param-summary/<variable>-<kind>``.
+    """Records statistics of trained variables as ``param-summary/<variable>-<kind>``.
 
         ParamSummary((".*/kernel", ["histogram", "rms"]), (".*/gamma", "mean"))
 
     Args:
-        choices: pairs of a regular expression for full names of variables, and of kinds as for `TensorSummary`.
+        choices: pairs of a regular expression for full names of variables and the kinds; see `TensorSummary`.
 
     Raises:
-        CallbackError: there is no such kind; at setup, if a regular expression matches no trained variable.
+        CallbackError: a kind is unknown; at setup, if a regular expression matches no trained variable.
     """
 
     def __init__(self, *choices: tuple[str, str | Sequence[str]]) -> None:

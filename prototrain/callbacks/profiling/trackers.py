@@ -1,4 +1,4 @@
-"""Speed, time left, memory, utilization of the GPUs, and profiles."""
+"""Callbacks that track speed, remaining time, memory and GPU utilization, and a profiler."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SAMPLE_SECONDS = 1.0
 
 
 class ThroughputTracker(Callback):
-    """Records the speed since it was last triggered, as ``perf/steps_per_second`` or ``perf/samples_per_second``.
+    """Records the speed since the last trigger as ``perf/steps_per_second`` or ``perf/samples_per_second``.
 
-    The time of callbacks is included.
+    The speed includes the time of callbacks.
 
     Args:
-        samples: examples per step, such as ``model.batch_size``; None for steps per second.
+        samples: the number of examples per step, such as ``model.batch_size``; None to record steps per second.
         clock: returns the time in seconds.
     """
 
@@ -44,10 +44,10 @@ class ThroughputTracker(Callback):
 
 
 class EstimatedTimeLeft(Callback):
-    """Prints the time that the run will still take, by the speed since some triggers ago.
+    """Prints the estimated remaining time of the run.
 
     Args:
-        last_k: the number of triggers that the speed is measured over.
+        last_k: the number of recent triggers over which to measure the speed.
         clock: returns the time in seconds.
     """
 
@@ -70,17 +70,17 @@ class EstimatedTimeLeft(Callback):
 
 
 class HostMemoryTracker(Callback):
-    """Records the memory of this process and its children, and the free memory of the host, in GiB.
+    """Records the memory used by this process and its children, and the available memory of the host, in GiB.
 
-    The names are ``perf/host_memory_gib`` and ``perf/host_memory_available_gib``.
+    The scalars are ``perf/host_memory_gib`` and ``perf/host_memory_available_gib``.
     """
 
     def trigger(self) -> None:
-        import psutil  # needed by this callback alone
+        import psutil  # only this callback needs it
 
         this, used = psutil.Process(), 0
         for process in (this, *this.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):  # it has just ended
+            with suppress(psutil.NoSuchProcess):  # the process has just ended
                 used += process.memory_info().rss
         available = psutil.virtual_memory().available
         scalars = {"host_memory_gib": used / _GIB, "host_memory_available_gib": available / _GIB}
@@ -90,8 +90,8 @@ class HostMemoryTracker(Callback):
 class GPUUtilizationTracker(Callback):
     """Records the utilization of each GPU since the last trigger, in percent, as ``perf/gpu<number>_utilization``.
 
-    A thread asks the driver once a second. It needs the extra ``prototrain[gpu]``; without it, or without a GPU, it
-    prints one line and records nothing.
+    A thread samples the utilization once a second. Requires the extra ``prototrain[gpu]``. Without the extra or without
+    a GPU, the callback prints one line and records nothing.
     """
 
     def setup(self) -> None:
@@ -134,9 +134,9 @@ class GPUUtilizationTracker(Callback):
 
 
 class GPUMemoryTracker(Callback):
-    """Records the largest memory that TensorFlow has used on each GPU since the last trigger, in GiB.
+    """Records TensorFlow's peak memory on each GPU since the last trigger, in GiB, as ``perf/gpu<number>_memory_gib``.
 
-    The names are ``perf/gpu<number>_memory_gib``. Without a GPU it prints one line and records nothing.
+    Without a GPU, the callback prints one line and records nothing.
     """
 
     def setup(self) -> None:
@@ -156,14 +156,15 @@ class GraphProfiler(Callback):
 
         GraphProfiler(first_step=100, steps=3)
 
-    The files are below ``summaries/plugins/profile/``. Each of the steps is a separate call, marked as a step.
+    The files are written below ``summaries/plugins/profile/``. Each profiled step is a separate call and is marked as a
+    step.
 
     Args:
-        first_step: the first step that is profiled; the very first one of a run includes tracing.
-        steps: how many.
+        first_step: the first step to profile. The first step of a run includes tracing.
+        steps: the number of steps to profile.
 
     Raises:
-        CallbackError: a number is not positive.
+        CallbackError: `first_step` or `steps` is not positive.
     """
 
     def __init__(self, *, first_step: int = 10, steps: int = 5) -> None:
@@ -172,7 +173,7 @@ class GraphProfiler(Callback):
         self._before = first_step - 1
         self._last = first_step - 1 + steps
         self._is_running = False
-        self._step = ExitStack()  # ends the mark of the current step
+        self._step = ExitStack()  # the trace annotation of the current step
 
     def setup(self) -> None:
         self._directory = self.trainer.require_experiment("GraphProfiler").summaries

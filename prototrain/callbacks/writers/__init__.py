@@ -1,1 +1,1 @@
-"""Callbacks that write scalars and summaries down, or add scalars for the others to write."""
+"""Callbacks that write scalars and summaries, and callbacks that record additional scalars."""

@@ -1,4 +1,4 @@
-"""Scalars as JSON."""
+"""Writers of scalars as JSON."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from prototrain.system.waiting import announcing
 
 
 class JSONWriter(Monitor):
-    """Writes ``metrics.jsonl``: for each step that has scalars a line ``{"step": 100, "time": ..., "trn/loss": ...}``.
+    """Writes ``metrics.jsonl``, with a line ``{"step": 100, "time": ..., "trn/loss": ...}`` for each step with scalars.
 
-    A resumed run continues after the row of its checkpoint: rows of later steps, which will be made again, move to
-    ``metrics.superseded.jsonl``, and are compared with the new ones, except for scalars that measure time or memory:
-    one line, and run.json, have the outcome. NaN and infinity are written as null. Rows that cannot be written, as on a
-    full disk, are written later.
+    NaN and infinity are written as null. Rows that cannot be written, for example on a full disk, are written later.
+
+    A resumed run continues after the row of its checkpoint and moves later rows to ``metrics.superseded.jsonl``. It
+    compares the moved rows with the repeated ones, except for scalars that measure time or memory, and reports the
+    result in a printed line and in run.json.
 
     Args:
-        clock: returns seconds since the epoch, for the rows' "time".
+        clock: returns the time of a row, in seconds since the epoch.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
@@ -34,11 +35,11 @@ class JSONWriter(Monitor):
 
     def setup(self) -> None:
         self._path = self.trainer.require_experiment("JSONWriter").metrics
-        self._rows: list[Row] | None = None  # those that may not be in the file, and the last row
-        self._offset = 0  # where the first of these rows begins in the file
-        self._size = 0  # of the last row in the file, in bytes
+        self._rows: list[Row] | None = None  # unwritten rows and the last row; None until the file is open
+        self._offset = 0  # file offset of the first of these rows
+        self._size = 0  # bytes of the last row in the file
         self._dirty = False
-        self._repeated: RepeatedRows | None = None  # while rows of an earlier attempt are made again
+        self._repeated: RepeatedRows | None = None  # set while a resumed run repeats rows
 
     def before_train(self) -> None:
         self._open()
@@ -48,7 +49,7 @@ class JSONWriter(Monitor):
         if not rows or rows[-1]["step"] != step:
             if rows:
                 self._compare(rows[-1])
-            if not self._dirty:  # the file has the row before, which is complete
+            if not self._dirty:  # the previous row is complete and in the file
                 self._offset += self._size
                 rows.clear()
             rows.append({"step": step, "time": round(self._clock(), 3)})
@@ -67,7 +68,7 @@ class JSONWriter(Monitor):
         except OSError as error:
             self.trainer.run.say_once(f"WARNING: cannot write {self._path}: {error.strerror}; trying again later")
             return
-        # The last row is kept: its step may get more scalars, and then it is written again.
+        # Keep the last row, since its step may get more scalars and is then written again.
         self._offset += sum(map(len, lines[:-1]))
         self._size = len(lines[-1])
         self._rows = self._rows[-1:]
@@ -84,15 +85,15 @@ class JSONWriter(Monitor):
                 os.fsync(file.fileno())
 
     def _open(self) -> list[Row]:
-        """The rows in memory; the first time, the file is cut back to the step that this run starts from.
+        """Return the rows in memory. The first call truncates the file to the step that this run starts from.
 
-        Callbacks that come earlier may record something in their `before_train`.
+        The first call may come before `before_train`, since earlier callbacks may record scalars in theirs.
         """
         if self._rows is None:
             step, aside = self.trainer.global_step, superseded(self._path)
             try:
                 size = aside.stat().st_size if aside.exists() else 0
-                # A run that begins at step 0 makes every row again, including those of step 0.
+                # A run that starts at step 0 repeats every row, including those of step 0.
                 with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
                     last = cut_back(self._path, step or -1)
                 self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
@@ -104,7 +105,7 @@ class JSONWriter(Monitor):
         return self._rows
 
     def _compare(self, row: Row, *, is_last: bool = False) -> None:
-        """Compare a complete row with that of an earlier attempt, and report the outcome."""
+        """Compare a complete row with the row of an earlier attempt and report the result."""
         outcome = None if self._repeated is None else self._repeated.compare(row, is_last=is_last)
         if outcome is not None:
             self._repeated = None
@@ -113,9 +114,9 @@ class JSONWriter(Monitor):
 
 
 class StatJSON(Callback):
-    """Writes ``stat.json`` whenever triggered: a list of ``{"epoch_num": 1, "global_step": 100, "trn/loss": ...}``.
+    """Writes ``stat.json``, a list of ``{"epoch_num": 1, "global_step": 100, "trn/loss": ...}``.
 
-    It is rebuilt from metrics.jsonl, so it takes longer the more rows there are.
+    The file is rebuilt from metrics.jsonl at each trigger, so the cost grows with the number of rows.
 
     Raises:
         CallbackError: at setup, if there is no `JSONWriter` in the list.

@@ -1,4 +1,4 @@
-"""A run in MLflow."""
+"""MLflow writer."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ if TYPE_CHECKING:
 
 _OUTCOME = "prototrain.outcome"
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED", "running": "RUNNING"}
-_METRICS_IN_BATCH, _PARAMS_IN_BATCH = 1000, 100  # what a server takes in one request
+_METRICS_IN_BATCH, _PARAMS_IN_BATCH = 1000, 100  # limits of one request
 _LONGEST_TAG = 5000
 
 
 class MLflowWriter(Tracker):
-    """Sends the run to MLflow: scalars as metrics, pictures as image series, the config as parameters, the outcome as
-    status and as the tag ``prototrain.outcome``.
+    """Logs the run to MLflow.
 
         MLflowWriter("digits", uri="sqlite:///mlflow.db")
 
-    It needs the extra ``prototrain[mlflow]``. A resumed run continues the same run of MLflow. Parameters cannot be
-    changed there: a new value is written as a tag, ``changed.KEY``. In names, characters that MLflow does not allow
-    become underscores.
+    Scalars become metrics, images become image series, and the config becomes parameters. The outcome becomes the
+    status and the tag ``prototrain.outcome``.
+
+    Requires the extra ``prototrain[mlflow]``. A resumed run continues the same MLflow run. MLflow parameters are
+    immutable, so a changed config value is logged as the tag ``changed.KEY``. Characters that MLflow does not allow in
+    names are replaced by underscores.
 
     Args:
-        experiment: of MLflow's, made if it does not exist; by default MLFLOW_EXPERIMENT_NAME, else "Default".
-        uri: of the tracking server or store; by default MLflow's own, such as MLFLOW_TRACKING_URI.
+        experiment: the name of the MLflow experiment, which is created if it does not exist. Defaults to the
+            environment variable MLFLOW_EXPERIMENT_NAME, then to "Default".
+        uri: the URI of the tracking server or store. Defaults to MLflow's setting, such as MLFLOW_TRACKING_URI.
     """
 
     extra = "mlflow"
@@ -63,7 +66,7 @@ class MLflowWriter(Tracker):
         return run
 
     def _params_of(self, run: str) -> dict[str, str] | None:
-        """The parameters of a run; None if it is gone."""
+        """Return the parameters of an MLflow run, or None if the run was deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -109,5 +112,5 @@ class MLflowWriter(Tracker):
 
 
 def _as_key(name: str) -> str:
-    """A name as MLflow allows it, also for pictures."""
+    """Return a key that MLflow allows for metrics and images."""
     return re.sub(r"[^\w\-./ ]", "_", name, flags=re.ASCII)[:250]

@@ -1,4 +1,4 @@
-"""Scalars as lines of text."""
+"""Table of scalars on the terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from prototrain.system.terminal import in_notebook, one_line, printable
 from prototrain.system.wording import in_clock, in_digits, shortened, some_of
 
 _WIDTH, _HEIGHT = 120, 40  # without a terminal
-_NUMBER = 10  # the longest number, so that columns have fixed places
+_NUMBER = 10  # width of the longest number
 _LONGEST_NAME = 24
 _LEAD = ("step", "epoch", "time", "steps/s", "data")
 _BOLD, _GREEN, _PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[0m"
-_MOST_ROWS = 1000  # of a notebook's table
-_OF_ENGINE = {"checkpoint", "cluster", "hyper", "perf"}  # prefixes of scalars that come last
+_MOST_ROWS = 1000  # in a notebook's table
+_OF_ENGINE = {"checkpoint", "cluster", "hyper", "perf"}  # prefixes of the last columns
 
 
 @dataclass
 class _Row:
-    """The line of one dataset at one step: texts below `_LEAD`, numbers by column, columns with the best value."""
+    """One dataset at one step: texts of the `_LEAD` columns, numbers by column, and columns with the best value."""
 
     lead: list[str]
     cells: dict[str, str] = field(default_factory=dict)
@@ -40,23 +40,23 @@ class _Row:
 
 
 class ScalarPrinter(Monitor):
-    """Prints the scalars of training, and those recorded since it printed last: a line for each dataset.
+    """Prints the training scalars and all scalars recorded since the last print, one line per dataset.
 
          step  epoch      time  steps/s  data       loss     accuracy  learning_rate
           100      3      0:03    1,240  trn      0.1599       0.9631       0.002405
                                          vld      0.1367*      0.9667
 
-    Training scalars are means over the steps since the last record of `Summaries`; without `Summaries` in the list
-    they are the last step's values. "steps/s" is the speed since the last line, without the time of callbacks. A star
-    marks the best value so far, of the losses of held-out data and of scalars that a saver or `EarlyStopping` watches.
-    Columns that do not fit into the terminal are left out. A notebook shows one table that grows.
+    Training scalars are means over the steps since the last record of `Summaries`, or the last step's values without
+    `Summaries` in the list. "steps/s" is the speed since the last line, without the time of callbacks. A star marks the
+    best value so far, for losses on held-out data and for scalars that a saver or `EarlyStopping` watches. Columns that
+    do not fit into the terminal are omitted. A notebook shows a single growing table.
 
     Args:
-        whitelist: regular expressions; only scalars whose name one of them matches (`re.match`) are printed.
-        blacklist: regular expressions; scalars whose name one of them matches are not printed.
+        whitelist: regular expressions; print only scalars whose name matches one of them (`re.match`).
+        blacklist: regular expressions; do not print scalars whose name matches one of them.
 
     Raises:
-        CallbackError: one of them is not a regular expression.
+        CallbackError: `whitelist` or `blacklist` is a string, or an item is not a regular expression.
     """
 
     def __init__(self, *, whitelist: Iterable[str] = (".*",), blacklist: Iterable[str] = ()) -> None:
@@ -67,9 +67,9 @@ class ScalarPrinter(Monitor):
 
     def setup(self) -> None:
         self._recorded: dict[str, tuple[int, float]] = {}
-        self._prefixes: dict[str, set[str]] = {}  # of each column
-        self._header: tuple[list[int], list[str]] = [], []  # widths and columns of the last one
-        self._lines = 0  # since then
+        self._prefixes: dict[str, set[str]] = {}  # by column
+        self._header: tuple[list[int], list[str]] = [], []  # widths and columns of the last header
+        self._lines = 0  # since the last header
         self._has_left_out = False
         self._notebook = _NotebookTable() if in_notebook() else None
 
@@ -108,7 +108,7 @@ class ScalarPrinter(Monitor):
             tqdm.write("\n".join(map(show, lines)))
 
     def _rows(self) -> list[_Row]:
-        """The scalars that are due, a row for each prefix and step."""
+        """Return the scalars to print, one row for each prefix and step."""
         trainer, step = self.trainer, self.trainer.global_step
         scalars, self._recorded = self._recorded, {}
         summaries = next((one for one in map(innermost, trainer.callbacks) if isinstance(one, Summaries)), None)
@@ -138,7 +138,7 @@ class ScalarPrinter(Monitor):
         return [rows[key] for key in sorted(rows)]
 
     def _rank(self, column: str) -> tuple[bool, bool, bool, str]:
-        """The loss comes first, then scalars of several datasets, last those about the run itself."""
+        """Return a sort key: the loss, then scalars of several datasets, then others, then scalars of the engine."""
         prefixes = self._prefixes[column]
         return column != "loss", prefixes <= _OF_ENGINE, len(prefixes) == 1, column
 
@@ -148,7 +148,7 @@ class ScalarPrinter(Monitor):
 
 
 class _NotebookTable:
-    """A table below a notebook's cell, which grows in place."""
+    """A table in a notebook that is updated in place."""
 
     def __init__(self) -> None:
         self._rows: list[_Row] = []
@@ -170,7 +170,7 @@ class _NotebookTable:
 
 
 def _coloured(line: str) -> str:
-    """A header in bold, and best values in green."""
+    """Return the line with the header in bold or the best values in green."""
     if line.split()[0] == _LEAD[0]:
         return f"{_BOLD}{line}{_PLAIN}"
     return re.sub(r"\S+\*", lambda found: f"{_GREEN}{found[0]}{_PLAIN}", line)
@@ -185,7 +185,7 @@ def _width(column: str) -> int:
 
 
 def _that_fit(columns: list[str], room: int) -> list[str]:
-    """The columns, at least one, that fit into so many characters."""
+    """Return the columns that fit into `room` characters, at least one."""
     shown: list[str] = []
     for column in columns:
         if _width(column) + 2 <= room or not shown:
@@ -195,7 +195,7 @@ def _that_fit(columns: list[str], room: int) -> list[str]:
 
 
 def _line(row: _Row, widths: list[int], columns: list[str]) -> str:
-    # The name of the dataset is the only text; a star is in the place of a blank behind its number.
+    # Only the dataset's name is left-aligned. A star or a space follows each number.
     lead = [f"{text:>{width}}" for text, width in zip(row.lead[:-1], widths, strict=False)]
     parts = ["  ".join([*lead, f"{row.lead[-1]:<{widths[-1]}}"])]
     for column in columns:

@@ -1,4 +1,4 @@
-"""Recording the scalars and summaries of training steps."""
+"""Callbacks that record scalars and summaries of training steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from prototrain.towers import components
 
 
 class _StepSums(Callback):
-    """Base of callbacks that keep two numbers for each scalar of the step, which change in every step.
+    """Base class of callbacks that update a pair of numbers for each scalar in every step.
 
-    In a compiled trainer they are a variable, which is made when the step is traced and its scalars are known; its
-    values are in every checkpoint.
+    A compiled trainer keeps the pairs in a variable, which is created when the step is traced and its scalars are
+    known. Every checkpoint holds the values.
     """
 
     chief_only = False  # all workers trace the same step
@@ -29,20 +29,20 @@ class _StepSums(Callback):
     def __init__(self) -> None:
         self._variable: tf.Variable | None = None  # of shape [2, scalars]
         self._names: tuple[str, ...] = ()
-        self._values: dict[str, list[float]] = {}  # in a Python trainer, and before the step is traced
+        self._values: dict[str, list[float]] = {}  # in a plain-Python trainer, and before tracing
 
     def setup(self) -> None:
         self._values, self._variable, self._names = self._pairs(), None, ()
 
     def _pairs(self) -> dict[str, list[float]]:
-        """Both numbers by the name of their scalar."""
+        """Return the pairs by scalar name."""
         if self._variable is None:
             return self._values
         pairs = tf.convert_to_tensor(self._variable).numpy().T.tolist()
         return dict(zip(self._names, pairs, strict=True))
 
     def _traced_variable(self, names: tuple[str, ...]) -> tf.Variable:
-        """The variable for these scalars and all before: `SetTrainable` may add some during the run."""
+        """Return the variable for these and all earlier scalars. `SetTrainable` may add scalars during the run."""
         if self._variable is None or not set(self._names).issuperset(names):
             with tf.init_scope():
                 pairs = {**{name: [0.0, 0.0] for name in names}, **self._pairs()}
@@ -61,25 +61,25 @@ class _StepSums(Callback):
 
 
 class Summaries(_StepSums):
-    """Records the means of the training scalars over the steps since the last record, as ``trn/...``, and the
-    `tf.summary` calls of the model in the last step.
+    """Records training scalars and the model's `tf.summary` calls as ``trn/...``.
 
         Summaries().every(steps=100)
 
-    Sums and counts are kept within the compiled step and are part of every checkpoint. A step whose value is NaN, or
-    that has no such scalar, is left out of the mean. The learning rate, the loss scale and the metrics of a
-    `KerasTrainer` are recorded as they are; see `Trainer.unaveraged`. The last step's values are in `trainer.outputs`.
+    Scalars are averaged over the steps since the last record, except for steps with NaN or without the scalar. Sums and
+    counts are updated within the compiled step and saved in every checkpoint. The learning rate, the loss scale and the
+    metrics of a `KerasTrainer` are recorded without averaging; see `Trainer.unaveraged`. `trainer.outputs` holds the
+    last step's values.
 
-    `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` may be called anywhere in a compiled step, such as in
-    `build`, without a writer and a step. They cost nothing in the steps that are not recorded. A scalar is the mean
-    over micro-batches and towers, weighted like the scalars of `build`. The others come from the first micro-batch of
-    the first tower, as do scalars inside `tf.cond`, a loop or a `tf.function`. Asynchronous towers and several workers
-    record only the returned scalars of a step.
+    The model may call `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` anywhere in a compiled step, such
+    as in `build`, without a writer and a step. The calls of the last step are recorded and cost nothing in other steps.
+    A `tf.summary.scalar` is averaged over micro-batches and towers, weighted like the scalars of `build`. Other
+    summaries, and scalars inside `tf.cond`, a loop or a `tf.function`, come from the first micro-batch of the first
+    tower. Asynchronous towers and several workers record only the scalars that a step returns.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: tuple[int, dict[str, float]] = (-1, {})  # the step and the means of the last record
+        self._last: tuple[int, dict[str, float]] = (-1, {})  # step and means of the last record
 
     def setup(self) -> None:
         super().setup()
@@ -109,7 +109,7 @@ class Summaries(_StepSums):
         variable.assign_add(tf.cast(new, tf.float64))
 
     def means(self) -> dict[str, float]:
-        """The means over the steps since the last record; right after a record, its own."""
+        """Return the means over the steps since the last record, or the recorded means at the step of a record."""
         step, recorded = self._last
         if step == self.trainer.global_step:
             return recorded
@@ -120,7 +120,7 @@ class Summaries(_StepSums):
         return found
 
     def trigger(self) -> None:
-        # A resumed run that has to finish a step records the same means again.
+        # A resumed run that repeats this step records the same means again.
         self._last = self.trainer.global_step, self.means()
         self._values = {}
         if self._variable is not None:
@@ -134,7 +134,7 @@ class Summaries(_StepSums):
                 if (found := scalar_in(value)) is not None
             }
             for name, number in numbers.items():
-                scalars.setdefault(name, []).append(number)  # a loop may give several
+                scalars.setdefault(name, []).append(number)  # a loop may give several values
             if not numbers:
                 self.trainer.monitors.put_summary(event.summary, "trn")
         self.trainer.monitors.put_scalars({name: fmean(found) for name, found in scalars.items()}, "trn")
@@ -149,21 +149,20 @@ class Summaries(_StepSums):
 
 
 class MovingAverageSummary(_StepSums):
-    """Averages scalars over the steps inside the compiled call, and records them as ``trn/<name>_average`` when
-    triggered.
+    """Records exponential moving averages of scalars as ``trn/<name>_average``.
 
         MovingAverageSummary("loss", decay=0.99).every(steps=100)
 
-    The averages are part of every checkpoint.
+    The averages are updated within the compiled call and saved in every checkpoint.
 
     Args:
-        names: of the step's scalars.
-        pattern: instead of names, a regular expression for full names; ``.*`` for all scalars.
-        decay: how much of the average stays in each step.
+        names: names of the step's scalars.
+        pattern: a regular expression for full names, instead of `names`; ``.*`` for all scalars.
+        decay: the decay of the averages, between 0 and 1.
 
     Raises:
-        CallbackError: `decay` is not between 0 and 1, or not exactly one of names and a pattern is given; while
-            training, if there is no such scalar.
+        CallbackError: `decay` is out of range, `pattern` is not a regular expression, or both or neither of `names` and
+            `pattern` are given; while training, if there is no such scalar.
     """
 
     def __init__(self, *names: str, pattern: str | None = None, decay: float = 0.95) -> None:
@@ -193,7 +192,7 @@ class MovingAverageSummary(_StepSums):
             wanted = ", ".join(missing) or repr(pattern and pattern.pattern)
             known = ", ".join(outputs) or "none"
             raise CallbackError(f"MovingAverageSummary: the step has no scalar {wanted}; it has: {known}")
-        # For each scalar the weighted sum of its values, and the sum of the weights.
+        # Keep the weighted sum of each scalar's values and the sum of the weights.
         if tf.executing_eagerly():
             for name in names:
                 total, weight = self._values.get(name, [0.0, 0.0])
@@ -213,10 +212,10 @@ class MovingAverageSummary(_StepSums):
 
 
 class GradientNorm(Callback):
-    """Adds ``gradient_norm`` to the scalars of each compiled step: the L2 norm of all gradients together.
+    """Adds ``gradient_norm``, the global L2 norm of the gradients, to the scalars of each compiled step.
 
-    It is that of the gradients averaged over the towers, before any gradient processor. A `train_step` that applies
-    gradients several times gives ``gradient_norm_2`` and so on.
+    The norm is computed from the gradients averaged over the towers, before any gradient processor. If a `train_step`
+    applies gradients several times, the later norms are named ``gradient_norm_2`` and so on.
     """
 
     chief_only = False

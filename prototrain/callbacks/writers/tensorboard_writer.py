@@ -1,4 +1,4 @@
-"""Scalars as TensorBoard event files."""
+"""TensorBoard writer."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ _EVENT_FILES = "events.out.tfevents."
 
 
 class TensorBoardWriter(Monitor):
-    """Writes event files below ``summaries/``.
+    """Writes TensorBoard event files below ``summaries/``.
 
-    Each prefix has its own directory, so that ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
-    TensorBoard drops later steps of earlier files. Events that cannot be written, as on a full disk, are written later.
+    Each prefix has a separate directory, so ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
+    TensorBoard drops later steps of earlier files. Events that cannot be written, for example on a full disk, are
+    written later.
 
-    The config is written as the text ``config`` at each start of the run, and its values are a row of the tab HPARAMS.
-    TensorBoard shows the values of the first start there.
+    At each start of the run, the config is written as the text ``config`` and as a row of the HPARAMS tab. That tab
+    shows the values of the first start.
 
     Args:
-        clock: returns seconds since the epoch, for the events' wall time.
+        clock: returns the wall time of events, in seconds since the epoch.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
@@ -52,7 +53,7 @@ class TensorBoardWriter(Monitor):
         config = self.trainer.run.config()
         if config is None:
             return
-        # Indented, Markdown is shown as it is.
+        # Markdown shows indented lines verbatim.
         text = "\n".join(f"    {line}" for line in config.to_text().splitlines())
         values = {key: _as_hparam(value) for key, value in config.to_plain().items() if key not in LOCATION_KEYS}
         for summary in (text_summary("config", text), _hparams(values, self._clock())):
@@ -89,12 +90,12 @@ class TensorBoardWriter(Monitor):
             sub_run.close()
 
     def _open(self) -> dict[str, _SubRun]:
-        """The sub-runs by prefix; the first time, mark those of an earlier attempt at the run."""
+        """Return the sub-runs by prefix. The first call marks a new start in existing sub-runs."""
         if self._sub_runs is None:
             self._sub_runs = {}
             for directory in sorted({path.parent for path in self._directory.rglob(f"{_EVENT_FILES}*")}):
                 prefix = "" if directory == self._directory else directory.relative_to(self._directory).as_posix()
-                # TensorBoard drops the steps from this one on. At step 0 everything is written again.
+                # TensorBoard drops steps from the mark on. A run that starts at step 0 writes everything again.
                 step = self.trainer.global_step
                 mark = Event(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
                 self.put_event(prefix, mark)
@@ -102,14 +103,14 @@ class TensorBoardWriter(Monitor):
 
 
 def _as_hparam(value: Any) -> bool | float | str:
-    """A value of a config as the protocol buffer has it: a number, if it fits into 64 bits."""
+    """Return a config value as a bool or number if the protocol buffer can hold it exactly, else as text."""
     if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53):
         return value
     return as_text(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _hparams(values: Mapping[str, bool | float | str], now: float) -> Summary:
-    """A row of the tab HPARAMS; `hparams_pb` of TensorBoard does the same, but importing it takes half a second."""
+    """Return a row of the HPARAMS tab. Importing TensorBoard's equivalent, `hparams_pb`, takes half a second."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     start = SessionStartInfo(group_name=hashlib.sha256(text.encode()).hexdigest(), start_time_secs=now)
     for name, value in sorted(values.items()):
@@ -122,7 +123,7 @@ def _hparams(values: Mapping[str, bool | float | str], now: float) -> Summary:
 
 
 class _SubRun:
-    """The event file of one prefix, and the events that are not written yet."""
+    """The event file and the pending events of one prefix."""
 
     def __init__(self, directory: Path) -> None:
         self.events: list[bytes] = []
@@ -130,7 +131,7 @@ class _SubRun:
         self._file: Any = None
 
     def flush(self, now: float) -> None:
-        """Write the events; an OSError or `tf.errors.OpError` leaves all of them to be written to a new file."""
+        """Write the pending events. After an OSError or `tf.errors.OpError`, all of them remain pending."""
         if not self.events:
             return
         try:
@@ -150,10 +151,10 @@ class _SubRun:
             self._file = None
 
     def _start(self, now: float) -> bytes:
-        """Make a new file; return its first record."""
+        """Create a new file and return its first record."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a directory in the order of their names: a new one must come last, whatever
-        # the clock says.
+        # TensorBoard reads the files of a directory in the order of their names. A new file must come last even if the
+        # clock was set back.
         others = [path.name.removeprefix(_EVENT_FILES) for path in self._directory.glob(f"{_EVENT_FILES}[0-9]*.*")]
         number = max([int(now), *(int(name.partition(".")[0]) + 1 for name in others)])
         self._file = tf.io.TFRecordWriter(str(self._directory / f"{_EVENT_FILES}{number:010d}.{platform.node()}"))

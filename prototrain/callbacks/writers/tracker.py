@@ -1,4 +1,4 @@
-"""Base class of the writers for experiment trackers."""
+"""Base class of writers for experiment trackers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Point:
-    """A scalar at a step, or pictures (contents of PNG files); `time` is in seconds since the epoch."""
+    """A scalar or images (encoded as PNG) at a step. `time` is in seconds since the epoch."""
 
     name: str
     step: int
@@ -33,19 +33,19 @@ class Point:
 
 
 class Tracker(Monitor):
-    """Sends scalars, pictures, the config and the outcome of a run to an experiment tracker.
+    """Sends scalars, images, the config and the outcome of a run to an experiment tracker.
 
-    A thread sends new values every few seconds. If that fails, it is reported once, and the values are sent later.
-    Checkpoints hold the scalars that are not sent yet, and the id of the tracker's run, which a resumed run continues.
+    A thread sends new values every few seconds. A failure is reported once, and the values are sent later. Checkpoints
+    hold the unsent scalars and the id of the tracker's run, which a resumed run continues.
 
-    A subclass defines `connect`, `send` and `close`.
+    Subclasses define `connect`, `send` and `close`.
 
     Attributes:
-        extra: of prototrain, which installs the tracker's package.
-        seconds: between two times that something is sent.
+        extra: the extra of prototrain that installs the tracker's package.
+        seconds: the minimum time, in seconds, between two transfers.
     """
 
-    # After the savers: a failed save is part of the outcome.
+    # Runs after the savers, since a failed save is part of the outcome.
     priority = Priority.SAVE + 100
     extra: str
     seconds = 5.0
@@ -54,38 +54,38 @@ class Tracker(Monitor):
         self._run: str | None = None
         self._waiting: list[Point] = []
         self._sending: tuple[list[Point], Future[None]] | None = None
-        self._pool: ThreadPoolExecutor | None = None  # once it is connected
+        self._pool: ThreadPoolExecutor | None = None  # None until connected
         self._is_failing = False
         self._sent_at = 0.0
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
     def connect(self, run: str | None) -> str:
-        """Continue a run of the tracker, or begin a new one, and send the config.
+        """Start or continue a run of the tracker and send the config.
 
         Args:
-            run: its id; None for a new one.
+            run: the id of the run to continue; None to start a new run.
 
         Returns:
-            the id of the run; a new one if the run that was asked for is gone.
+            The id of the run. It is a new id if the requested run no longer exists.
         """
         raise NotImplementedError
 
     def send(self, points: Sequence[Point]) -> None:
-        """Send scalars and pictures, in the order of their steps; in a thread. Sending some of them twice is harmless.
+        """Send scalars and images, ordered by step. Called in a thread. Sending a point twice must be harmless.
 
         Raises:
-            Exception: the tracker has not taken all of them.
+            Exception: the tracker has not accepted all points.
         """
         raise NotImplementedError
 
     def close(self, outcome: Outcome) -> None:
-        """Tell the tracker that the run has ended, and how."""
+        """Report the end and the outcome of the run."""
         raise NotImplementedError
 
     @property
     def title(self) -> str | None:
-        """The name of the run: that of the experiment's directory."""
+        """The name of the run: the name of the experiment directory, or None."""
         experiment = self.trainer.experiment
         return None if experiment is None else experiment.directory.resolve().name
 
@@ -104,7 +104,7 @@ class Tracker(Monitor):
             name = f"{prefix}/{value.tag}" if prefix else value.tag
             if value.metadata.plugin_data.plugin_name == "images":
                 needed("PIL.Image", self.name, self.extra)
-                pictures = tuple(value.tensor.string_val[2:])  # after the width and the height
+                pictures = tuple(value.tensor.string_val[2:])  # skip the width and the height
                 self._waiting.append(Point(name, event.step, time.time(), pictures=pictures))
             else:
                 self.trainer.run.say_once(f"WARNING: {self.name} takes scalars and pictures, not histograms and text")
@@ -128,7 +128,7 @@ class Tracker(Monitor):
             )
         try:
             self.close(self.trainer.outcome)
-        except Exception as error:  # which does not change the outcome
+        except Exception as error:  # does not change the outcome of the run
             self.trainer.log(f"WARNING: {self.name}: run {self._run} was not told of the end: {in_one_line(error)}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Tracker(Monitor):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Connect, the first time. Callbacks that come earlier may record something in their `before_train`."""
+        """Connect on the first call, which may come from another callback's `before_train`."""
         if self._pool is None:
             try:
                 self._run = self.connect(self._run)
@@ -161,7 +161,7 @@ class Tracker(Monitor):
             self._sent_at = time.monotonic()
 
     def _take_result(self) -> None:
-        """Wait for the thread; points that the tracker has not taken are sent the next time."""
+        """Wait for the thread. After an error, the points are sent again with the next transfer."""
         if self._sending is None:
             return
         (points, future), self._sending = self._sending, None
@@ -175,7 +175,7 @@ class Tracker(Monitor):
 
 
 def needed(module: str, who: str, extra: str) -> Any:
-    """Import a module that an extra of prototrain installs; a CallbackError names the extra if it is missing."""
+    """Import a module of an extra of prototrain; raise CallbackError, naming the extra, if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -185,7 +185,7 @@ def needed(module: str, who: str, extra: str) -> Any:
 
 
 def opened(picture: bytes) -> Any:
-    """The content of a PNG file as a picture of Pillow's."""
+    """Open the content of a PNG file as a Pillow image."""
     from PIL import Image
 
     return Image.open(io.BytesIO(picture))

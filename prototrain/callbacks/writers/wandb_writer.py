@@ -1,4 +1,4 @@
-"""A run in Weights & Biases."""
+"""Weights & Biases writer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ _EXIT_CODE = {"finished": 0, "interrupted": 130, "failed": 1, "running": 0}
 
 
 class WandbWriter(Tracker):
-    """Sends the run to Weights & Biases: scalars over ``global_step``, pictures, the config, and the outcome as exit
-    code and in the summary.
+    """Logs the run to Weights & Biases.
 
         WandbWriter("digits", mode="offline")
 
-    It needs the extra ``prototrain[wandb]``. A resumed run continues the same run there. Without a network, use
-    ``mode="offline"`` (or WANDB_MODE=offline) and ``wandb sync`` later; W&B's own process then loses what it has in
-    memory when this one is killed, up to 32 kB; metrics.jsonl has all scalars.
+    Logs scalars over ``global_step``, images, the config, and the outcome as the exit code and in the summary.
+
+    Requires the extra ``prototrain[wandb]``. A resumed run continues the same W&B run. Without a network, use
+    ``mode="offline"`` (or WANDB_MODE=offline) and run ``wandb sync`` later. In offline mode, W&B may lose up to 32 kB
+    of buffered data if the process is killed; metrics.jsonl has all scalars.
 
     Args:
-        project: of W&B's; by default WANDB_PROJECT.
-        options: more for `wandb.init`, such as ``name="first"``, ``tags=["small"]`` or ``dir="/tmp"``.
+        project: the W&B project. Defaults to the environment variable WANDB_PROJECT.
+        options: more arguments of `wandb.init`, such as ``name="first"``, ``tags=["small"]`` or ``dir="/tmp"``.
     """
 
     extra = "wandb"
@@ -44,7 +45,7 @@ class WandbWriter(Tracker):
         self._handle = self._wandb.init(**options)
         if config is not None:
             self._handle.config.update(config.to_plain(), allow_val_change=True)
-        # W&B's own count of steps drops late values, such as those of a validation after a stop.
+        # W&B's built-in step drops late values, such as those of a validation after a stop.
         self._handle.define_metric("global_step", hidden=True)
         self._handle.define_metric("*", step_metric="global_step")
         self._handle.summary["outcome"] = str(trainer.outcome)
