@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Names are imported when first used: `prototrain --help` must not wait for TensorFlow.
+    # Names are imported on first use, so that `prototrain --help` does not wait for TensorFlow.
     if name not in _HOMES:
         raise AttributeError(f"module 'prototrain' has no attribute {name!r}")
     if name != "Config":
@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
 def _show_in_short(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None, *, others: Any = sys.excepthook
 ) -> None:
-    """Show an error of prototrain that ends a script in one line, as the command line does."""
+    """Exception hook that prints errors of prototrain in one line, like the command line."""
     if not isinstance(error, PrototrainError):
         others(kind, error, trace)
         return

@@ -1,4 +1,4 @@
-"""`python -m prototrain`."""
+"""Entry point of `python -m prototrain`."""
 
 import sys
 

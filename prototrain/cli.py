@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The command line. TensorFlow is imported inside the commands only, so that ``--help`` answers at once."""
+"""The command line. TensorFlow is only imported inside the commands, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: what stands behind ``prototrain``; `sys.argv` if None.
+        arguments: the arguments after ``prototrain``; those of `sys.argv` if None.
 
     Returns:
-        the exit code: 0 done, 1 a clear error, 130 after Ctrl-C. Wrong usage exits with 2, SIGTERM with 143,
-        other signals that stop with 128 and their number.
+        the exit code: 0 for success, 1 for an error, 130 after Ctrl-C. Wrong usage exits with 2, SIGTERM with 143, and
+        other stop signals with 128 plus their number.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+    if "_ARGCOMPLETE" in os.environ:  # the shell requests completions
         from prototrain.commands.completion import complete
 
         complete(parser)
@@ -71,7 +71,7 @@ def _parser() -> Parser:
 
 
 def _check_command(parser: Parser, arguments: Sequence[str]) -> None:
-    """Report an unknown command, and the one that was probably meant."""
+    """Report an unknown command and suggest a similar one."""
     word = next(iter(arguments), "")
     if not word:
         parser.error(f"name a command: {', '.join(_COMMANDS)}")

@@ -1,19 +1,19 @@
-"""Every exception that prototrain raises on purpose.
+"""The exceptions of prototrain.
 
-A `PrototrainError` carries one clear line for the user: what is wrong, where, and what to do. The command line prints
-that line without a traceback and exits with 1. Anything else that escapes is a bug, of ours or of the user's code, and
-keeps its traceback.
+The message of a `PrototrainError` is one line for the user: what is wrong, where, and what to do. The command line
+prints it without a traceback and exits with 1. Any other exception is a bug in prototrain or in the user's code, and is
+printed with its traceback.
 """
 
 from __future__ import annotations
 
 
 class StopTraining(Exception):
-    """Raised by a callback or a trainer to end the run normally; the message says why."""
+    """Raised by a callback or a trainer to end the run normally; the message gives the reason."""
 
 
 class PrototrainError(Exception):
-    """Base of all errors that have one clear line for the user."""
+    """Base class of all errors that are reported to the user in one line."""
 
 
 class ConfigError(PrototrainError):
@@ -29,7 +29,7 @@ class DataError(PrototrainError):
 
 
 class CallbackError(PrototrainError):
-    """A callback is used in a way that cannot work."""
+    """A callback is used incorrectly."""
 
 
 class ExperimentError(PrototrainError):
@@ -37,7 +37,7 @@ class ExperimentError(PrototrainError):
 
 
 class StorageError(PrototrainError):
-    """A URL names no storage that can be used, or the storage does not answer."""
+    """The storage of a URL cannot be used or does not answer."""
 
 
 class CheckpointError(PrototrainError):
@@ -49,7 +49,7 @@ class StepError(PrototrainError):
 
 
 class OutOfMemoryError(PrototrainError):
-    """Memory ran out; the message says where, and from which checkpoint the run can continue."""
+    """Memory ran out; the message names the place and the checkpoint that a resume continues from."""
 
 
 class NonFiniteError(PrototrainError):
@@ -57,8 +57,8 @@ class NonFiniteError(PrototrainError):
 
 
 class ClusterError(PrototrainError):
-    """Of several workers one is missing, failed, silent or different; the message names it and says what it said."""
+    """A worker is missing, failed, does not respond or differs; the message names it and quotes its error."""
 
 
 class SweepError(PrototrainError):
-    """A sweep cannot start or continue: a wrong space, another sweep of the same name, a storage out of reach."""
+    """A sweep cannot start or continue: its space is invalid, its name is taken, or its storage is unreachable."""

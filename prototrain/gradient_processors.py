@@ -1,9 +1,9 @@
-"""Processors of gradients on their way to the optimizer.
+"""Gradient processors, which change gradients before the optimizer applies them.
 
-A gradient processor is a callable on a list of (gradient, variable) pairs that returns such a list. It runs inside the
-compiled step, so it uses TensorFlow ops only. A gradient is a tensor, a `tf.IndexedSlices` (of an embedding), or None
-when the loss does not depend on the variable; every processor here passes None on. A variable whose gradient is None
-when all of them are through stays as it is.
+A gradient processor is a callable that takes a list of (gradient, variable) pairs and returns such a list. It runs
+inside the compiled step, so it must use TensorFlow ops. A gradient is a tensor, a `tf.IndexedSlices` (for an
+embedding), or None if the loss does not depend on the variable. The processors in this module keep None. A variable
+whose gradient is None after all processors is not updated.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ GradientProcessor = Callable[[Sequence[Pair]], list[Pair]]
 
 
 def drop_missing(pairs: Sequence[Pair]) -> list[Pair]:
-    """Leave out the variables that the loss does not depend on."""
+    """Return the pairs whose gradient is not None."""
     return [(gradient, variable) for gradient, variable in pairs if gradient is not None]
 
 
 class ClipByValue:
     """Clip each element of each gradient to [`minval`, `maxval`].
 
-    Of a sparse gradient, only the rows that are there are clipped, after repeated rows have been added up.
+    In a sparse gradient, repeated rows are summed first, and only the existing rows are clipped.
 
     Raises:
         ConfigError: `minval` is not below `maxval`.
@@ -55,7 +55,7 @@ class ClipByValue:
 class ClipByGlobalNorm:
     """Scale all gradients together so that their common L2 norm is at most `norm` (arXiv:1211.5063).
 
-    When the norm is not finite, all gradients become NaN, so that a check sees it.
+    If the norm is not finite, all gradients become NaN, so that a check detects it.
 
     Raises:
         ConfigError: `norm` is not above 0.
@@ -75,7 +75,7 @@ class ClipByGlobalNorm:
 
 
 class _ByName:
-    """What processors of some variables' gradients have in common.
+    """Base class of processors that select variables by name.
 
     Attributes:
         unmatched: the regular expressions that no variable's name has matched so far.
@@ -99,7 +99,7 @@ class _ByName:
         return None if gradient is None else self._process(gradient, variable, index)
 
     def _process(self, gradient: Any, variable: Any, index: int) -> Any:
-        """Process a gradient of a variable that the pattern of this index matches, as the first one."""
+        """Process the gradient of a variable; `index` is that of the first pattern that matches its name."""
         raise NotImplementedError
 
 
@@ -107,9 +107,9 @@ class MapGradient(_ByName):
     """Apply `fn` to the gradient of each variable whose name matches.
 
     Args:
-        fn: from a gradient, or from a gradient and its variable, to the new gradient, or to None, which leaves the
-            variable as it is. The gradient comes as it is: a tensor or `tf.IndexedSlices`.
-        regex: matches whole names of variables, without the `:0`.
+        fn: a function of a gradient, or of a gradient and its variable, that returns the new gradient, or None to leave
+            the variable unchanged. The gradient is a tensor or `tf.IndexedSlices`.
+        regex: a regular expression for whole names of variables, without the `:0`.
 
     Raises:
         ConfigError: `regex` is not a regular expression, or `fn` takes neither one nor two arguments.
@@ -126,15 +126,15 @@ class MapGradient(_ByName):
 class ScaleGradient(_ByName):
     """Multiply gradients by a factor that depends on the variable's name, for learning rates per layer.
 
-    An optimizer that normalises its gradients, such as Adam, undoes a constant factor. A factor of 0 leaves the
-    variable as it is; to have no optimizer slots for it either, use `model.trainable_variables.filter_regex`.
+    An optimizer that normalises its gradients, such as Adam, cancels a constant factor. A factor of 0 leaves the
+    variable unchanged; to save its optimizer slots, too, use `model.trainable_variables.filter_regex`.
 
     Args:
-        factors: {regex: factor}, a pair (regex, factor), or a list of pairs. A regex matches whole names of variables,
-            without the `:0`, and the first that matches counts. Other gradients stay as they are.
+        factors: a dict {regex: factor}, a pair (regex, factor), or a list of pairs. A regex matches whole names of
+            variables, without the `:0`, and the first match counts. Other gradients do not change.
 
     Raises:
-        ConfigError: a key is not a regular expression, or it is none of these.
+        ConfigError: a key is not a regular expression, or `factors` has another type.
     """
 
     def __init__(self, factors: Mapping[str, float] | tuple[str, float] | Sequence[tuple[str, float]]) -> None:
@@ -152,16 +152,16 @@ class ScaleGradient(_ByName):
 
 
 class SummaryGradient(_ByName):
-    """Give the distribution of each gradient, and its root mean square, to `tf.summary`; `Summaries` records them.
+    """Write a histogram of each gradient, and its root mean square, with `tf.summary`; `Summaries` records them.
 
-    They are called ``<variable>-grad`` and ``<variable>-grad/rms``. Of a sparse gradient, only the rows that are there
-    count. Steps that are not recorded have no work with it.
+    The summaries are named ``<variable>-grad`` and ``<variable>-grad/rms``. For a sparse gradient, only the existing
+    rows count. Steps that are not recorded have no extra cost.
 
     Args:
-        regex: matches whole names of variables, without the `:0`.
+        regex: a regular expression for whole names of variables, without the `:0`.
 
     Raises:
-        ConfigError: it is not a regular expression.
+        ConfigError: `regex` is not a regular expression.
     """
 
     def __init__(self, regex: str = ".*") -> None:
@@ -175,13 +175,13 @@ class SummaryGradient(_ByName):
 
 
 class PrintGradient(_ByName):
-    """Print each gradient's mean, root mean square and range in every step.
+    """Print each gradient's mean, root mean square, minimum and maximum in every step.
 
     Args:
-        regex: matches whole names of variables, without the `:0`.
+        regex: a regular expression for whole names of variables, without the `:0`.
 
     Raises:
-        ConfigError: it is not a regular expression.
+        ConfigError: `regex` is not a regular expression.
     """
 
     def __init__(self, regex: str = ".*") -> None:
@@ -201,9 +201,9 @@ class PrintGradient(_ByName):
 
 
 class CheckGradient(_ByName):
-    """Fail the step, naming the variable, when a gradient holds a NaN or an infinity.
+    """Fail the step if a gradient contains NaN or infinity.
 
-    The step then raises `tf.errors.InvalidArgumentError`.
+    The step raises a `tf.errors.InvalidArgumentError` that names the variable.
     """
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class CheckGradient(_ByName):
 
 
 def global_norm(pairs: Sequence[Pair]) -> tf.Tensor:
-    """The L2 norm of all gradients together, float32."""
+    """Return the common L2 norm of all gradients, a float32 scalar."""
     gradients = [tf.cast(summed(gradient), tf.float32) for gradient, _ in drop_missing(pairs)]
     return tf.linalg.global_norm(gradients)
 
@@ -235,9 +235,9 @@ def divide(gradient: Any, divisor: tf.Tensor) -> Any:
 
 
 def summed(gradient: Any, *, dense: bool = False) -> Any:
-    """Add up the rows of a sparse gradient that belong to the same index; anything else is returned as it is.
+    """Sum the rows of a sparse gradient that have the same index. Other gradients are returned unchanged.
 
-    Only the sum can be clipped, measured or squared, as most optimizers do.
+    Clipping, norms and squares, which most optimizers use, are only correct for the sum.
 
     Args:
         gradient: a tensor, `tf.IndexedSlices` or None.
@@ -253,13 +253,13 @@ def summed(gradient: Any, *, dense: bool = False) -> Any:
 
 
 def _values(gradient: Any) -> tf.Tensor:
-    """A gradient's numbers, as float32; of a sparse one those of the rows that are there."""
+    """Return a gradient's values as float32; for a sparse gradient, those of the existing rows."""
     gradient = summed(gradient)
     return tf.cast(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, tf.float32)
 
 
 def variable_name(variable: Any) -> str:
-    """What regular expressions match: the name of a variable without the ``:0``."""
+    """Return the name of a variable, without the ``:0``, for matching with regular expressions."""
     name = variable.path if isinstance(variable, KerasVariable) else variable.name
     return str(name).removesuffix(":0")
 
@@ -272,10 +272,10 @@ def _compiled(regex: str) -> re.Pattern[str]:
 
 
 def _count_arguments(function: Callable[..., Any]) -> int:
-    """How many of gradient and variable a function takes."""
+    """Return 1 for a function of the gradient, and 2 for a function of the gradient and its variable."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C and without a signature
+    except (TypeError, ValueError):  # a C function without a signature
         return 1
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not needed and any(p.kind is p.VAR_POSITIONAL or p.default is not p.empty for p in parameters):

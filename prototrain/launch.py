@@ -1,4 +1,4 @@
-"""From a config to a finished run: what `prototrain run` does."""
+"""Trains a model as its config describes, like `prototrain run`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 
 
 def default_callbacks(model: ModelProtocol) -> list[Callback]:
-    """The callbacks that a model's config asks for and the model's own, to be used as they are, extended or edited."""
+    """Return a new list of the callbacks that a model's config describes, followed by the model's own callbacks.
+
+    Raises:
+        CallbackError: the model's `callbacks` is not a function that returns a list of callbacks.
+    """
     config = model.config
     validating = intervals(config["trainer.validation_step_interval"])
     validation = Validation(
@@ -90,30 +94,32 @@ def launch(
     debug: bool = False,
     allow_changed_data: bool = False,
 ) -> TowerTrainer:
-    """Train a model as its config says, going on from its newest checkpoint if there is one.
+    """Train a model as its config describes, and resume from its newest checkpoint if there is one.
 
     Args:
-        model: what to train.
-        trainer: makes the trainer, called with the model and `experiment=` (and `towers=` if they are given). By
-            default one for all GPUs if there are several, else `SimpleTrainer`.
+        model: the model to train.
+        trainer: a trainer class or a factory, called with the model and `experiment=`, and with `towers=` if `towers`
+            is given. The default is `SyncReplicatedTrainer` if there are several GPUs or `towers` is given, else
+            `SimpleTrainer`.
         towers: the devices to train on, see `SyncReplicatedTrainer`.
-        callbacks: instead of `default_callbacks(model)`.
-        fresh: delete the experiment's directory first.
-        confirm: asked before anything is deleted; None deletes without asking.
-        debug: open a shell after setup.
-        allow_changed_data: continue although the training data is not what the checkpoint was made with.
+        callbacks: the callbacks; `default_callbacks(model)` if None.
+        fresh: delete the experiment directory first.
+        confirm: called with a question before anything is deleted, returns whether to delete; None deletes without
+            asking.
+        debug: open a shell after the setup.
+        allow_changed_data: continue even if the training data differs from the checkpoint's.
 
     Returns:
         the trainer, after the run.
 
     Raises:
-        PrototrainError: the user's mistakes, and what went wrong in a step.
+        PrototrainError: the run is not set up correctly, or a step failed.
     """
     config = model.config
     config.validate()
     experiment = Experiment.from_config(config)
     leads = not (isinstance(trainer, type) and issubclass(trainer, TowerTrainer)) or trainer.leads()
-    if leads:  # of several workers only the chief writes the directory
+    if leads:  # only the chief worker writes the directory
         experiment.fetch()
         experiment.check_free()
     if leads and fresh:
@@ -122,9 +128,9 @@ def launch(
             raise ConfigError(f"{experiment} was not deleted, so there is no fresh start")
     made = _make_trainer(trainer, towers)(model, experiment=experiment)
     chosen = checked(default_callbacks(model) if callbacks is None else callbacks)
-    # Deleted only now: a model that does not build must not cost the run that is there.
+    # The old run is deleted only in `train`, after the model was built without an error.
     options = {"fresh": fresh, "allow_changed_data": allow_changed_data}
-    asked_for = {name: value for name, value in options.items() if value}  # a `train` of the user's may not know them
+    asked_for = {name: value for name, value in options.items() if value}  # an overridden `train` may not accept them
     made.train([*chosen, DebugShell()] if debug else chosen, **asked_for)
     return made
 

@@ -1,6 +1,6 @@
-"""The Keras optimizer that the config asks for, and the processors of gradients that it asks for.
+"""Creates the optimizer and the gradient processors that a config describes.
 
-`prototrain.gradient_processors` has the processors themselves; they can be imported from here as well.
+The gradient processors of `prototrain.gradient_processors` can also be imported from this module.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ _METHOD = "model.optimizer.method"
 def make_optimizer(config: Config, *, without_schedule: float | None = None) -> keras.optimizers.Optimizer:
     """Return the optimizer that `model.optimizer.*` describes, at the learning rate of step 0.
 
-    `msgd` and `sgd` are `keras.optimizers.SGD` with and without momentum; all others are their namesakes. An
-    optimizer instance or factory keeps its own learning rate if the config has no schedule.
+    `msgd` and `sgd` are `keras.optimizers.SGD` with and without momentum; all other methods are the Keras optimizers of
+    the same name. An optimizer instance or factory keeps its own learning rate if the config has no schedule.
 
     Args:
-        config: the model's.
-        without_schedule: the learning rate of a named method if the config has no schedule, because a callback is
-            going to set it; None to refuse that.
+        config: the model's config.
+        without_schedule: the learning rate of a named method if the config has no schedule, for a callback to replace.
+            None raises an error in this case.
 
     Raises:
         ConfigError: no method is set; a named method has no `model.lr_schedule.method`; an instance is built
-            already; or a factory returns something else than a new Keras optimizer.
+            already; or a factory does not return a new Keras optimizer.
     """
     method = config[_METHOD]
     schedule = schedules.from_config(config)
@@ -82,29 +82,36 @@ def make_optimizer(config: Config, *, without_schedule: float | None = None) -> 
     if schedule is not None:
         try:
             optimizer.learning_rate = float(schedule(0))
-        except (AttributeError, TypeError) as error:  # Keras refuses where the rate is not a variable
+        except (AttributeError, TypeError) as error:  # Keras raises this if the rate is not a variable
             where = f"{_METHOD}: the optimizer has its own learning-rate schedule"
             raise ConfigError(f"{where}; give it a number, or leave model.lr_schedule.method unset") from error
     return optimizer
 
 
 def update_with(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Update variables as Keras does: by the optimizer's `apply_gradients`, in which a subclass may do more."""
+    """Update variables with the optimizer's `apply_gradients`, which a subclass may override, as Keras does."""
     if getattr(optimizer.apply_gradients, "__func__", None) is keras.optimizers.Optimizer.apply_gradients:
-        optimizer.apply(gradients, variables)  # which is all that it does
+        optimizer.apply(gradients, variables)  # Keras's `apply_gradients` only calls this
     else:
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
 
 def updates_all_rows(optimizer: Any) -> bool:
-    """Whether an update with a sparse gradient changes every row of a table, as those with moving averages do."""
+    """Return whether an update with a sparse gradient changes all rows, as moving averages of gradients do."""
     return type(optimizer) in _ALL_ROWS
 
 
 def update_if(
     condition: tf.Tensor | None, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[Any]
 ) -> None:
-    """Update variables as `update_with` does, from inside a tower, if a scalar bool of all towers is true or None."""
+    """Update variables as `update_with` does, from inside a tower, if `condition` is true or None.
+
+    Args:
+        condition: a scalar bool that is the same in all towers.
+        optimizer: the optimizer.
+        gradients: a gradient for each variable.
+        variables: the variables to update.
+    """
     if condition is None:
         update_with(optimizer, gradients, variables)
         return
@@ -114,7 +121,7 @@ def update_if(
             strategy.run(lambda given: update_with(optimizer, given, variables), args=(gradients,))
             return tf.constant(True)
 
-        # The condition stands between the towers: an update inside one tower cannot be conditional.
+        # The condition is evaluated in cross-replica context: an update inside a tower cannot be conditional.
         tf.cond(strategy.experimental_local_results(condition)[0], apply, lambda: tf.constant(False))
 
     tf.distribute.get_replica_context().merge_call(apply_everywhere, args=(condition, gradients))
@@ -139,11 +146,11 @@ def _named(method: str, learning_rate: float, config: Config) -> keras.optimizer
 
 
 class Adam(keras.optimizers.Adam):  # type: ignore[misc]
-    """Keras's Adam (arXiv:1412.6980) in half the ops; on a CPU with the same bits.
+    """Keras's Adam (arXiv:1412.6980) with half the ops. On a CPU, results are the same bit for bit.
 
-    In a small model the update has most of a step's ops, and each costs as much as what it computes. The step size is
-    computed once, not per variable, and TensorFlow's fused ops of other optimizers take over some of the arithmetic.
-    Its fused Adam does not: it is split among threads even for ten numbers, and slower than Keras's.
+    In a small model, most ops of a step belong to the update, and their overhead matters. This class computes the step
+    size once, not per variable, and uses TensorFlow's fused ops of other optimizers for some of the arithmetic.
+    TensorFlow's fused Adam op is not used: it starts several threads even for ten numbers and is slower than Keras.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -151,7 +158,7 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
         self._of_update = _OfUpdate()
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Update the variables, see `keras.optimizers.Optimizer.apply`."""
+        """Update the variables; see `keras.optimizers.Optimizer.apply`."""
         self._of_update.made = {}
         super().apply(grads, trainable_variables)
 
@@ -166,7 +173,7 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
         mean, square = (slot.value for slot in slots)
         _move_towards(mean, gradient, self._constant(variable, 1 - self.beta_1))
         _move_towards(square, tf.square(gradient), self._constant(variable, 1 - self.beta_2))
-        # Without its slots being updated, this is `variable -= step_size * mean / (sqrt(square) + epsilon)`.
+        # With update_slots=False, this computes `variable -= step_size * mean / (sqrt(square) + epsilon)`.
         tf.raw_ops.ResourceApplyAdagradV2(
             var=variable.handle,
             accum=square.handle,
@@ -188,7 +195,7 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
         return self._once(variable, "step size", compute)
 
     def _once(self, variable: Any, what: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Make what the updates of all variables of one type and device have in common, once for all of them."""
+        """Create a value once per update, for all variables of the same dtype and device."""
         made, key = self._of_update.made, (what, variable.dtype, variable.device)
         if key not in made:
             made[key] = make()
@@ -199,12 +206,12 @@ _ALL_ROWS = {Adam} | {getattr(keras.optimizers, name) for name in ("Adam", "Adam
 
 
 def _move_towards(variable: Any, value: tf.Tensor, part: tf.Tensor) -> None:
-    """`variable += part * (value - variable)`, in two ops."""
+    """Compute `variable += part * (value - variable)` with two ops."""
     tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=part, delta=variable - value)
 
 
 class _OfUpdate:
-    """Values that one update computes once. A separate object, since Keras tracks an optimizer's attributes."""
+    """Values that an update computes once, in a separate object because Keras tracks attributes of optimizers."""
 
     made: dict[Any, tf.Tensor]
 
@@ -217,7 +224,7 @@ def _given(method: Any) -> keras.optimizers.Optimizer:
         except TypeError as error:
             raise ConfigError(f"{_METHOD}: give a Keras optimizer, or a factory without arguments: {error}") from error
         except ValueError:
-            pass  # written in C and without a signature: the call will tell
+            pass  # a C function without a signature; the call below fails if it needs arguments
     optimizer = method() if made_here else method
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(f"{_METHOD}: the factory must return a Keras optimizer, got {type(optimizer).__name__}")
@@ -228,17 +235,19 @@ def _given(method: Any) -> keras.optimizers.Optimizer:
 
 
 def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The variables of a built optimizer with the names that checkpoints have for them.
+    """Yield the variables of a built optimizer with their names in checkpoints.
 
-    `trained` has the variables that it was built for, by their names in a checkpoint; without them its own names are
-    taken.
+    Args:
+        optimizer: a built optimizer.
+        trained: the variables that it was built for, by their names in a checkpoint. If this is empty, the optimizer's
+            own names are used.
     """
-    stems: dict[str, list[str]] = {}  # several variables of TensorFlow may have one name
+    stems: dict[str, list[str]] = {}  # several TensorFlow variables may have the same name
     for name, given in trained.items():
         stems.setdefault(_stem(getattr(given, "path", given.name)), []).append(slot_stem(name))
     seen: Counter[str] = Counter()
     for variable in optimizer.variables:
-        slot = variable.path.partition("/")[2]  # in front of it stands the optimizer's name, numbered by process
+        slot = variable.path.partition("/")[2]  # without the optimizer's name, which is numbered per process
         ends = (at for at in range(len(slot) - 1, -1, -1) if slot[at] == "_")
         longest = next((slot[:at] for at in ends if slot[:at] in stems), "")
         named = stems.get(longest, [""])
@@ -248,8 +257,8 @@ def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any
 
 
 def slot_stem(name: str) -> str:
-    """What the names of a variable's slots begin with in a checkpoint."""
-    return f"{_stem(name)}_0"  # as Keras makes them of TensorFlow's names, which end with the number of an output
+    """Return the start of the names of a variable's slots in a checkpoint."""
+    return f"{_stem(name)}_0"  # Keras derives slot names from TensorFlow's names, which end with ":0"
 
 
 def _stem(name: str) -> str:
@@ -257,7 +266,7 @@ def _stem(name: str) -> str:
 
 
 def processors_from_config(config: Config) -> list[GradientProcessor]:
-    """Return the processors that `model.clip_gradients*` asks for: by value first, then by global norm."""
+    """Return the processors for `model.clip_gradients*`: clipping by value, then by global norm."""
     key = "model.clip_gradients"
     processors: list[GradientProcessor] = []
     if config[key]:

@@ -1,8 +1,8 @@
-"""Records what a run does, step by step, for `prototrain verify`.
+"""Records each step of a run for `prototrain verify`.
 
-`Trainer.train` imports this only while the environment variable `PROTOTRAIN_VERIFY` names the directory of a record.
-There, ``plan.json`` says how many steps to make, at which to save and at which to be interrupted; ``record.jsonl`` gets
-a line for each event, written at once, so that a SIGKILL loses nothing.
+`Trainer.train` imports this module only if the environment variable `PROTOTRAIN_VERIFY` is set, to the directory of a
+record. In this directory, ``plan.json`` contains the number of steps and the steps of saves and interruptions. Each
+event adds a line to ``record.jsonl``, which is written at once, so that a SIGKILL loses nothing.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from prototrain.verify import OF_CALLBACK
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_IDLE = 3  # calls of train() without a step left, after which a program that waits for more steps is ended
+_IDLE = 3  # number of train() calls without a step after which the program is ended
 
 
 def record(trainer: Trainer, callbacks: Any) -> list[Callback]:
-    """Have a run recorded, in a directory below that of the record.
+    """Record a run; its experiment directory is placed below the directory of the record.
 
     Returns:
-        the callbacks, with those that record and interrupt.
+        the callbacks, and those that record and interrupt the run.
     """
     recording, given = _recording(), trainer.experiment
     trainer.experiment = Experiment.of_run(f"trainer {next(recording.numbers)}" if given is None else str(given))
     key = trainer.experiment.directory.name
-    if "run_step" not in vars(trainer):  # else it was recorded by an earlier train()
+    if "run_step" not in vars(trainer):  # otherwise an earlier train() has wrapped it
         _record_steps(trainer, recording)
     if (xla := getattr(trainer, "_xla", None)) is not None:
         xla.leave_off("a verification needs the same form in all its runs")
@@ -53,10 +53,10 @@ def record(trainer: Trainer, callbacks: Any) -> list[Callback]:
 
 
 class Recording:
-    """The record of the present process.
+    """The record of the current process.
 
     Args:
-        directory: with ``plan.json``.
+        directory: the directory with ``plan.json``.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -67,19 +67,19 @@ class Recording:
         lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
         done = sum(json.loads(line)["kind"] == "interrupt" for line in lines)
         self._interruptions: list[list[Any]] = plan["interruptions"][done:]
-        self.numbers = itertools.count(1)  # of trainers without an experiment
+        self.numbers = itertools.count(1)  # numbers of the trainers without an experiment
         self.idle = 0
-        self.batches: list[str] = []  # of the step under way
+        self.batches: list[str] = []  # digests of the batches of the current step
         self.is_in_step = False
 
     def write(self, kind: str, trainer: str, step: int, **more: Any) -> None:
-        """Append a line."""
+        """Append a line for an event."""
         line = json.dumps({"kind": kind, "trainer": trainer, "step": step, **more})
         with open(self._path, "ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
 
     def interrupt(self, trainer: str, step: int) -> None:
-        """Interrupt this process, if the plan has an interruption here."""
+        """Interrupt this process, if the plan has an interruption at this step."""
         if self._interruptions and self._interruptions[0][:2] == [trainer, step]:
             signum = self._interruptions.pop(0)[2]
             self.write("interrupt", trainer, step, signal=signal.Signals(signum).name)
@@ -88,7 +88,7 @@ class Recording:
 
 @functools.cache
 def _recording() -> Recording:
-    """Return the record of this process, with the batches that a Python `run_step` reads from iterators of tf.data."""
+    """Return the record of this process, and record all batches that a Python `run_step` reads from tf.data."""
     recording = Recording(Path(os.environ[VERIFY]))
     kind = type(iter(tf.data.Dataset.range(1)))
     for name in ("__next__", "get_next"):
@@ -105,7 +105,7 @@ def _recording() -> Recording:
 
 
 def _record_steps(trainer: Any, recording: Recording) -> None:
-    """Digest the batches of steps: in a compiled step each tower's, else what `run_step` reads."""
+    """Record digests of the batches of each step: those of `train_step`, else those that `run_step` reads."""
     run_step, train_step = trainer.run_step, getattr(trainer, "train_step", None)
 
     @functools.wraps(run_step)
@@ -122,7 +122,7 @@ def _record_steps(trainer: Any, recording: Recording) -> None:
 
     @functools.wraps(train_step)
     def recorded_train_step(inputs: dict[str, Any]) -> Any:
-        if not trainer.data.block:  # XLA cannot compile it; see `Recorder.trigger_step`
+        if not trainer.data.block:  # XLA cannot compile the op below; see `Recorder.trigger_step`
             with tf.device("CPU:0"):
                 tf.numpy_function(lambda *tensors: recording.batches.append(digest(*tensors)), _tensors(inputs), [])
         return train_step(inputs)
@@ -131,7 +131,7 @@ def _record_steps(trainer: Any, recording: Recording) -> None:
 
 
 class Recorder(Monitor):
-    """Records the state right after the restore, and each step before any other callback has run."""
+    """Records the state right after the restore, and each step before the other callbacks run."""
 
     chief_only = False
     priority: int = Priority.EVALUATE - 10_000
@@ -161,7 +161,7 @@ class Recorder(Monitor):
         if data is not None and data.block:
             recording.batches.append(digest(*_tensors(data.last_of_block)))
         scalars = {name: _bits(value) for name, value in self.trainer.outputs.items()}
-        batches = sorted(recording.batches)  # towers come in any order
+        batches = sorted(recording.batches)  # the order of the towers varies
         recording.batches.clear()
         self._write("step", batches=batches, scalars=scalars, variables=_state_digests(self.trainer))
 
@@ -192,7 +192,7 @@ class Recorder(Monitor):
 
 
 class Interrupter(Callback):
-    """Saves, interrupts and ends the run as planned, when all other callbacks of the step have run."""
+    """Saves, interrupts and ends the run as planned, after all other callbacks of a step."""
 
     chief_only = False
     priority: int = Priority.SAVE + 10_000
@@ -220,7 +220,7 @@ class Interrupter(Callback):
 
 
 def _state_digests(trainer: Trainer) -> dict[str, str]:
-    """Return digests of all that `trainer.state` holds, by name."""
+    """Return digests of the entries of `trainer.state`, by name."""
     entries, found = StateEntries(trainer.state), {}
     for name, variable in entries.variables.items():
         is_array = isinstance(variable, np.ndarray)
@@ -231,7 +231,7 @@ def _state_digests(trainer: Trainer) -> dict[str, str]:
 
 
 def digest(*values: Any) -> str:
-    """Return a short digest of arrays, tensors and plain values: type, shape and bits."""
+    """Return a short digest of the dtype, shape and bits of arrays, tensors and plain values."""
     found = hashlib.blake2b(digest_size=8)
     for value in values:
         array = np.asarray(value)
@@ -245,6 +245,6 @@ def _tensors(batch: Any) -> list[Any]:
 
 
 def _bits(value: Any) -> str:
-    """Return a number without loss, and a digest of anything else."""
+    """Return a number as hexadecimal text without loss, and a digest of any other value."""
     array = np.asarray(value)
     return digest(array) if array.size != 1 or array.dtype == object else float(array.reshape(())).hex()

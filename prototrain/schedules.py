@@ -1,8 +1,8 @@
-"""Learning-rate schedules: pure functions from the step to the value.
+"""Learning-rate schedules.
 
-Each function returns a schedule: from the number of completed steps, a Python int or an integer scalar tensor, to a
-float32 scalar tensor, eagerly and inside a graph. The arithmetic is in int64 and float64, since float32 cannot
-distinguish neighbouring steps beyond 2**24.
+Each function returns a schedule: a pure function that takes the number of completed steps, a Python int or an integer
+scalar tensor, and returns a float32 scalar tensor. It works eagerly and inside a graph. It computes with int64 and
+float64, since float32 cannot distinguish neighbouring steps beyond 2**24.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from prototrain.config import Config
 from prototrain.errors import ConfigError
 
 Schedule = Callable[[Any], tf.Tensor]
-"""From the step (int or integer scalar tensor) to a float32 scalar tensor."""
+"""A function from the step (an int or an integer scalar tensor) to a float32 scalar tensor."""
 
 
 def constant(value: float) -> Schedule:
-    """The same `value` at every step."""
+    """Return a schedule with the same `value` at every step."""
 
     def schedule(step: Any) -> tf.Tensor:
         return tf.constant(value, tf.float32)
@@ -36,9 +36,9 @@ def exponential(value: float, decay_rate: float, decay_steps: int, *, staircase:
 
     Args:
         value: the value at step 0.
-        decay_rate: the factor per `decay_steps`, above 0.
-        decay_steps: a number of steps, at least 1.
-        staircase: whether the exponent is rounded down.
+        decay_rate: the factor per `decay_steps` steps, above 0.
+        decay_steps: the number of steps, at least 1.
+        staircase: whether to round the exponent down.
 
     Raises:
         ConfigError: an argument is out of its range.
@@ -55,7 +55,7 @@ def exponential(value: float, decay_rate: float, decay_steps: int, *, staircase:
 
 
 def piecewise(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
-    """Steps: `values[0]` while step <= `boundaries[0]`, then `values[1]` while step <= `boundaries[1]`, and so on.
+    """Piecewise constant: `values[0]` while step <= `boundaries[0]`, `values[1]` while step <= `boundaries[1]`, etc.
 
     A boundary belongs to the value before it, as in TensorFlow 1's `piecewise_constant` and in Keras.
 
@@ -73,7 +73,7 @@ def piecewise(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
 
 
 def linear(points: Sequence[tuple[int, float]]) -> Schedule:
-    """Straight lines between `(step, value)` points; before the first and after the last point their values.
+    """Linear interpolation between `(step, value)` points; constant before the first and after the last point.
 
     Raises:
         ConfigError: there is no point, or the steps do not increase.
@@ -83,7 +83,7 @@ def linear(points: Sequence[tuple[int, float]]) -> Schedule:
     _require(all(a < b for a, b in pairwise(steps)), f"linear: the points' steps must increase, got {steps}")
 
     def schedule(step: Any) -> tf.Tensor:
-        # Points on either side that hold the end values, so that every step lies between two.
+        # Add a point on either side with the end value, so that every step lies between two points.
         xs = tf.constant([steps[0] - 1, *steps, steps[-1] + 1], tf.int64)
         ys = tf.constant([values[0], *values, values[-1]], tf.float64)
         now = tf.clip_by_value(_int64(step), xs[0], xs[-1])
@@ -95,7 +95,7 @@ def linear(points: Sequence[tuple[int, float]]) -> Schedule:
 
 
 def cosine(initial: float, decay_steps: int, final: float = 0.0) -> Schedule:
-    """Half a cosine from `initial` at step 0 to `final` at `decay_steps`, and `final` from there on.
+    """Cosine decay from `initial` at step 0 to `final` at `decay_steps`, constant afterwards.
 
     `final + (initial - final) * (1 + cos(pi * step / decay_steps)) / 2`: one cycle of SGDR (arXiv:1608.03983, eq. 5).
 
@@ -111,7 +111,7 @@ def cosine(initial: float, decay_steps: int, final: float = 0.0) -> Schedule:
 
 
 def polynomial(initial: float, decay_steps: int, final: float = 0.0, power: float = 1.0) -> Schedule:
-    """From `initial` at step 0 to `final` at `decay_steps`, and `final` from there on; a straight line for `power` 1.
+    """Polynomial decay from `initial` at step 0 to `final` at `decay_steps`, constant afterwards; linear for `power` 1.
 
     `final + (initial - final) * (1 - step / decay_steps) ** power`: "poly" of DeepLab (arXiv:1606.00915, section 4.1).
 
@@ -133,18 +133,19 @@ def cosine_restarts(
 ) -> Schedule:
     """Cosine decay with warm restarts: SGDR (arXiv:1608.03983), equation 5.
 
-    Cycle `i` (from 0) lasts `first_period * period_factor ** i` steps and falls, as in `cosine`, from
-    `initial * initial_factor ** i` towards `final`; the next step starts the next cycle at its top.
+    Cycle `i` (from 0) lasts `first_period * period_factor ** i` steps and decays, as in `cosine`, from
+    `initial * initial_factor ** i` towards `final`. The next step begins the next cycle.
 
     Args:
-        initial: the top of the first cycle.
+        initial: the initial value of the first cycle.
         first_period: the length of the first cycle in steps, at least 1.
-        period_factor: the length of each cycle relative to the one before (the paper's T_mult), a whole number.
-        initial_factor: the top of each cycle relative to the one before.
-        final: the end of each cycle.
+        period_factor: the length of each cycle relative to the previous one (T_mult in the paper), an integer of at
+            least 1.
+        initial_factor: the initial value of each cycle relative to the previous one.
+        final: the final value of each cycle.
 
     Raises:
-        ConfigError: `first_period` or `period_factor` is below 1, or not whole.
+        ConfigError: `first_period` or `period_factor` is below 1 or not an integer.
     """
     for name, number in (("first_period", first_period), ("period_factor", period_factor)):
         whole = isinstance(number, int) and number >= 1
@@ -169,9 +170,9 @@ def cosine_restarts(
 
 
 def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
-    """A straight line from `start` at step 0 to `schedule(steps)` at `steps`, then `schedule` itself, not shifted.
+    """Linear warm-up from `start` at step 0 to `schedule(steps)` at `steps`, followed by `schedule`, without a shift.
 
-    Gradual warm-up as in arXiv:1706.02677, section 2.2.
+    This is the gradual warm-up of arXiv:1706.02677, section 2.2.
 
     Raises:
         ConfigError: `steps` is below 0.
@@ -183,14 +184,14 @@ def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
     def warmed(step: Any) -> tf.Tensor:
         target = tf.cast(schedule(tf.maximum(_int64(step), steps)), tf.float64)
         share = _share(step, steps)
-        # Written so that a share of 1 gives the schedule's own bits.
+        # In this form, a share of 1 gives exactly the schedule's value.
         return tf.cast(start * (1.0 - share) + target * share, tf.float32)
 
     return warmed
 
 
 def from_config(config: Config) -> Schedule | None:
-    """Return the schedule that `model.lr_schedule.*` describes, or None when no method is set.
+    """Return the schedule that `model.lr_schedule.*` describes, or None if no method is set.
 
     Raises:
         ConfigError: a key that the method needs is not set, or its values are wrong.
@@ -212,7 +213,7 @@ def _of_method(config: Config, method: str) -> Schedule:
         value, steps, final = values("value", "decay_steps", "final")
         if steps is not None or config.get("model.num_epochs") is None:
             return make(value, max(1, config.total_steps()) if steps is None else steps, final, *more)
-        # How many steps an epoch has is known once a trainer has read the data.
+        # The number of steps per epoch is only known after a trainer has read the data.
         return lambda step: make(value, config.total_steps(), final, *more)(step)
 
     match method:
@@ -232,7 +233,7 @@ def _of_method(config: Config, method: str) -> Schedule:
 
 
 def _scalar(function: Callable[[tf.Tensor], Any], key: str) -> Schedule:
-    """A user's function as a schedule; an error about its result names the key."""
+    """Wrap a user's function as a schedule. An error about its result names the config key."""
 
     def schedule(step: Any) -> tf.Tensor:
         result = function(_int64(step))
@@ -248,17 +249,17 @@ def _scalar(function: Callable[[tf.Tensor], Any], key: str) -> Schedule:
 
 
 def _int64(step: Any) -> tf.Tensor:
-    # A Python int would become an int32 tensor, which ends at 2**31.
+    # `tf.cast` would make an int32 tensor from a Python int first, which overflows at 2**31.
     return tf.constant(step, tf.int64) if isinstance(step, int) else tf.cast(step, tf.int64)
 
 
 def _share(step: Any, steps: int) -> tf.Tensor:
-    """Return the share of `steps` that is completed, at most 1, float64."""
+    """Return the completed share of `steps`, at most 1, as a float64 scalar."""
     return tf.cast(tf.minimum(_int64(step), steps), tf.float64) / steps
 
 
 def _passed(boundaries: Sequence[int], step: tf.Tensor) -> tf.Tensor:
-    """Return how many of the boundaries are at or before `step`, int32."""
+    """Return the number of boundaries at or before `step`, an int32 scalar."""
     return tf.reduce_sum(tf.cast(tf.constant(boundaries, tf.int64, (len(boundaries),)) <= step, tf.int32))
 
 

@@ -1,4 +1,4 @@
-"""Checks for a user's own tests.
+"""Checks for users' test suites.
 
 from prototrain.testing import verify
 

@@ -1,7 +1,7 @@
-"""Every private name of TensorFlow and Keras that prototrain uses: one function for each need.
+"""Wrappers around the private APIs of TensorFlow and Keras that prototrain uses.
 
-No other module touches one. `tests/test_tf_private.py` has a test for each function, which fails if a new version of
-TensorFlow or Keras has changed what the function relies on.
+No other module uses private APIs. `tests/test_tf_private.py` has a test for each function, which fails if a new version
+of TensorFlow or Keras is incompatible.
 """
 
 from __future__ import annotations
@@ -19,32 +19,40 @@ import tensorflow as tf
 
 # -- tf.data -----------------------------------------------------------------------------------------------------------
 
-_ADDRESSES = ("_variant_tensor_attr", "_address", "_dataset_id")  # of this process, or of a service
-_GENERATOR = b"@@epoch_num_random_samples"  # TensorFlow's name of a part of a shuffle's state
+_ADDRESSES = ("_variant_tensor_attr", "_address", "_dataset_id")  # specific to a process or service
+_GENERATOR = b"@@epoch_num_random_samples"  # a key in the state of a shuffle's random generator
 _NAME = re.compile(rb"Iterator::[\w:\[\]]+")
 
 
 def iterator_state(iterator: Any) -> tf.Tensor:
-    """A copy of an iterator's state, a vector of variants; raises an OpError if it cannot be saved."""
+    """Return a copy of an iterator's state, a vector of variants.
+
+    Raises:
+        tf.errors.OpError: the state cannot be saved.
+    """
     return iterator._serialize_to_tensors()["_STATE"]
 
 
 def set_iterator_state(iterator: Any, state: tf.Tensor) -> None:
-    """Restore the state of an iterator of the same dataset; raises an OpError if it is of another one."""
+    """Restore the state of an iterator.
+
+    Raises:
+        tf.errors.OpError: the state belongs to another dataset.
+    """
     iterator._restore_from_tensors({"_STATE": state})
 
 
 def iterator_handle(iterator: Any) -> tf.Tensor:
-    """The resource tensor of an iterator."""
+    """Return the resource tensor of an iterator."""
     (handle,) = tf.nest.flatten(iterator, expand_composites=True)
     return handle
 
 
 def next_synchronously(iterator: Any) -> Any:
-    """Read the next element of an iterator in the calling thread; traced.
+    """Read the next element of an iterator in the calling thread. Traced.
 
-    `next` reads in another thread, which takes longer than a small batch. The dataset must end with a prefetch stage.
-    Elements that are not all dense tensors are read by `next`.
+    `next` reads in another thread, which takes longer than reading a small batch. The dataset must end with a prefetch
+    stage. If an element has other parts than dense tensors, `next` is used.
     """
     spec = iterator.element_spec
     parts = tf.nest.flatten(spec)
@@ -59,9 +67,10 @@ def next_synchronously(iterator: Any) -> Any:
 
 
 def holds_generator(content: bytes | mmap.mmap) -> bool:
-    """Whether the saved state of an iterator, the bytes of a file, contains the random generator of a shuffle.
+    """Return whether the saved state of an iterator, as the bytes of a file, contains a shuffle's random generator.
 
-    If TensorFlow names it otherwise, no state does, and a resumed run reads from the last state that did.
+    If another version of TensorFlow names it differently, this is false for all states. A resumed run then reads from
+    the last state for which it was true.
     """
     at = content.find(_GENERATOR)
     while at >= 0:
@@ -72,43 +81,44 @@ def holds_generator(content: bytes | mmap.mmap) -> bool:
 
 
 def stage_name(stage: Any) -> str:
-    """The name of a stage's class, such as ``_ParallelMap``.
+    """Return the name of a stage's class, such as ``_ParallelMap``.
 
-    The table in `prototrain.data.rule` has these names; data with any other stage is replayed.
+    `prototrain.data.rule` lists the known names. Data with any other stage is replayed.
     """
     return type(stage).__name__.removesuffix("V2").removesuffix("Dataset")
 
 
 def stage_inputs(stage: Any) -> list[Any]:
-    """The datasets that a stage reads from."""
+    """Return the datasets that a stage reads from."""
     return list(stage._inputs())
 
 
 def stood_for(stage: Any) -> Any:
-    """The dataset that a reader wraps, or None."""
+    """Return the dataset that a reader wraps, or None."""
     return getattr(stage, "_impl", None)
 
 
 def stage_functions(stage: Any) -> list[Any]:
-    """The concrete functions that a stage calls; `Dataset.load` has one that is not among its `_functions`."""
+    """Return the concrete functions that a stage calls, including the one that `Dataset.load` does not list."""
     functions = stage._functions() or [getattr(stage, "_reader_func", None)]
     return [function.function for function in functions if function is not None]
 
 
 def stage_settings(stage: Any) -> dict[str, Any]:
-    """The attributes of a stage, without addresses of this process."""
+    """Return the attributes of a stage, without addresses in this process."""
     return {name: value for name, value in vars(stage).items() if name not in _ADDRESSES}
 
 
 def is_seeded(stage: Any) -> bool:
-    """Whether a shuffle or a stage of random numbers has a seed; without one, TensorFlow sets both to 0."""
+    """Return whether a shuffle or random stage has a seed. Without one, TensorFlow sets both seeds to 0."""
     return bool(int(stage._seed) or int(stage._seed2))
 
 
 def reshuffles_each_pass(stage: Any) -> bool:
-    """Whether each pass has another order or other random numbers.
+    """Return whether each pass over a shuffle or random stage has another order or other random numbers.
 
-    The arguments `reshuffle_each_iteration`, by default True, and `rerandomize_each_iteration`, by default False.
+    This depends on the arguments `reshuffle_each_iteration` (True by default) and `rerandomize_each_iteration` (False
+    by default).
     """
     if hasattr(stage, "_rerandomize"):
         return bool(stage._rerandomize)
@@ -116,17 +126,17 @@ def reshuffles_each_pass(stage: Any) -> bool:
 
 
 def is_declared_unordered(stage: Any) -> bool:
-    """Whether a parallel stage was made with ``deterministic=False``."""
+    """Return whether a parallel stage was created with ``deterministic=False``."""
     return bool(getattr(stage, "_deterministic", "") == "false")
 
 
 def cache_file(stage: Any) -> Any:
-    """The tensor of the file name of `cache(filename)`, empty for a cache in memory."""
+    """Return the tensor with the file name of `cache(filename)`; empty for a cache in memory."""
     return stage._filename
 
 
 def set_options(options: tf.data.Options) -> dict[str, Any]:
-    """The options that were set, by name; a group of options is one of them."""
+    """Return the options that were set, by name. A group of options counts as one option."""
     default = tf.data.Options()
     return {
         name: value
@@ -136,14 +146,18 @@ def set_options(options: tf.data.Options) -> dict[str, Any]:
 
 
 def stage_number(stage: Any, name: str) -> int | None:
-    """An argument of a stage: "batch_size", "drop_remainder" or "count"; None if it is not known."""
+    """Return the argument "batch_size", "drop_remainder" or "count" of a stage, or None if it is unknown."""
     tensor = getattr(stage, f"_{name}", None)
     value = None if tensor is None else tf.get_static_value(tensor)
     return None if value is None else int(value)
 
 
 def divided_by_files(dataset: tf.data.Dataset, count: int, index: int) -> tf.data.Dataset:
-    """A worker's part of a dataset, divided by its `auto_shard_policy`; raises a NotFoundError if it reads no files."""
+    """Return a worker's part of a dataset, divided according to its `auto_shard_policy`.
+
+    Raises:
+        tf.errors.NotFoundError: the dataset must be divided by files, but reads no files.
+    """
     from tensorflow.python.data.experimental.ops import distribute
 
     part: tf.data.Dataset = distribute._AutoShardDataset(dataset, count, index)
@@ -154,23 +168,23 @@ def divided_by_files(dataset: tf.data.Dataset, count: int, index: int) -> tf.dat
 
 
 def called_function(graph: Any, name: str) -> Any:
-    """The traced function of this name in a graph, with its own `graph`; None if there is none, or one without a graph.
+    """Return the traced function with this name in a graph, or None if it does not exist or has no graph.
 
-    The gradient of `tf.nn.ctc_loss` is a function without a graph.
+    For example, the gradient of `tf.nn.ctc_loss` is a function without a graph.
     """
     found = graph._get_function(name)
     return found if hasattr(found, "graph") else None
 
 
 def nested_functions(graph: Any) -> list[Any]:
-    """All functions that a graph knows."""
+    """Return all functions that are registered in a graph."""
     found = [called_function(graph, name) for name in graph._functions]
     return [function for function in found if function is not None]
 
 
 def called(op: Any) -> list[Any]:
-    """The graphs of the functions that an operation calls: branches, a loop's condition and body, a nested function."""
-    definition = op.graph.op_def_for_type(op.type)  # faster than the op's own attributes
+    """Return the graphs of the functions that an op calls: branches, a loop's condition and body, nested functions."""
+    definition = op.graph.op_def_for_type(op.type)  # faster than the attributes of the op
     if not any(attribute.type in ("func", "list(func)") for attribute in definition.attr):
         return []
     names = []
@@ -182,7 +196,7 @@ def called(op: Any) -> list[Any]:
 
 
 def all_operations(graph: Any) -> Iterator[Any]:
-    """All operations of a graph, and of the functions that they call."""
+    """Yield all operations of a graph and of the functions that they call."""
     for op in graph.get_operations():
         yield op
         for function in called(op):
@@ -190,17 +204,17 @@ def all_operations(graph: Any) -> Iterator[Any]:
 
 
 def captures_vary(function: Any) -> bool:
-    """Whether the captured tensors of a concrete function may differ from call to call."""
+    """Return whether the captured tensors of a concrete function may differ between calls."""
     return bool(function.graph.deferred_external_captures)
 
 
 def trackable_kinds() -> tuple[type, ...]:
-    """The base class of everything that `tf.train.Checkpoint` saves."""
+    """Return the base class of all objects that `tf.train.Checkpoint` can save."""
     return (tf.__internal__.tracking.Trackable,)
 
 
 def names_in_checkpoint(saved: bytes) -> dict[str, str]:
-    """The names of variables by their keys, from the `TrackableObjectGraph` of a `tf.train.Checkpoint`."""
+    """Return the names of variables by key, from the `TrackableObjectGraph` of a `tf.train.Checkpoint`."""
     from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
     graph = TrackableObjectGraph.FromString(saved)
@@ -208,7 +222,7 @@ def names_in_checkpoint(saved: bytes) -> dict[str, str]:
 
 
 def is_stateful(kind: str) -> bool:
-    """Whether an op is stateful; True for an unknown one."""
+    """Return whether ops of a type are stateful; True for an unknown type."""
     from tensorflow.python.framework import op_def_registry
 
     definition = op_def_registry.get(kind)
@@ -218,11 +232,11 @@ def is_stateful(kind: str) -> bool:
 # -- Keras -------------------------------------------------------------------------------------------------------------
 
 CALLBACK_SCRATCH = {"_model", "params", "csv_file", "writer", "_writers", "_summary_module", "min_delta"}
-"""Attributes of Keras's callbacks that are not state: set in every run (`min_delta` gets its sign), or open files."""
+"""Attributes of Keras callbacks that are not state: set anew in every run (like the sign of `min_delta`), or files."""
 
 
 def keras_seed() -> int | None:
-    """The last seed of `keras.utils.set_random_seed`; None if there was none, or the session was cleared since."""
+    """Return the last seed of `keras.utils.set_random_seed`, or None if none was set since the last `clear_session`."""
     from keras.src.backend.common import global_state
     from keras.src.utils import rng_utils
 
@@ -232,7 +246,7 @@ def keras_seed() -> int | None:
 
 @contextmanager
 def keras_globals_kept() -> Iterator[None]:
-    """Restore, at the end, what Keras keeps for each thread: seeds and counts of names."""
+    """Context manager that restores Keras's thread-local state at the end: seeds and name counters."""
     from keras.src.backend.common import global_state
 
     trackers = global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER
@@ -247,43 +261,43 @@ def keras_globals_kept() -> Iterator[None]:
 
 
 def in_stateless_scope() -> bool:
-    """Whether an assignment goes to a `keras.StatelessScope`, and the variable keeps its value."""
+    """Return whether a `keras.StatelessScope` is active, in which assignments do not change variables."""
     from keras.src.backend.common import stateless_scope
 
     return bool(stateless_scope.in_stateless_scope())
 
 
 def compiled_parts(model: keras.Model) -> tuple[Any, ...]:
-    """Objects that each `compile` of a model makes again."""
+    """Return the objects that `compile` creates again in every call."""
     return model.optimizer, model._compile_loss, model._compile_metrics
 
 
 def functional_kinds() -> tuple[type, ...]:
-    """The class of `keras.Model(inputs, outputs)`."""
+    """Return the class of `keras.Model(inputs, outputs)`."""
     from keras.src.models.functional import Functional
 
     return (Functional,)
 
 
 def layers_within(layer: Any) -> list[Any]:
-    """A layer and all layers inside it, at any depth."""
+    """Return a layer and all layers inside it, at any depth."""
     return list(layer._flatten_layers())
 
 
 def own_weights(layer: Any) -> list[Any]:
-    """The variables of a layer itself, without those of inner layers, seeds and metrics."""
+    """Return the variables of a layer, without those of inner layers, seed generators and metrics."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def forget_losses(layer: Any) -> None:
-    """Drop the losses of a layer's last call: tensors of a finished graph."""
+    """Clear the losses of a layer's last call, which are tensors of a finished graph."""
     layer._clear_losses()
 
 
 def history(tensor: Any) -> list[tuple[Any, ...]]:
-    """The layers and operations that have led to a symbolic tensor of a functional model, with their arguments.
+    """Return the layers and operations that produced a symbolic tensor of a functional model, last one first.
 
-    The last one is first. Instead of symbolic tensors, the arguments have their numbers.
+    Each entry is (operation, output index, arguments). Symbolic tensors in the arguments are replaced by numbers.
     """
     numbers, waiting = {id(tensor): 0}, [tensor]
     found: list[tuple[Any, ...]] = []
@@ -305,30 +319,30 @@ KerasVariable: Any = keras.Variable
 
 
 def call_by(variable: Any, path: str) -> None:
-    """Give a Keras variable another path."""
+    """Set the path of a Keras variable."""
     variable._path = path
 
 
 def hold(variable: Any, value: tf.Variable) -> None:
-    """Give a Keras variable another `tf.Variable`."""
-    variable._value  # noqa: B018  (a version without it keeps the value somewhere else)
+    """Replace the `tf.Variable` in a Keras variable."""
+    variable._value  # noqa: B018  (fails in a version that stores the value elsewhere)
     variable._value = value
 
 
 def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any]:
-    """The two slots of a variable in `keras.optimizers.Adam`: the means of gradients and of their squares."""
+    """Return the two slots of a variable in `keras.optimizers.Adam`: the moving averages of gradients and squares."""
     index = optimizer._get_variable_index(variable)
     return optimizer._momentums[index], optimizer._velocities[index]
 
 
 def learning_rate_source(optimizer: Any) -> Any:
-    """The schedule or function that was given as learning rate; None if it was a number."""
+    """Return the schedule or function that an optimizer has as learning rate, or None if it is a number."""
     found = optimizer._learning_rate
     return found if callable(found) and not isinstance(found, KerasVariable) else None
 
 
 def kept_from_decay(optimizer: Any) -> list[str]:
-    """The arguments of `exclude_from_weight_decay`: parts of names, and the number of variables."""
+    """Return the arguments of `exclude_from_weight_decay`: parts of names, and the number of variables."""
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     names = [] if pattern is None else sorted(pattern.pattern.split("|"))
     number = len(getattr(optimizer, "_exclude_from_weight_decay", ()))
@@ -336,15 +350,15 @@ def kept_from_decay(optimizer: Any) -> list[str]:
 
 
 def copy_kept_from_decay(source: Any, target: Any) -> None:
-    """Copy the variables of `exclude_from_weight_decay` to another optimizer."""
+    """Copy the settings of `exclude_from_weight_decay` to another optimizer."""
     if kept_from_decay(source):
         target._exclude_from_weight_decay = set(source._exclude_from_weight_decay)
         target._exclude_from_weight_decay_pattern = source._exclude_from_weight_decay_pattern
 
 
 def expect_averages(optimizer: Any) -> None:
-    """Keep an optimizer from adding up the gradients of all towers, because they are averages already."""
-    optimizer._all_reduce_sum_gradients  # noqa: B018  (a version without it adds them up somewhere else)
+    """Prevent an optimizer from summing the gradients of all towers, because they are already averaged."""
+    optimizer._all_reduce_sum_gradients  # noqa: B018  (fails in a version that sums gradients elsewhere)
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
 
 
@@ -358,32 +372,32 @@ def _context() -> Any:
 
 
 def tensorflow_seed() -> int | None:
-    """The last seed of `tf.random.set_seed`, or None."""
+    """Return the last seed of `tf.random.set_seed`, or None."""
     found: int | None = _context()._seed
     return found
 
 
 def set_tensorflow_seed(seed: int | None) -> None:
-    """Like `tf.random.set_seed`, but also takes None."""
+    """Set the global seed like `tf.random.set_seed`, or clear it if `seed` is None."""
     _context()._set_global_seed(seed)
 
 
 def drawing_seeds() -> random.Random | None:
-    """The generator of the seeds of eager random ops; None before `tf.random.set_seed`."""
+    """Return the generator of seeds for eager random ops, or None before `tf.random.set_seed`."""
     return getattr(_context(), "_rng", None)
 
 
 def is_deterministic() -> bool:
-    """Whether ops without a deterministic form fail, after `tf.config.experimental.enable_op_determinism()`."""
+    """Return whether `tf.config.experimental.enable_op_determinism()` was called."""
     from tensorflow.python.framework import config
 
     return bool(config.is_op_determinism_enabled())
 
 
 def tell_of_uses(use: Callable[[Any], None]) -> None:
-    """Call `use` with a variable before each use of it, from now on and in all threads.
+    """Call `use` with a variable before each use of any variable, from now on and in all threads.
 
-    Every use from Python reads the property `handle`; `raw_handle` does not.
+    Every use from Python reads the property `handle`, which this function replaces. `raw_handle` does not call `use`.
     """
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
@@ -397,12 +411,12 @@ def tell_of_uses(use: Callable[[Any], None]) -> None:
 
 
 def raw_handle(variable: Any) -> Any:
-    """A variable's handle, without a call of the function of `tell_of_uses`."""
+    """Return a variable's handle without calling the function that was passed to `tell_of_uses`."""
     return variable._handle
 
 
 def owner(handle: Any) -> Any:
-    """The object of a resource, such as a lookup table; None if it no longer exists."""
+    """Return the Python object of a resource, such as a lookup table, or None if it no longer exists."""
     reference = getattr(handle, "_parent_trackable", None)
     return None if reference is None else reference()
 
@@ -415,20 +429,20 @@ class ChangingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
 
     @abstractmethod
     def present(self) -> tf.summary.SummaryWriter:
-        """The writer to use now."""
+        """Return the writer to use now."""
 
     @property
     def _resource(self) -> Any:
         return self.present()._resource
 
     def init(self) -> None:
-        """Do nothing, as the two below: the other writer does it."""
+        """Do nothing. The writer of `present` is initialized, flushed and closed elsewhere."""
 
     flush = close = init
 
 
 def default_writer() -> Any:
-    """The current summary writer of this thread, or None."""
+    """Return the current summary writer of this thread, or None."""
     from tensorflow.python.ops import summary_ops_v2
 
     return summary_ops_v2._summary_state.writer
@@ -436,7 +450,7 @@ def default_writer() -> Any:
 
 @contextmanager
 def writing_through(write: Callable[..., Any]) -> Iterator[None]:
-    """Let `tf.summary.scalar` and the like call `write` meanwhile."""
+    """Context manager in which `tf.summary.scalar` and similar functions call `write`."""
     from tensorboard.compat import tf2
 
     summary = tf2.summary
@@ -448,12 +462,13 @@ def writing_through(write: Callable[..., Any]) -> Iterator[None]:
 
 
 def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: int, silence_ms: int) -> None:
-    """Set how long TensorFlow's coordination service waits for workers; before they connect.
+    """Set the timeouts of TensorFlow's coordination service. Call this before the workers connect.
 
     Args:
-        leader: the task with the service, such as ``/job:worker/replica:0/task:0``.
-        jobs: the kinds of tasks, each with their number.
-        connected_ms, silence_ms: the limits until all are connected, and between two heartbeats.
+        leader: the task that runs the service, such as ``/job:worker/replica:0/task:0``.
+        jobs: the job names, each with its number of tasks.
+        connected_ms, silence_ms: the time limits, in milliseconds, until all workers are connected, and between two
+            heartbeats.
     """
     from tensorflow.python.eager import context
 
@@ -468,12 +483,12 @@ def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: 
 
 
 def report_to_cluster(why: str) -> None:
-    """Make every collective operation of all connected workers fail with a text, from now on."""
+    """Make all further collective operations of the connected workers fail with an error message."""
     if has_started():
         with suppress(ValueError, tf.errors.OpError):  # not connected, or no longer
             _context().report_error_to_cluster(13, why)  # INTERNAL
 
 
 def has_started() -> bool:
-    """Whether TensorFlow has made its devices, without a start of TensorFlow."""
+    """Return whether TensorFlow has initialized its devices, without initializing them."""
     return bool(_context()._initialized)

@@ -1,4 +1,4 @@
-"""Towers: their devices, the tower that is being built, and variables with a copy on each."""
+"""Towers: their devices, the tower that is being built, and variables with a copy per tower."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import tensorflow as tf
 from prototrain.errors import ConfigError, ModelError
 
 OF_TOWER = "@tower-"
-"""Separates a variable's name and a tower's index where each tower has its own value."""
+"""Separates a variable's name from a tower's index, if each tower has its own value."""
 
 MOST_CPU_DEVICES = 256
 _LOGICAL_CPUS = re.compile(r"cpu:([1-9]\d*)", re.IGNORECASE)
 _DEVICE = re.compile(r"(?:/?device:)?([CG]PU):(\d+)", re.IGNORECASE)
-_GOLDEN = 0x9E3779B9  # odd, so that its multiples by the towers' indices all differ modulo 2**32
+_GOLDEN = 0x9E3779B9  # odd, so that its multiples with tower indices all differ modulo 2**32
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Tower:
     """One replica of the model.
 
     Attributes:
-        index: its number among all towers, from 0.
-        count: how many towers there are, on all machines.
-        training: whether it is built for training.
+        index: the index of the tower, from 0.
+        count: the number of towers, on all machines.
+        training: whether the tower is built for training.
         read_step: returns the number of completed steps.
     """
 
@@ -43,12 +43,12 @@ class Tower:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the tower that speaks for all where one has to."""
+        """Whether this is the first tower, for work that only one tower must do."""
         return self.index == 0
 
     @property
     def global_step(self) -> tf.Tensor:
-        """The number of completed steps, an int64 scalar: in a step that is trained, of those before it."""
+        """The number of completed steps, an int64 scalar. In a training step, the current step does not count."""
         return tf.convert_to_tensor(self.read_step(), tf.int64)
 
 
@@ -56,10 +56,10 @@ _building = threading.local()  # each tower is traced in its own thread
 
 
 def current_tower() -> Tower:
-    """The tower that is being built.
+    """Return the tower that is being built.
 
     Raises:
-        ModelError: called from outside of a model's `build`.
+        ModelError: the function is not called inside a model's `build`.
     """
     tower: Tower | None = getattr(_building, "tower", None)
     if tower is None:
@@ -68,12 +68,12 @@ def current_tower() -> Tower:
 
 
 def tower_index() -> int:
-    """The index of the tower that is being built; 0 outside of `build`."""
+    """Return the index of the tower that is being built; 0 outside of `build`."""
     return getattr(getattr(_building, "tower", None), "index", 0)
 
 
 def tower_count() -> int:
-    """How many towers there are, on all machines, where one is being built; 1 outside of `build`."""
+    """Return the number of towers, on all machines; 1 outside of `build`."""
     return getattr(getattr(_building, "tower", None), "count", 1)
 
 
@@ -81,18 +81,18 @@ def tower_count() -> int:
 def building(
     count: int, training: bool, index: int | None = None, step: Callable[[], Any] = lambda: 0
 ) -> Iterator[None]:
-    """Let `current_tower` answer for the tower whose `build` is about to be called.
+    """Context manager around the call of `build` for a tower, in which `current_tower` returns this tower.
 
     Args:
-        count: how many towers there are.
-        training: whether it is built for training.
-        index: the tower's, if TensorFlow does not know it.
+        count: the number of towers.
+        training: whether the tower is built for training.
+        index: the index of the tower; TensorFlow's replica ID if None.
         step: returns the number of completed steps.
     """
     context = tf.distribute.get_replica_context()
     inside = context is not None and context.num_replicas_in_sync > 1
     outer = getattr(_building, "tower", None)
-    # In a traced tower its number is a constant of the graph.
+    # While a tower is traced, its replica ID is a constant of the graph.
     if index is None:
         index = int(tf.get_static_value(tf.convert_to_tensor(context.replica_id_in_sync_group))) if inside else 0
     _building.tower = Tower(index, count, training, step)
@@ -106,18 +106,18 @@ def building(
 
 
 def choose_devices(towers: int | str | Sequence[str] | None) -> list[str]:
-    """Find the devices that towers are to run on.
+    """Choose the devices of the towers.
 
     Args:
-        towers: how many GPUs (without GPUs: how many of the logical CPU devices that exist); ``cpu:4`` for four logical
-            CPU devices, made if TensorFlow has not started; device names such as ``GPU:0,GPU:1``, as one text or as a
-            list; None for all GPUs, or the CPU if there are none.
+        towers: the number of GPUs (without GPUs, the number of existing logical CPU devices); ``cpu:4`` for four
+            logical CPU devices, which are created if TensorFlow has not started; device names such as ``GPU:0,GPU:1``,
+            as one string or a list; or None for all GPUs, or the CPU if there are none.
 
     Returns:
-        names such as ``GPU:0``.
+        device names such as ``GPU:0``.
 
     Raises:
-        ConfigError: a name is wrong, or there are not so many devices.
+        ConfigError: a device name is wrong or repeated, or there are not enough devices.
     """
     cpus = prepare_devices(towers)
     if cpus:
@@ -130,10 +130,10 @@ def choose_devices(towers: int | str | Sequence[str] | None) -> list[str]:
 
 
 def prepare_devices(towers: int | str | Sequence[str] | None) -> int:
-    """Make the logical CPU devices that ``cpu:4`` asks for, without starting TensorFlow.
+    """Create the logical CPU devices for a value such as ``cpu:4``, without starting TensorFlow.
 
     Returns:
-        how many; 0 if something else is asked for.
+        the number of these devices; 0 for other values of `towers`.
     """
     match = _LOGICAL_CPUS.fullmatch(towers.strip()) if isinstance(towers, str) else None
     if match is None:
@@ -146,9 +146,9 @@ def make_cpu_devices(count: int) -> None:
     """Divide the CPU into logical devices, to try several towers without GPUs.
 
     Raises:
-        ConfigError: there are more than any machine is divided into, or TensorFlow has started with fewer of them.
+        ConfigError: `count` is above `MOST_CPU_DEVICES`, or TensorFlow has already started with fewer devices.
     """
-    if count > MOST_CPU_DEVICES:  # TensorFlow would take hours to make them and their threads
+    if count > MOST_CPU_DEVICES:  # TensorFlow would take hours to create the devices and their threads
         raise ConfigError(f"towers: cpu:{count} is too many; at most {MOST_CPU_DEVICES} logical CPU devices are made")
     (cpu, *_) = tf.config.list_physical_devices("CPU")
     try:
@@ -197,27 +197,27 @@ def _named_devices(names: Sequence[str]) -> list[str]:
 
 
 def components(variable: Any) -> list[tf.Variable]:
-    """The towers' own copies of a variable in this process; a variable that is not replicated is its only copy."""
-    value = variable if isinstance(variable, tf.Variable) else variable.value  # a keras.Variable holds one
+    """Return the copies of a variable on the towers of this process, or the variable if it is not replicated."""
+    value = variable if isinstance(variable, tf.Variable) else variable.value  # unwraps a keras.Variable
     return list(value.values) if isinstance(value, tf.distribute.DistributedValues) else [value]
 
 
 def is_local(variable: tf.Variable) -> bool:
-    """Whether each tower assigns its own copy of this variable: batch statistics, seeds, a user's counters."""
+    """Return whether each tower assigns its own copy of a variable, such as batch statistics, seeds and counters."""
     return not variable.trainable and variable.aggregation == tf.VariableAggregation.NONE
 
 
 def is_seed(name: str, variable: Any) -> bool:
-    """Whether this is the state of a Keras `SeedGenerator`: [seed, counter]."""
+    """Return whether a variable is the state of a Keras `SeedGenerator`, [seed, counter]."""
     return name.rpartition("/")[2].startswith("seed_generator_state") and list(variable.shape) == [2]
 
 
 def seed_of_tower(state: Any, index: int) -> Any:
-    """The seed state of a tower at the position of the first tower's.
+    """Return the seed state of a tower, with its own seed and the counter of the first tower.
 
     Args:
-        state: the first tower's [seed, counter], of uint32.
-        index: the tower's.
+        state: the first tower's [seed, counter], uint32.
+        index: the index of the tower.
     """
     derived = np.array(state)
     derived[0] = (int(state[0]) + index * _GOLDEN) % 2**32
@@ -225,7 +225,7 @@ def seed_of_tower(state: Any, index: int) -> Any:
 
 
 def in_words(devices: Sequence[str]) -> str:
-    """The names of devices, GPUs with their models."""
+    """Return the names of devices, with the models of GPUs."""
     physical = tf.config.list_physical_devices("GPU")
     found = []
     for name in devices:
@@ -239,7 +239,7 @@ def in_words(devices: Sequence[str]) -> str:
 
 
 def why_no_gpu() -> str | None:
-    """A warning if there is a GPU in the machine that TensorFlow cannot use, with the cure; else None."""
+    """Return a warning if the machine has a GPU that TensorFlow cannot use, else None."""
     if tf.config.list_physical_devices("GPU") or not (found := gpus_in_machine()):
         return None
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
@@ -255,7 +255,7 @@ def why_no_gpu() -> str | None:
 
 
 def gpus_in_machine() -> list[str]:
-    """The names of NVIDIA's GPUs that nvidia-smi lists, unless CUDA_VISIBLE_DEVICES hides all of them."""
+    """Return the names of the GPUs that nvidia-smi lists, unless CUDA_VISIBLE_DEVICES hides all of them."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return []
     try:

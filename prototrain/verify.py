@@ -1,8 +1,8 @@
-"""`prototrain verify`: whether a program repeats itself, and whether a killed run of it resumes exactly.
+"""`prototrain verify`: checks that a program is reproducible and that a killed run resumes exactly.
 
-The program runs twice from start to end (A and B) and once more with interruptions (C), each time as a process with the
-user's command. In these processes `prototrain.recorder` writes a line per event; here the lines are compared. Nothing
-here imports TensorFlow.
+The program runs twice from start to end (A and B), and once with interruptions (C). Each run is a process with the
+user's command, in which `prototrain.recorder` writes a line per event. This module compares the lines. It does not
+import TensorFlow.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Event = dict[str, Any]
 K = TypeVar("K")
 
 OF_CALLBACK = "callback "
-"""The prefix of the names of callbacks' states in a record."""
-_SHOWN_LINES = 20  # of a program that failed
+"""The prefix of the names of callback states in a record."""
+_SHOWN_LINES = 20  # last lines of the output of a failed program
 _CAUSES = {
     "data": "; the data comes in another order, or is made from something that a checkpoint does not hold",
     "state": "",
@@ -40,7 +40,7 @@ _CAUSES = {
 
 
 class ProgramError(PrototrainError):
-    """The program under test failed; the message has its command and the last lines of its output."""
+    """The program under test failed; the message contains its command and the last lines of its output."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Difference:
     """The first difference between two runs.
 
     Attributes:
-        step: where it shows.
-        where: the batch ("data"), the variables right after the restore ("state"), or what the same batch and the
-            same variables gave ("randomness": random numbers, or state that no checkpoint holds).
-        what: in words.
+        step: the step at which the difference appears.
+        where: "data" if the batch differs; "state" if the variables right after the restore differ; "randomness" if
+            the same batch and variables gave different results, because of random numbers or unsaved state.
+        what: a description of the difference.
     """
 
     step: int
@@ -68,12 +68,13 @@ class Result:
 
     Attributes:
         repeats: whether two runs from the start were the same bit for bit.
-        resumes: whether the interrupted run was the same, too; None if that was not tried, because two runs from the
-            start differ.
-        steps: how many were made in each run, over all trainers.
-        interruptions: names of signals, and the steps they came at.
-        difference: the first one, or None.
-        batches, scalars, variables, callbacks: how many of them were compared.
+        resumes: whether the interrupted run was the same, too; None if it was skipped, because two runs from the start
+            differ.
+        steps: the number of steps in each run, over all trainers.
+        interruptions: the names of the signals and the steps at which they were sent.
+        difference: the first difference, or None.
+        batches, scalars, variables, callbacks: the number of compared batches, scalars per step, variables and
+            callback states.
     """
 
     repeats: bool
@@ -93,7 +94,7 @@ class Result:
 
     @property
     def where(self) -> str | None:
-        """See `Difference.where`."""
+        """The kind of the difference, see `Difference.where`, or None."""
         return None if self.difference is None else self.difference.where
 
     def __bool__(self) -> bool:
@@ -116,7 +117,7 @@ class Result:
         return "\n".join(f"{name:<19} {text}" for name, text in rows.items())
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as plain values."""
+        """Return the result as a dict of plain values."""
         return {"ok": self.ok, "where": self.where, **asdict(self)}
 
 
@@ -136,24 +137,24 @@ def verify(
     keep: str | Path | None = None,
     announce: Callable[[str], object] = lambda text: None,
 ) -> Result:
-    """Find out whether a program repeats itself and resumes exactly after a kill, as `prototrain verify` does.
+    """Check that a program is reproducible and resumes exactly after a kill, as `prototrain verify` does.
 
     Args:
         program: a model's module, such as ``"models.mine"``; the path of a script (``.py``); or a command as a list.
-        arguments: options of `prototrain run` for a model, arguments of a script.
-        steps: how many steps each trainer makes, at most.
-        interruptions: how often the run is interrupted: the last time by SIGTERM if there are several, else by SIGKILL.
-        seed: of the steps at which it is saved and interrupted.
-        keep: a new directory for the records, the experiments and the output; by default a temporary one.
+        arguments: options of `prototrain run` for a model, or arguments of the script or command.
+        steps: the maximum number of steps of each trainer.
+        interruptions: the number of interruptions. All are SIGKILLs, except that the last of several is a SIGTERM.
+        seed: the seed for drawing the steps of saves and interruptions.
+        keep: a new directory for the records, the experiments and the output; a temporary one if None.
         announce: called with a line of text when a run starts.
 
     Returns:
-        the result: true if the program repeats itself and resumes exactly; its `where` is "data", "state" or
-        "randomness" if not, and its text is that of the command.
+        the result. It is true if the program is reproducible and resumes exactly. Otherwise its `where` is "data",
+        "state" or "randomness". Its `str` is the output of `prototrain verify`.
 
     Raises:
         ConfigError: `keep` is not empty.
-        ProgramError: the program failed, or has not trained.
+        ProgramError: the program failed, or trained no step.
     """
     command = [program] if isinstance(program, str | Path) else [*program]
     if isinstance(program, str | Path):
@@ -173,7 +174,7 @@ def verify(
             for name in ("A", "B"):
                 shutil.rmtree(base / name / "experiments", ignore_errors=True)
         end = _ends(a)
-        # Callbacks' states that hold the time, for example.
+        # Ignore callback states that differ between equal runs, for example because they contain the time.
         ignored = {name for name, trainer in _different(end, _ends(b)) if name.startswith(OF_CALLBACK)}
         made = {(event["trainer"], event["step"]): event for event in a if event["kind"] == "step"}
         planned: list[tuple[str, int, int]] = []
@@ -220,10 +221,10 @@ def _draw_saves(chance: random.Random, steps: int) -> list[int]:
 def _draw_interruptions(
     chance: random.Random, made: Sequence[tuple[str, int]], saves: Sequence[int], count: int
 ) -> list[tuple[str, int, int]]:
-    """Draw when C is interrupted, as (trainer, step, signal).
+    """Draw the interruptions of C, as (trainer, step, signal).
 
-    Each interruption is in its part of the run, behind the first checkpoint and, where possible, not right at a
-    checkpoint, so that steps are made again.
+    The run is divided into equal parts with one interruption each. Interruptions come after the first checkpoint and,
+    if possible, not at a step with a checkpoint, so that some steps are repeated.
     """
     later = [key for key in made[1:-1] if key[1] > min(saves, default=0)] or list(made[:-1]) or list(made)
     count = min(count, len(later))
@@ -238,7 +239,7 @@ def _draw_interruptions(
 def _run(
     command: Sequence[str], directory: Path, plan: Mapping[str, Any], announce: Callable[[str], object]
 ) -> list[Event]:
-    """Run the command, again after each planned interruption, and return its record."""
+    """Run the command, restart it after each planned interruption, and return its record."""
     directory.mkdir()
     (directory / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     record, interrupted = directory / "record.jsonl", 0
@@ -256,7 +257,7 @@ def _run(
                 ).returncode
             except OSError as error:
                 raise ProgramError(f"cannot run {shlex.join(command)}: {error.strerror}") from error
-        # The last line is whole or not there.
+        # Ignore an incomplete last line.
         lines = record.read_bytes().split(b"\n")[:-1] if record.exists() else []
         events = [json.loads(line) for line in lines]
         before, interrupted = interrupted, sum(event["kind"] == "interrupt" for event in events)
@@ -275,23 +276,23 @@ def _run(
 
 
 def compare(first: Sequence[Event], other: Sequence[Event], ignored: Collection[str] = ()) -> Difference | None:
-    """Find the first difference.
+    """Find the first difference between two runs.
 
     Args:
         first: the events of a run without interruptions.
-        other: those of another run, with interruptions or without.
+        other: the events of another run, with or without interruptions.
         ignored: names in the state that differ between equal runs.
 
     Returns:
-        None if all that both have recorded is the same.
+        the first difference, or None if the runs are the same.
     """
     known: dict[tuple[str, str, int], Event] = {}
     for event in first:
         then = known.setdefault(_key(event), event)
         if event["kind"] == "scalars":
             then["scalars"] = {**event["scalars"], **then["scalars"]}
-    saved: dict[str, int] = {}  # the newest checkpoint of each trainer
-    lost: dict[str, Difference] = {}  # by trainer: a callback's state that was not restored, which may not matter
+    saved: dict[str, int] = {}  # step of the newest checkpoint, by trainer
+    lost: dict[str, Difference] = {}  # callback states that were not restored, by trainer; these may not matter
     after = ""
     for event in other:
         kind, trainer, step = event["kind"], event["trainer"], event["step"]
@@ -316,7 +317,11 @@ def _key(event: Event) -> tuple[str, str, int]:
 
 
 def _difference(then: Event | None, now: Event, saved: int, ignored: Collection[str]) -> tuple[str, str] | None:
-    """Compare an event with that of the run without interruptions; returns where they differ, and what."""
+    """Compare an event with the same event of the run without interruptions.
+
+    Returns:
+        `where` and `what` of the difference, or None.
+    """
     if now["kind"] == "start":
         if now["step"] < saved:
             return "state", (
@@ -344,7 +349,7 @@ def _difference(then: Event | None, now: Event, saved: int, ignored: Collection[
 
 
 def _ends(record: Sequence[Event]) -> dict[tuple[str, str], str]:
-    """Return the digests at the last end of each trainer, by name and trainer."""
+    """Return the digests at the end of the last run of each trainer, by name and trainer."""
     ends = {event["trainer"]: event["variables"] for event in record if event["kind"] == "end"}
     return {(name, trainer): found for trainer, digests in ends.items() for name, found in digests.items()}
 

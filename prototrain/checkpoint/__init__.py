@@ -1,4 +1,4 @@
-"""Checkpoints: directories that appear whole or not at all, are verified, and hold what a trainer has in `state`."""
+"""Checkpoints of `trainer.state`: directories that are written atomically and verified when they are read."""
 
 from prototrain.checkpoint.store import (
     BUNDLE,

@@ -1,4 +1,4 @@
-"""Weights from files that Keras's `save_weights` wrote."""
+"""Reads the weights files of Keras's `save_weights`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import numpy as np
 
 
 def read_h5(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Read a ``.weights.h5``. It has no names of weights: they are called ``layer/0``, ``layer/1`` and so on.
+    """Read the arrays of a ``.weights.h5`` by name.
+
+    The file does not name the weights of a layer, so they are numbered: ``layer/0``, ``layer/1`` and so on.
 
     Raises:
-        ValueError: it refers to another file, or has no names of layers.
-        OSError: it is damaged.
+        ValueError: the file refers to another file, or has no layer names.
+        OSError: the file is damaged.
     """
     datasets: dict[str, Any] = {}
     layers: dict[str, str] = {}
@@ -38,7 +40,7 @@ def read_h5(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _by_layer(name: str, layers: Mapping[str, str]) -> str:
-    """``net/fc0/1`` for the dataset ``/layers/dense/vars/1``, from the names of the groups around it."""
+    """Return the name of a dataset by layer names, such as ``net/fc0/1`` for ``/layers/dense/vars/1``."""
     home, _, index = name.rpartition("/vars/")
     parts = home.split("/")
     names = [layers.get("/".join(parts[: end + 1]), "") for end in range(len(parts))]
@@ -48,8 +50,8 @@ def _by_layer(name: str, layers: Mapping[str, str]) -> str:
 def by_variable(saved: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the arrays of `read_h5` to the names of a model's variables.
 
-    Numbered arrays are matched by the order within their layer, trainable ones first, as Keras counts them. The name of
-    the network in front of the layers may differ.
+    Numbered arrays are matched by their order within the layer, with trainable variables first, as in Keras. The name
+    of the network before the layer names may differ.
     """
     numbered: dict[str, str] = {}
     count: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The entries of `trainer.state`: what a checkpoint holds of each, how they are restored, which are not finite."""
+"""The entries of `trainer.state`: how they are saved, restored and checked for finite values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_CALLBACKS = "callbacks/"
 
 _CURE = f"use {FRESH}, another trainer.experiment_name, or model.weights_load_path to load the weights that match"
 _HOLDERS = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, tf.Module)
-# Tags of entries in meta.json: the result of `state_dict`; an array's name in the bundle.
+# Tags of entries in meta.json: the result of a `state_dict`, and the name of an array in the bundle.
 _OBJECT, _STORED = (f"{TAG}{kind}" for kind in ("object", "stored"))
 _IN_BUNDLE = {"bool", "bfloat16", "complex64", "complex128", "float16", "float32", "float64"}
 _IN_BUNDLE |= {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
@@ -56,21 +56,21 @@ class _SaveableTrackable:
 
 
 class StateEntries:
-    """The entries of a state dict, sorted by how they are saved.
+    """The entries of a state dict, grouped by how they are saved.
 
-    - by name in the bundle: variables, NumPy arrays, Keras's seed generators, and the variables of layers, models,
-      optimizers, metrics and `tf.Module`, as ``<key>/<path>``;
-    - in their own files: a `Saveable` and any other trackable of TensorFlow;
-    - in meta.json: objects with `state_dict` and `load_state_dict`, random generators, plain values.
+    - By name in the bundle: variables, NumPy arrays, Keras seed generators, and the variables of layers, models,
+      optimizers, metrics and `tf.Module`, as ``<key>/<path>``.
+    - In separate files: a `Saveable` and any other TensorFlow trackable.
+    - In meta.json: objects with `state_dict` and `load_state_dict`, random generators, and plain values.
 
-    Arrays and plain values are data: a checkpoint may have others, of another type or shape.
+    Arrays and plain values are data: those in a checkpoint may have another type or shape, or other keys.
 
     Args:
         state: `trainer.state`.
 
     Attributes:
-        variables: everything in the bundle, by name.
-        saveables: everything in its own files, by key.
+        variables: the entries in the bundle, by name.
+        saveables: the entries in separate files, by key.
 
     Raises:
         CheckpointError: an entry has no variables yet.
@@ -80,7 +80,7 @@ class StateEntries:
         self._state = state
         self.variables: dict[str, Any] = {}
         self.saveables: dict[str, Saveable] = {}
-        self._arrays: dict[str, str] = {}  # their names in the bundle, by key
+        self._arrays: dict[str, str] = {}  # the arrays' names in the bundle, by key
         self._objects: dict[str, HasStateDict] = {}
         self._values: list[str] = []
         for key, entry in state.items():
@@ -122,10 +122,10 @@ class StateEntries:
         return unique
 
     def values(self) -> dict[str, Any]:
-        """What meta.json holds of the entries.
+        """Return the entries as JSON-compatible values for meta.json.
 
         Raises:
-            CheckpointError: it names an entry that cannot be saved, and the reason.
+            CheckpointError: an entry cannot be saved; the message gives the reason.
         """
         found: dict[str, Any] = {key: encode(self._state[key], f"state[{key!r}]") for key in self._values}
         found |= {key: {_STORED: name} for key, name in self._arrays.items()}
@@ -135,20 +135,21 @@ class StateEntries:
 
     @property
     def required(self) -> set[str]:
-        """The variables that a checkpoint must have; it may have other arrays and other callbacks."""
+        """The names of the variables that a checkpoint must have. Arrays and callbacks may differ."""
         return {name for name in self.variables if not name.startswith(OF_CALLBACKS)} - set(self._arrays.values())
 
     # -- restoring ----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def restoring(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Restore a checkpoint's content: all variables and values or, if anything fails, none of them.
+        """Context manager that restores the state from a checkpoint; variables change only if nothing fails.
 
-        Everything is read and checked on entry; entries with their own files and objects are restored then. Variables,
-        arrays and plain values change at the end, if the block has not failed: it restores what is not in the state.
+        On entry, the whole checkpoint is read and checked, and objects and entries in separate files are restored.
+        The block restores whatever is not in the state. At the end, if the block has not failed, variables, arrays and
+        plain values are restored.
 
         Args:
-            checkpoint: has been verified.
+            checkpoint: a verified checkpoint.
 
         Raises:
             CheckpointError: the checkpoint does not fit, or cannot be read.
@@ -171,8 +172,8 @@ class StateEntries:
         yield
         self._put(data)
         variables.reverse()
-        while variables:  # in their order: a tower's own values come after those for all towers
-            variable, value = variables.pop()  # frees the last value: a large model must not be in memory three times
+        while variables:  # in order: the values of single towers come after those for all towers
+            variable, value = variables.pop()  # frees each value early, since the model may be large
             if isinstance(variable, np.ndarray):
                 np.copyto(variable, value)
             else:
@@ -181,9 +182,9 @@ class StateEntries:
     def _match_variables(
         self, checkpoint: Checkpoint, saved: Mapping[str, tf.Tensor], data: Collection[str]
     ) -> list[tuple[Any, tf.Tensor]]:
-        """Pair variables with their values; `data` has the keys of arrays that are restored otherwise."""
+        """Pair variables with their saved values, except the arrays whose keys are in `data`."""
         arrays = {name for key, name in self._arrays.items() if key in data}
-        # A new callback starts without a state, and the state of one that is gone is not used.
+        # A new callback starts without a state, and the state of a removed callback is ignored.
         mine = {
             name: variable
             for name, variable in self.variables.items()
@@ -195,7 +196,7 @@ class StateEntries:
         return [(variable, theirs[name]) for name, variable in mine.items()]
 
     def _read_data(self, values: Mapping[str, Any], saved: dict[str, tf.Tensor]) -> dict[str, Any]:
-        """Take plain values and arrays out of a checkpoint, also those that are not in the state dict yet.
+        """Decode the plain values and arrays of a checkpoint, including those that are not in the state dict yet.
 
         Arrays are removed from the `saved` variables.
         """
@@ -214,7 +215,7 @@ class StateEntries:
         return found
 
     def _put(self, data: Mapping[str, Any]) -> None:
-        """Put plain values and arrays into the state dict; into the list, dict or array that is there, if possible."""
+        """Put plain values and arrays into the state dict. Existing lists, dicts and arrays are filled if possible."""
         filled: list[Any] = []
         for key, value in data.items():
             old = self._state.get(key)
@@ -225,7 +226,7 @@ class StateEntries:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore, at the end, the variables, arrays, objects and plain values."""
+        """Context manager that restores the variables, arrays, objects and plain values at the end."""
         coded = self.values()
         arrays = {key: np.copy(self._state[key], "K") for key in self._arrays}
         variables = [one for one in self.variables.values() if not isinstance(one, np.ndarray)]
@@ -244,13 +245,17 @@ class StateEntries:
 
 
 def _fits_bundle(entry: Any) -> bool:
-    """Whether an entry is an array that TensorFlow can hold as it is."""
+    """Return whether an entry is an array that a TensorFlow bundle can store unchanged."""
     is_array = type(entry) in (np.ndarray, np.memmap)
     return is_array and entry.dtype.isnative and entry.dtype.name in _IN_BUNDLE
 
 
 def _fill(old: Any, value: Any) -> bool:
-    """Give a list, dict or array new content, if it can have that: the trainer may also have it in an attribute."""
+    """Replace the content of a list, dict or array in place, since a trainer may keep it in an attribute, too.
+
+    Returns:
+        whether that was possible.
+    """
     if type(old) is list and type(value) is list:
         old[:] = value
     elif type(old) is dict and type(value) is dict:
@@ -267,10 +272,13 @@ def _fill(old: Any, value: Any) -> bool:
 
 @contextmanager
 def restore_errors(what: str) -> Iterator[None]:
-    """Turn the errors of code that restores a state of the wrong form into one clear line.
+    """Context manager that turns errors from a malformed state into a `CheckpointError` of one line.
+
+    Args:
+        what: the state that is restored, for the error message.
 
     Raises:
-        CheckpointError: `what` cannot be restored.
+        CheckpointError: the state cannot be restored.
     """
     try:
         yield
@@ -282,13 +290,21 @@ def restore_errors(what: str) -> Iterator[None]:
 
 
 def variables_in(state: dict[str, Any]) -> dict[str, Any]:
-    """The variables of TensorFlow and Keras in a state dict by name, including those of layers and modules."""
+    """Return the TensorFlow and Keras variables in a state dict by name, including those of layers and modules."""
     found = StateEntries(state).variables
     return {name: one for name, one in found.items() if isinstance(one, tf.Variable | KerasVariable)}
 
 
 def match_towers(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Give each tower its own values among the `saved` ones, if there were more or fewer towers."""
+    """Match saved values to the current towers, if their number has changed.
+
+    Args:
+        variables: the current variables by name.
+        saved: the saved values by name.
+
+    Returns:
+        a value for each tower's own variable: a new tower gets the first tower's value, or a seed derived from it.
+    """
     matched = {name: value for name, value in saved.items() if OF_TOWER not in name or name in variables}
     for name in variables:
         first, separator, index = name.partition(OF_TOWER)
@@ -299,10 +315,16 @@ def match_towers(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor]) -
 
 
 def check_fit(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor], where: str, *, cure: str = _CURE) -> None:
-    """Check that a checkpoint, named `where`, has exactly these variables.
+    """Check that a checkpoint has exactly these variables.
+
+    Args:
+        variables: the current variables by name.
+        saved: the saved values by name.
+        where: the checkpoint, for the error message.
+        cure: the advice in the error message.
 
     Raises:
-        CheckpointError: it names the variables that only one side has, or whose shapes or dtypes differ, and the cure.
+        CheckpointError: a variable exists on one side only, or its shape or dtype differs.
     """
     problems = [f"{name} is new in the model" for name in variables if name not in saved]
     problems += [f"{name} is no longer in the model" for name in saved if name not in variables]
@@ -321,7 +343,7 @@ def check_fit(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor], wher
 
 
 def describe_variable(variable: Any) -> str:
-    """Dtype and shape, such as ``float32[64,128]``."""
+    """Return the dtype and shape of a variable, such as ``float32[64,128]``."""
     return f"{tf.as_dtype(variable.dtype).name}[{','.join(str(size) for size in variable.shape)}]"
 
 
@@ -331,9 +353,9 @@ NAN, INFINITE = "NaN", "infinite"
 
 
 class FiniteState:
-    """Finds variables that are not finite, except those that were not at the start, such as a mask of -inf.
+    """Finds variables that are not finite, except those that were not finite at the start, such as a mask of -inf.
 
-    A NaN is also found in a variable that was infinite at the start.
+    A variable that was infinite at the start is still checked for NaN.
 
     Attributes:
         ignored: regular expressions; variables whose names match one of them are skipped.
@@ -341,12 +363,13 @@ class FiniteState:
 
     def __init__(self) -> None:
         self.ignored: list[str] = []
-        self._known: dict[str, str | None] = {}  # what each variable was at the start
+        self._known: dict[str, str | None] = {}  # "NaN", "infinite" or None at the start, by name
 
     def begin(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Record which variables are not finite before training: "NaN" or "infinite" by name.
+        """Record which variables are not finite before training. Variables of an earlier call are skipped.
 
-        Those of an earlier call are skipped.
+        Returns:
+            "NaN" or "infinite" by name, for the variables that are not finite.
         """
         new = {name: variable for name, variable in variables.items() if name not in self._known}
         found = not_finite(new)
@@ -354,7 +377,7 @@ class FiniteState:
         return found
 
     def find(self, values: Mapping[str, Any]) -> dict[str, str]:
-        """The values that are not finite and should be: "NaN" or "infinite" by name."""
+        """Return the values that are not finite and should be: "NaN" or "infinite" by name."""
         checked = {
             name: value
             for name, value in values.items()
@@ -364,7 +387,7 @@ class FiniteState:
 
 
 def not_finite(values: Mapping[str, Any]) -> dict[str, str]:
-    """The tensors, variables and arrays that are not finite: "NaN" or "infinite" by name."""
+    """Return the tensors, variables and arrays that are not finite: "NaN" or "infinite" by name."""
     found = {}
     for name, value in values.items():
         dtype = tf.as_dtype(value.dtype)
@@ -376,7 +399,7 @@ def not_finite(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def in_words(found: Mapping[str, str]) -> str:
-    """The result of `not_finite` as a sentence."""
+    """Return the result of `not_finite` as text."""
     kinds: dict[str, list[str]] = {}
     for name, kind in found.items():
         kinds.setdefault(kind, []).append(name)

@@ -1,11 +1,11 @@
-"""The checkpoints of a run: directories that appear whole or not at all, and are verified when they are read.
+"""The checkpoints of a run: directories that are written atomically and verified when they are read.
 
 ``step-<10 digits>/`` is written under a temporary name, synced and renamed. It is never overwritten. There is no index
-file: the newest checkpoint is the highest step that verifies.
+file: the newest checkpoint is the one with the highest step that passes verification.
 
-A checkpoint holds a TensorFlow bundle ``model.*`` with every variable by name, files of other objects (`Saveable`), and
-``meta.json`` with the size and digest of every other file. Nothing in it is code. The one thing that TensorFlow would
-run to restore it, a dataset's graph inside an iterator's state, is refused.
+A checkpoint contains a TensorFlow bundle ``model.*`` with all variables by name, files of other objects (`Saveable`),
+and ``meta.json`` with the size and digest of every other file. It contains no code. A dataset's graph inside an
+iterator's state is the only thing that TensorFlow would run in a restore, so such a state is rejected.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _GRAPH_KEY = re.compile(rb"@@[^@\s]{1,200}" + re.escape(_GRAPH_WORD))
 
 @runtime_checkable
 class Saveable(Protocol):
-    """An object with its own files in a checkpoint, such as the position in the data."""
+    """An object with separate files in a checkpoint, such as the data position."""
 
     def write(self, prefix: str) -> Any:
         """Write files whose names start with `prefix`.
 
         Returns:
-            what else `read` needs, as JSON can hold it; or a function that writes the files later, in any thread,
-            and returns that. In this case `write` only copies what training changes.
+            the JSON-compatible argument `meta` of `read`; or a function that writes the files later, in any thread,
+            and returns this value. In the second case, `write` only copies what training would change.
         """
 
     def read(self, prefix: str, meta: Any) -> None:
-        """Restore the state: all of it or, if that fails, nothing."""
+        """Restore the state completely or, if that fails, not at all."""
 
 
 @dataclass
@@ -70,12 +70,12 @@ class Snapshot:
     """The content of a checkpoint.
 
     Attributes:
-        step: completed steps.
+        step: the number of completed steps.
         variables: tensors, variables or arrays by name.
-        saveables: objects with their own files, by name.
-        meta: everything else, as JSON can hold it.
-        check: called with the values by name in the writing thread, before they are written; raises an error if they
-            must not be saved.
+        saveables: objects with separate files, by name.
+        meta: everything else, as JSON-compatible values.
+        check: called in the writing thread with the values by name, before they are written. It raises an error if
+            they must not be saved.
     """
 
     step: int
@@ -90,8 +90,8 @@ class Checkpoint:
     """A verified checkpoint.
 
     Attributes:
-        path: its directory.
-        meta: the content of its meta.json.
+        path: the checkpoint's directory.
+        meta: the content of meta.json.
     """
 
     path: Path
@@ -102,15 +102,19 @@ class Checkpoint:
         return int(self.meta["step"])
 
     def tensors(self) -> dict[str, tf.Tensor]:
-        """Read all variables as tensors; a CheckpointError if the bundle cannot be read."""
+        """Read all variables as tensors by name.
+
+        Raises:
+            CheckpointError: the bundle cannot be read.
+        """
         return _read_tensors(self.path / BUNDLE)
 
     def variables(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Read all variables as arrays; see `tensors`."""
+        """Read all variables as arrays by name; see `tensors`."""
         return read_bundle(self.path / BUNDLE)
 
     def prefix_of(self, name: str) -> str:
-        """The path that the files of a `Saveable` start with."""
+        """Return the path prefix of the files of a `Saveable`."""
         return _prefix_of(self.path, name)
 
 
@@ -118,9 +122,9 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        directory: where they are.
+        directory: the directory of the checkpoints.
         announce: called with a line of text for the user.
-        run_id: the run's; checkpoints of another run are not used. None accepts any.
+        run_id: the ID of the run. Checkpoints of other runs are not used; None accepts any run.
     """
 
     def __init__(self, directory: Path, announce: Callable[[str], None] = print, *, run_id: str | None = None) -> None:
@@ -129,7 +133,7 @@ class Checkpoints:
         self._run_id = run_id
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, verified or not, in ascending order.
+        """Return the steps of all checkpoints, valid or not, in ascending order.
 
         Raises:
             CheckpointError: the directory cannot be read.
@@ -140,27 +144,27 @@ class Checkpoints:
             raise CheckpointError(f"cannot read the checkpoints in {self.directory}: {error.strerror}") from error
 
     def path(self, step: int) -> Path:
-        """The directory of a step's checkpoint."""
+        """Return the directory of a step's checkpoint."""
         return self.directory / f"step-{step:010d}"
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def save(self, snapshot: Snapshot, *, aside: bool = False) -> Path:
-        """Write a checkpoint at once; see `start`."""
+        """Write a checkpoint and return its directory; see `start`."""
         return self.start(snapshot, aside=aside)()
 
     def start(self, snapshot: Snapshot, *, aside: bool = False) -> Callable[[], Path]:
-        """Begin to write a checkpoint. An existing one of the same step that verifies stays as it is.
+        """Start to write a checkpoint. An existing valid checkpoint of the same step is kept.
 
         Args:
             snapshot: the content.
-            aside: write it as ``failed-<step>``, which no resume uses.
+            aside: write the checkpoint as ``failed-<step>``, which a resume ignores.
 
         Returns:
-            a function, for any thread, that writes the rest and returns the directory.
+            a function that writes the rest and returns the directory. It can be called in any thread.
 
         Raises:
-            CheckpointError: it cannot be written, and nothing of it is left; also from the function.
+            CheckpointError: the checkpoint cannot be written; partial files are deleted. The function raises this, too.
         """
         final = self.directory / f"failed-{snapshot.step:010d}" if aside else self.path(snapshot.step)
         if not aside and final.exists():
@@ -208,14 +212,14 @@ class Checkpoints:
                 self._announce(f"WARNING: cannot delete the checkpoint {path}: {error.strerror}")
 
     def sweep(self) -> None:
-        """Delete what killed saves and deletions have left."""
+        """Delete the remains of interrupted saves and deletions."""
         if self.directory.is_dir():
             for path in self.directory.iterdir():
                 if path.name.startswith((".tmp-", ".old-")):
                     _remove_tree(path)
 
     def _delete(self, path: Path) -> None:
-        # Renamed first: a deletion that is killed must not leave something that looks like a checkpoint.
+        # Rename first, so that an interrupted deletion does not leave a directory that looks like a checkpoint.
         doomed = _unused(path.with_name(f".old-{path.name}-{os.getpid()}"))
         path.rename(doomed)
         _remove_tree(doomed)
@@ -225,15 +229,18 @@ class Checkpoints:
     def newest(
         self, check: Callable[[Checkpoint], object] | None = None, *, broken: list[Path] | None = None
     ) -> Checkpoint | None:
-        """Find the newest checkpoint that verifies; warn about newer ones that do not. No file changes.
+        """Find the newest valid checkpoint and warn about newer ones that are damaged. No file changes.
 
         Args:
-            check: raises a CheckpointError if a whole checkpoint cannot be used.
-            broken: the damaged ones are added to this list, for `set_aside`.
+            check: raises a CheckpointError if an undamaged checkpoint cannot be used.
+            broken: a list to which damaged checkpoints are appended, for `set_aside`.
+
+        Returns:
+            the checkpoint, or None if there are no checkpoints.
 
         Raises:
-            ExperimentError: a newer checkpoint is whole, but in a format of another version.
-            CheckpointError: there are or were checkpoints, but all are damaged.
+            ExperimentError: a checkpoint is undamaged but has the format of another version of prototrain.
+            CheckpointError: there are or were checkpoints, but none of them can be used.
         """
         broken = [] if broken is None else broken
         for step in reversed(self.steps()):
@@ -257,7 +264,7 @@ class Checkpoints:
         return None
 
     def run_id(self) -> str | None:
-        """The run of the newest checkpoint that verifies."""
+        """Return the run ID in the newest valid checkpoint, or None."""
         for step in reversed(self.steps()):
             with suppress(CheckpointError):
                 found = verify(self.path(step)).meta.get("run_id")
@@ -265,10 +272,13 @@ class Checkpoints:
         return None
 
     def set_all_aside(self) -> Path | None:
-        """Move all checkpoints to another directory, so that a run can start from step 0 and lose nothing.
+        """Move all checkpoints to another directory, so that a run can start from step 0 without losing them.
+
+        Returns:
+            the new directory, or None if there are no checkpoints.
 
         Raises:
-            CheckpointError: they cannot be moved.
+            CheckpointError: the checkpoints cannot be moved.
         """
         if not self.steps():
             return None
@@ -283,7 +293,11 @@ class Checkpoints:
         return target
 
     def set_aside(self, path: Path) -> bool:
-        """Rename a damaged checkpoint so that no resume finds it; returns whether that worked."""
+        """Rename a damaged checkpoint, so that a resume ignores it.
+
+        Returns:
+            whether the checkpoint was renamed.
+        """
         target = _unused(path.with_name(f".bad-{path.name}"))
         try:
             path.rename(target)
@@ -310,7 +324,7 @@ def _whole_or_nothing(temporary: Path, final: Path) -> Iterator[None]:
 
 
 def _unused(path: Path) -> Path:
-    """A path that does not exist: the given one, or with a number."""
+    """Return a path that does not exist: the given path, with a number if necessary."""
     candidate, number = path, 1
     while os.path.lexists(candidate):
         number += 1
@@ -327,7 +341,7 @@ def _remove_tree(path: Path) -> None:
 
 
 def _prefix_of(directory: Path, name: str) -> str:
-    quoted = quote(name, safe=" ")  # a name may have characters that no file name can have
+    quoted = quote(name, safe=" ")  # a name may contain characters that are not allowed in file names
     if quoted.partition(".")[0] in ("", BUNDLE, "meta"):
         quoted = f"%{quoted}"
     return str(directory / quoted)
@@ -337,8 +351,12 @@ def _prefix_of(directory: Path, name: str) -> str:
 
 
 def _start_writing(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
-    """Copy what training changes; returns a function, for any thread, that writes and syncs all files."""
-    # A tensor that was read from a variable keeps its value: the variable's next update makes a copy.
+    """Copy everything that training would change.
+
+    Returns:
+        a function that writes and syncs all files. It can be called in any thread.
+    """
+    # A tensor that was read from a variable keeps its value: the next update of the variable makes a copy.
     tensors = {
         name: tf.constant(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value)
         for name, value in snapshot.variables.items()
@@ -382,7 +400,7 @@ def _sync_and_digest(files: list[Path]) -> dict[str, dict[str, Any]]:
 
 
 def _write_bundle(prefix: Path, tensors: Mapping[str, tf.Tensor]) -> None:
-    """Write tensors into one file, or into several at once: TensorFlow writes a file with one thread."""
+    """Write a bundle of tensors. Large bundles have several files, since TensorFlow writes each with one thread."""
     parts: list[dict[str, tf.Tensor]] = []
     size = _FILE_BYTES
     for name, tensor in tensors.items():
@@ -409,7 +427,7 @@ def _write_bundle(prefix: Path, tensors: Mapping[str, tf.Tensor]) -> None:
 
 
 def checksum(meta: Any) -> str:
-    """The checksum of the content of meta.json, independent of the order of its keys."""
+    """Return the checksum of the content of meta.json, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -419,14 +437,14 @@ def _digest(path: Path) -> str:
 
 
 def _holds_graph(path: Path) -> bool:
-    """Whether a file of a saved iterator holds a dataset's graph; the bundle of variables never does.
+    """Return whether a file of a saved iterator contains a dataset's graph. The bundle of variables never does.
 
-    The keys of an iterator's state are plain text in the file, each after two @; only the values are compressed.
+    The keys of an iterator's state are plain text, each after two @; only the values are compressed.
     """
     if path.name.startswith(f"{BUNDLE}.") or not path.stat().st_size:
         return False
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        # Most files do not contain the word at all, and searching for it is faster.
+        # Search for the word first, which is faster: most files do not contain it.
         return content.find(_GRAPH_WORD) >= 0 and _GRAPH_KEY.search(content) is not None
 
 
@@ -437,7 +455,7 @@ def _read_tensors(prefix: Path | str) -> dict[str, tf.Tensor]:
     try:
         with literal_prefix(prefix) as path, tf.device("CPU:0"):
             dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
-            # Variants and resources are not values, and decoding them may run code.
+            # Skip variants and resources: they are not values, and decoding them may run code.
             names = [name for name, dtype in dtypes.items() if dtype not in (tf.variant, tf.resource)]
             tensors = tf.raw_ops.RestoreV2(
                 prefix=path,
@@ -463,11 +481,14 @@ def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
     """Check every file of a checkpoint against its meta.json.
 
     Args:
-        path: its directory.
-        run_id: the run that it must belong to; None accepts any.
+        path: the checkpoint's directory.
+        run_id: the ID of the run that the checkpoint must belong to; None accepts any run.
+
+    Returns:
+        the verified checkpoint.
 
     Raises:
-        ExperimentError: it is whole, but in a format of another version.
+        ExperimentError: the checkpoint is undamaged but has the format of another version of prototrain.
         CheckpointError: a file is missing or damaged, or the checkpoint belongs to another run.
     """
     damaged = f"checkpoint {path} is damaged"
@@ -497,7 +518,7 @@ def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
 def _read_meta(path: Path) -> dict[str, Any]:
     file = path / META
     if file.exists() and not file.is_file():
-        raise ValueError("not a file")  # opening a pipe would wait forever
+        raise ValueError("not a file")  # opening a pipe would block forever
     document = json.loads(file.read_text(encoding="utf-8"))
     meta: dict[str, Any] = document["meta"]
     if checksum(meta) != document["sha256"]:

@@ -1,7 +1,7 @@
-"""Plain values and the states of random generators as JSON, and back with the same types, values and bits.
+"""Lossless JSON encoding of plain values and random generator states.
 
-JSON has no tuples, bytes, arrays or keys that are not text: they are written as a dict with one tag. Every other value
-that JSON would change is refused.
+Decoding restores the same types, values and bits. JSON has no tuples, bytes, arrays or keys that are not strings, so
+these are encoded as a dict with a single tag. Any other value that JSON would change is rejected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from prototrain.tf_private import (
 )
 
 TAG = "prototrain:"
-"""A dict whose only key starts with this is a tagged value."""
+"""The prefix of tags. A dict whose only key starts with it is a tagged value."""
 _ARRAY, _SCALAR, _BYTES, _DICT, _TUPLE = (f"{TAG}{kind}" for kind in ("array", "scalar", "bytes", "dict", "tuple"))
-_LONGEST_INT = 10_000  # bits; Python does not print much longer ones
+_LONGEST_INT = 10_000  # bits; Python limits the conversion of longer integers to text
 _CURE = (
     "use numbers, text, lists, tuples, dicts and arrays; a variable, a random generator and an object with state_dict "
     "can be an entry of trainer.state"
@@ -36,15 +36,15 @@ _CURE = (
 
 
 def encode(value: Any, where: str, *, loose: bool = False) -> Any:
-    """Turn a value into JSON's types; `decode` turns it back.
+    """Encode a value as JSON types; `decode` reverses this.
 
     Args:
-        value: of any type.
-        where: its name, for errors.
-        loose: accept what is almost a plain value: a tensor becomes an array, a `defaultdict` a dict.
+        value: the value.
+        where: the name of the value, for error messages.
+        loose: convert values to the closest plain type: a tensor to an array, a `defaultdict` to a dict.
 
     Raises:
-        CheckpointError: a part of it would not come back as it is.
+        CheckpointError: a part of the value cannot be restored exactly.
     """
     try:
         return _encode(value, where, loose)
@@ -68,8 +68,8 @@ def _encode(value: Any, where: str, loose: bool) -> Any:
         return {_BYTES: b64encode(value).decode()}
     if kind is np.ndarray or isinstance(value, np.generic):
         dtype = value.dtype
-        if not dtype.hasobject and dtype.type is not np.void:  # such an array's bytes are its values
-            named = dtype.name if dtype.kind == "V" else dtype.str  # bfloat16 and its like are of kind V
+        if not dtype.hasobject and dtype.type is not np.void:  # the bytes of such an array determine its values
+            named = dtype.name if dtype.kind == "V" else dtype.str  # bfloat16 and similar types are of kind V
             order = "F" if value.flags.fnc else "C"
             tag = _ARRAY if kind is np.ndarray else _SCALAR
             return {tag: [named, value.shape, order, b64encode(value.tobytes(order)).decode()]}
@@ -80,7 +80,7 @@ def _encode(value: Any, where: str, loose: bool) -> Any:
 
 
 def _nearest(value: Any) -> Any:
-    """The plain value that is closest to another one; the value itself if there is none."""
+    """Return the closest plain value, or the value itself if there is none."""
     if isinstance(value, tf.Tensor | tf.Variable | KerasVariable):
         return np.asarray(tf.convert_to_tensor(value))[()]
     if isinstance(value, np.ndarray | np.generic):
@@ -94,10 +94,10 @@ def _nearest(value: Any) -> Any:
 
 
 def decode(coded: Any) -> Any:
-    """The value that `encode` was given.
+    """Decode a value that `encode` returned.
 
     Raises:
-        ValueError, TypeError: `encode` returns nothing like that.
+        ValueError, TypeError: `coded` is not a result of `encode`.
     """
     if isinstance(coded, list):
         return [decode(item) for item in coded]
@@ -127,7 +127,7 @@ GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 class GeneratorState:
-    """The state of one random generator, so that it draws the same numbers after a restore.
+    """Saves and restores the state of a random generator, so that it draws the same numbers after a restore.
 
     Args:
         generator: one of `GENERATORS`.
@@ -140,13 +140,13 @@ class GeneratorState:
         """The generator's state, for `encode`.
 
         Raises:
-            CheckpointError: it has none, such as `random.SystemRandom`.
+            CheckpointError: the generator has no state, like `random.SystemRandom`.
         """
         found = self._generator
         if isinstance(found, np.random.RandomState):
             return found.get_state(legacy=False)
         if isinstance(found, np.random.Generator):
-            seeds = found.bit_generator.seed_seq  # what `spawn` makes other generators of
+            seeds = found.bit_generator.seed_seq  # `spawn` derives other generators from it
             spawning = seeds.state if isinstance(seeds, np.random.SeedSequence) else None
             return {"bits": found.bit_generator.state, "seeds": spawning}
         try:
@@ -165,27 +165,27 @@ class GeneratorState:
             bits.state = state["bits"]
             if seeds is not None and isinstance(bits.__getstate__(), tuple):
                 bits.__setstate__((bits.state, np.random.SeedSequence(**seeds)))
-            elif seeds is not None and seeds["n_children_spawned"]:  # NumPy 1 has no way to set it
+            elif seeds is not None and seeds["n_children_spawned"]:  # NumPy 1 cannot set it
                 raise CheckpointError("a generator that has spawned others can only be restored with NumPy 2 or later")
         else:
             found.setstate(state)
 
 
 def random_state() -> dict[str, Any]:
-    """The state of Python's and NumPy's global random generators, as JSON can hold it."""
+    """Return the JSON-compatible state of Python's and NumPy's global random generators."""
     numpy = np.random.get_state(legacy=False)
     return {"python": encode(random.getstate(), "random"), "numpy": encode(numpy, "numpy.random")}
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore what `random_state` returned."""
+    """Restore a state that `random_state` returned."""
     random.setstate(decode(state["python"]))
     np.random.set_state(decode(state["numpy"]))
 
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Restore, at the end, the state of Python's and NumPy's global random generators."""
+    """Context manager that restores the state of Python's and NumPy's global random generators at the end."""
     before = random_state()
     try:
         yield
@@ -195,7 +195,7 @@ def random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def tensorflow_seeded(seed: int) -> Iterator[None]:
-    """Context in which random ops without a seed get this one, unless the user has called `tf.random.set_seed`."""
+    """Context manager that sets TensorFlow's global seed, unless the user has called `tf.random.set_seed`."""
     is_unset = tensorflow_seed() is None
     if is_unset:
         set_tensorflow_seed(seed)
@@ -208,7 +208,7 @@ def tensorflow_seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def global_random_kept() -> Iterator[None]:
-    """Restore, at the end, all global random generators, and Keras's counts of names."""
+    """Context manager that restores all global random generators and Keras's name counters at the end."""
     seed, generator = tensorflow_seed(), drawing_seeds()
     drawn = None if generator is None else generator.getstate()
     with random_state_kept(), keras_globals_kept():
@@ -216,6 +216,6 @@ def global_random_kept() -> Iterator[None]:
             yield
         finally:
             set_tensorflow_seed(seed)
-            generator = drawing_seeds()  # setting the seed has made another one
+            generator = drawing_seeds()  # setting the seed has created a new one
             if drawn is not None and generator is not None:
                 generator.setstate(drawn)

@@ -1,4 +1,4 @@
-"""Weights: loaded from other files and runs, and written for others."""
+"""Loads weights from other runs and files, and exports weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AVERAGES = f"{OF_CALLBACKS}ExponentialMovingAverage/"
 """The prefix of the variables with the averages of `ExponentialMovingAverage`."""
 
 Names = Mapping[str, str] | Callable[[str], str | None]
-"""From a name in a source to the model's; None skips it."""
+"""Maps a name in a source to a name in the model; None skips the name."""
 Source = str | Path | Mapping[str, Any]
 """A path, or arrays by name."""
 
@@ -52,21 +52,22 @@ def load_weights(
     """Load every variable that matches by name and shape. Floats of another precision are converted.
 
     Args:
-        variables: the model's, by name.
+        variables: the model's variables by name.
         source: arrays by name, or a path; see `read_weights`.
-        prefix: with a slash, is put before every name of the source.
+        prefix: put before every name of the source, with a slash.
         ignore: regular expressions for whole names of the model's variables, which keep their values.
-        names: from names of the source to the model's, before the prefix; names that it does not have stay.
-        mismatch: whether a variable of another shape keeps its value, or is an error.
-        prepare: from the arrays of the source to those to load.
+        names: a dict or function from names in the source to names in the model, applied before `prefix`. Names that
+            are missing from the dict stay the same; None skips a name.
+        mismatch: "skip" to keep the value of a variable with another shape, "error" to raise an error.
+        prepare: a function from the arrays of the source to the arrays to load.
 
     Returns:
-        names by their outcome: "loaded" (among them those "type converted"), "excluded", "not in the checkpoint",
-        "not in the model", "shape differs".
+        names by outcome: "loaded" (which includes those "type converted"), "excluded", "not in the checkpoint", "not in
+        the model", "shape differs".
 
     Raises:
-        CheckpointError: the source cannot be read, nothing in it matches, a shape differs that must not, or a value
-            is NaN; no variable has changed.
+        CheckpointError: the source cannot be read or matches no variable, a shape differs although `mismatch` is
+            "error", or a value is NaN; no variable has changed.
     """
     if mismatch not in ("skip", "error"):
         raise CheckpointError(f"load_weights: mismatch must be 'skip' or 'error', not {mismatch!r}")
@@ -112,10 +113,10 @@ def load_weights(
 
 
 def dump_weights(variables: Mapping[str, Any], path: str | Path) -> None:
-    """Write variables to a ``.npz`` by name; `load_weights` and `numpy.load` read it.
+    """Write variables to a ``.npz`` by name. `load_weights` and `numpy.load` can read it.
 
     Raises:
-        CheckpointError: the name ends with something else, or the file cannot be written.
+        CheckpointError: the path does not end with ``.npz``, or the file cannot be written.
     """
     path = Path(path).expanduser()
     if path.suffix != ".npz":
@@ -131,7 +132,7 @@ def dump_weights(variables: Mapping[str, Any], path: str | Path) -> None:
 
 
 def load_report_table(report: Mapping[str, list[str]]) -> str:
-    """The outcome of `load_weights` as a table."""
+    """Format the result of `load_weights` as a table."""
     rows = [(kind, len(names), textwrap.fill(", ".join(names), 80)) for kind, names in report.items() if names]
     return tabulate(rows, headers=["weights", "number", "variables"])
 
@@ -139,7 +140,7 @@ def load_report_table(report: Mapping[str, list[str]]) -> str:
 def _renamed(
     read: Mapping[str, Any], names: Names | None, prefix: str | None, left_out: list[str], where: str
 ) -> dict[str, Any]:
-    """The arrays of a source under the model's names."""
+    """Rename the arrays of a source to the model's names."""
     if isinstance(names, Mapping) and (unknown := [name for name in names if name.removesuffix(":0") not in read]):
         raise CheckpointError(f"names: there is no {', '.join(unknown)} in {where}; it has {_some(read)}")
     found: dict[str, Any] = {}
@@ -171,7 +172,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The moving averages in a checkpoint, under the names of the weights.
+    """Return the moving averages in a checkpoint by the names of their weights.
 
     Args:
         saved: a checkpoint's variables by name.
@@ -186,12 +187,12 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
     """Read all arrays of a source by name, without a ``:0`` at the end.
 
     Args:
-        source: arrays by name; or the path of a ``.npz``, of a Keras ``.weights.h5``, of an experiment (its newest
-            checkpoint), of one of its checkpoints, of a directory with a ``checkpoint`` file, or the prefix of a
+        source: arrays by name; or the path of a ``.npz``, a Keras ``.weights.h5``, an experiment (its newest
+            checkpoint), one of its checkpoints, or a directory with a ``checkpoint`` file; or the prefix of a
             TensorFlow checkpoint. All but the last two may be URLs.
 
     Raises:
-        CheckpointError: the source does not exist, or is damaged.
+        CheckpointError: the source does not exist, has an unsupported format, or is damaged.
     """
     if isinstance(source, Mapping):
         return {str(name).removesuffix(":0"): _array(name, value) for name, value in source.items()}
@@ -201,14 +202,14 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
             return _read_named(_bundle_prefix(path))
         if not path.exists():
             raise CheckpointError(f"there is no file {path} to take weights from")
-    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
+    except (OSError, ValueError) as error:  # the name is too long or contains a NUL
         raise CheckpointError(f"there is no checkpoint {str(source)[:80]!r}: {first_line(error)}") from error
     if path.suffix not in (".npz", ".h5"):
         raise CheckpointError(f"weights are not read from {path}; write them to a .npz or a .weights.h5")
     try:
         if path.suffix == ".h5":
             return read_h5(path)
-        with np.load(path, allow_pickle=False) as file:  # whose checksums are verified as it is read
+        with np.load(path, allow_pickle=False) as file:  # verifies checksums while reading
             return {name.removesuffix(":0"): value for name, value in file.items()}
     except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise CheckpointError(f"cannot read {path}: {first_line(error)}") from error
@@ -222,7 +223,7 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _bundle_prefix(path: Path) -> Path:
-    """The prefix of the bundle that `path` stands for."""
+    """Return the prefix of the bundle for a path that `read_weights` accepts."""
     path = _newest_of_tensorflow(path)
     if (file := _FILE_OF_BUNDLE.fullmatch(path.name)) and path.is_file():
         path = path.with_name(file[1])
@@ -230,7 +231,7 @@ def _bundle_prefix(path: Path) -> Path:
         if steps := Checkpoints(directory).steps():
             path = Checkpoints(directory).path(steps[-1])
             break
-    # A prefix inside a checkpoint stands for the whole checkpoint, which has checksums.
+    # A prefix inside a checkpoint is treated as the whole checkpoint, so that its checksums are verified.
     directory = path.parent if path.name == BUNDLE else path
     if directory.is_dir() and (STEP.fullmatch(directory.name) or (directory / META).is_file()):
         verify(directory)
@@ -244,19 +245,19 @@ def _bundle_prefix(path: Path) -> Path:
 
 
 def _newest_of_tensorflow(path: Path) -> Path:
-    """The prefix that TensorFlow's file ``checkpoint`` names, if `path` is that file or its directory."""
+    """Return the prefix in TensorFlow's file ``checkpoint``, if `path` is this file or its directory, else `path`."""
     directory = path.parent if path.name == "checkpoint" else path
     if not (directory / "checkpoint").is_file() or (path / META).is_file():
         return path
     state = tf.train.get_checkpoint_state(str(directory))
-    # It may have been written on another machine: only the file's name counts.
+    # The file may come from another machine, so only the last part of its path is used.
     return path if state is None else directory / Path(state.model_checkpoint_path).name
 
 
 def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Read a bundle's tensors by the names of their variables.
 
-    The keys of `tf.train.Checkpoint` are paths through the saved objects; an object graph has the names.
+    The keys in a `tf.train.Checkpoint` are paths through the saved objects; its object graph has the names.
     """
     saved: dict[str, Any] = read_bundle(prefix)
     if _OBJECT_GRAPH not in saved:
@@ -266,13 +267,14 @@ def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def best_checkpoint(source: Any) -> Path:
-    """The directory of the checkpoint that `MinSaver` or `MaxSaver` has kept.
+    """Return the directory of the checkpoint that `MinSaver` or `MaxSaver` kept.
 
     Args:
-        source: an `Experiment`, or the path of one.
+        source: an `Experiment` or its path.
 
     Raises:
-        CheckpointError: it is no experiment; there is none, or there are several, or a note of one is damaged.
+        CheckpointError: `source` is not an experiment, it has no best checkpoint or several, or the record of a best
+            checkpoint is damaged.
     """
     if isinstance(source, Mapping) or not (experiment := _experiment(source)).exists():
         raise CheckpointError(f"load_weights: checkpoint='best' needs an experiment, not {str(source)[:80]}")

@@ -1,1 +1,1 @@
-"""Talking to the machine and the terminal: signals, whole files, tracebacks, wording. Knows nothing of training."""
+"""Helpers for the operating system and the terminal: signals, files, tracebacks, text. Independent of training."""

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and never outside of the directory that they belong to."""
+"""Safe file access: atomic writes, and no links that lead out of a directory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from pathlib import Path
 
 
 def outsider(directory: Path, *, deep: bool = True) -> str | None:
-    """The first entry of a directory that leads out of it, or is neither file nor directory, and what it is.
+    """Find a link in a directory that leads out of it, or an entry that is neither a file nor a directory.
 
     Links that stay inside are harmless, and the directory itself may be a link. It need not exist.
 
     Args:
-        directory: where to look.
-        deep: whether to look into the directories in it as well.
+        directory: the directory to search.
+        deep: whether to search subdirectories, too.
+
+    Returns:
+        a description of the first such entry, or None.
 
     Raises:
         OSError: a directory cannot be read.
@@ -27,11 +30,11 @@ def outsider(directory: Path, *, deep: bool = True) -> str | None:
     home = os.path.realpath(directory)
     waiting = [os.fspath(directory)]
     while waiting:
-        # Others may be at work here, such as a run that deletes a checkpoint.
+        # Another process may change the directory meanwhile, such as a run that deletes a checkpoint.
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink():
-                    target = os.path.realpath(entry.path)  # a link that leads in a circle leads nowhere else
+                    target = os.path.realpath(entry.path)  # for a circular link, this is a path inside
                     if target != home and not target.startswith(os.path.join(home, "")):
                         return f"{entry.path} is a link to {target}, outside of the directory"
                 elif entry.is_dir(follow_symlinks=False):
@@ -42,10 +45,10 @@ def outsider(directory: Path, *, deep: bool = True) -> str | None:
 
 
 def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Open what must be a file, and not a link to one; returns a descriptor.
+    """Open a regular file, but not a link to one, and return its descriptor. Does not block on a pipe.
 
     Raises:
-        OSError: it is a link or no file, or it cannot be opened; a pipe is not waited for.
+        OSError: the path is a link or not a file, or it cannot be opened.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -63,21 +66,21 @@ def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 LONGEST_NAME = 255
-"""Bytes of the name of one file or directory, in the usual file systems."""
+"""The maximum length of a file name in bytes, on common file systems."""
 
 
 def short_digest(content: bytes) -> str:
-    """The first characters of a SHA-256 digest."""
+    """Return the first eight hexadecimal digits of a SHA-256 digest."""
     return hashlib.sha256(content).hexdigest()[:8]
 
 
 def write_atomic(path: Path, content: str | bytes | Iterable[bytes], *, durable: bool = True) -> None:
-    """Write a file so that a reader, or a crash, sees the old file or the new one, never a part.
+    """Write a file atomically: readers see the old file or the new one, never a part, even after a crash.
 
     Args:
-        path: its directory must exist.
+        path: the file; its directory must exist.
         content: text (written as UTF-8), bytes, or pieces of bytes.
-        durable: whether it must outlast a power failure; if not, that can leave an empty file.
+        durable: whether the file must survive a power failure. If not, a power failure can leave an empty file.
 
     Raises:
         OSError: the file cannot be written; the old one is untouched and no temporary file is left.
@@ -86,7 +89,7 @@ def write_atomic(path: Path, content: str | bytes | Iterable[bytes], *, durable:
     pieces = [encoded] if isinstance(encoded, bytes) else encoded
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)  # what a killed write has left, or a link that somebody has put there
+        temporary.unlink(missing_ok=True)  # left by a killed write, or a planted link
         with open(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             file.writelines(pieces)
             file.flush()
@@ -111,10 +114,10 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def literal_prefix(prefix: str | Path) -> Iterator[str]:
-    r"""Give the prefix of a checkpoint's files as a path that TensorFlow does not take for a pattern.
+    r"""Context manager that provides a checkpoint's prefix without characters of glob patterns.
 
-    TensorFlow looks for a checkpoint's files with a glob pattern, so below `lr=[0.1]` or `a\b` it finds none. There,
-    links to the files are made in a temporary directory for as long as the context lasts.
+    TensorFlow finds a checkpoint's files with a glob pattern, which fails in directories such as `lr=[0.1]` or `a\b`.
+    For these, the context manager creates links to the files in a temporary directory.
     """
     prefix = Path(prefix)
     if not set("*?[\\") & set(str(prefix)) or not prefix.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Importing TensorFlow without what it says of the machine."""
+"""Imports TensorFlow without its start-up messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ os.environ.setdefault(_LEVEL, "3")
 
 
 def import_tensorflow() -> None:
-    """Import TensorFlow; its start-up lines are dropped unless the user has set ``TF_CPP_MIN_LOG_LEVEL``.
+    """Import TensorFlow without its start-up messages, unless the user has set ``TF_CPP_MIN_LOG_LEVEL``.
 
-    Some are written by C++ code straight to the process's error stream before any log level is read, so the stream
-    itself is put aside for the time of the import. If the import fails, they are shown. Ctrl-C ends the process at
-    once and quietly: there is nothing to save yet.
+    Some messages are written by C++ code directly to the error stream of the process before any log level is read, so
+    the stream is redirected during the import. The messages are shown if the import fails. Ctrl-C ends the process at
+    once and without a message, since there is nothing to save yet.
     """
     if "tensorflow" in sys.modules or _chosen_by_user:
         return

@@ -1,12 +1,12 @@
-"""Signals that ask a run to stop, to save, or to show its threads.
+"""Signals that make a run stop, save or print its threads.
 
-A Python signal handler runs only between bytecodes, so a compiled call of many steps would delay it until the call
-returns, and an exception raised from it could tear a TensorFlow trace apart. `StopRequest` therefore only sets a flag.
-The byte that the interpreter writes to the wakeup descriptor reaches a thread at once; the thread tells listeners (a
-compiled trainer sets the variable that its loop reads), and the training loop stops, or saves, at the end of the step.
+Python runs signal handlers only between bytecodes. A compiled call of many steps would delay a handler until the call
+returns, and an exception from a handler could interrupt a TensorFlow trace. `StopRequest` therefore only sets a flag.
+The byte that the interpreter writes to the wakeup descriptor reaches a thread at once. The thread calls listeners (a
+compiled trainer sets the variable that its loop reads), and the training loop stops or saves at the end of the step.
 
-SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGXCPU (a limit of processor time) stop a run, SIGUSR1 makes it save
-and continue, and SIGQUIT prints the stacks of all threads. A forked child inherits none of this.
+SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGXCPU (a CPU time limit) stop a run, SIGUSR1 makes it save and
+continue, and SIGQUIT prints the stacks of all threads. A forked child inherits none of these handlers.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from prototrain.system.terminal import is_interactive
 
 _told: list[weakref.ref[Any]] = []
 _mask = threading.local()
-# The signals of a run, without SIGINT: its KeyboardInterrupt would be raised, and lost, in `_before`.
+# SIGINT is missing: its KeyboardInterrupt would be raised, and lost, in `_before`.
 _HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
 
 
 def tell_of_forks(one: Any) -> None:
-    """Call `one.after_fork()` first in every child that is forked from now on; the last registered object comes first.
+    """Call `one.after_fork()` in every child process that is forked from now on, before any other code runs.
 
-    The method releases what the child must not have, without a change to the parent's.
+    The method releases resources that the child must not use, without affecting the parent. The object that was
+    registered last is called first.
     """
     _told[:] = [told for told in _told if told() not in (None, one)]
     _told.append(weakref.ref(one))
 
 
 def end_child() -> NoReturn:
-    """End a forked child that leaves the run by an error, before it touches the run of its parent."""
+    """Print the current exception and end a forked child process, so that it does not touch the run of its parent."""
     error = sys.exception()
     traceback.print_exc()
     sys.stdout.flush()
@@ -53,7 +54,7 @@ def end_child() -> NoReturn:
 
 
 def _before() -> None:
-    # A signal to a child that has just begun must wait for `after_fork`.
+    # Signals to a new child must wait until `after_fork` has run.
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
 
 
@@ -76,7 +77,7 @@ os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_afte
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 _FROM_USER = (signal.SIGINT, signal.SIGTERM)
-_FROM_SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # sent by the system, and more than once
+_FROM_SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # the system may send these more than once
 _STOPS = (*_FROM_USER, *_FROM_SYSTEM)
 _SAVE = signal.SIGUSR1
 _STEP = "the current step"
@@ -85,12 +86,13 @@ AFTER_STEP = "after this step and saving"
 
 
 class StopRequest:
-    """Turns signals into flags while it is entered: one to stop, one to save and continue.
+    """Context manager that turns signals into flags: one to stop, and one to save and continue.
 
-    The first signal asks the run to stop after its step. The second says what the run is waiting for, and interrupts
-    it if it is a callback. The third leaves at once: by KeyboardInterrupt in an interactive session, else by ending
-    the process. SIGHUP and SIGXCPU count as a first signal only; where they are ignored, as under ``nohup``, they stay
-    ignored. Off the main thread no handlers are installed, and only `request` sets the flag.
+    The first signal asks the run to stop after the current step. The second one prints what the run is waiting for, and
+    interrupts it if that is possible. The third one leaves at once: it raises KeyboardInterrupt in an interactive
+    session and ends the process otherwise. SIGHUP and SIGXCPU only count as a first signal. If they were ignored
+    before, as under ``nohup``, they stay ignored. Outside of the main thread no handlers are installed, and only
+    `request` sets the flag.
 
     Args:
         announce: called with one line of text for the user.
@@ -98,7 +100,7 @@ class StopRequest:
 
     Attributes:
         signum: the signal that asked for a stop, or None.
-        stage: what a stop waits for.
+        stage: the operation that a stop waits for.
     """
 
     def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
@@ -117,7 +119,7 @@ class StopRequest:
         self._when: str | None = None  # when a stop takes effect, if not after `stage`
         self._interruptible = False  # whether a second signal interrupts what runs now
         self._announced = ""
-        self._received = self._handled = 0  # stop signals, in the thread and in the main thread
+        self._received = self._handled = 0  # number of stop signals, in the thread and in the main thread
         self._save_asked = False
 
     def __enter__(self) -> StopRequest:
@@ -133,7 +135,7 @@ class StopRequest:
         receiver, sender = self._sockets
         self._restore_handlers()
         signal.set_wakeup_fd(self._old_wakeup)
-        # Closing would not end the thread while a child process holds a copy of the socket.
+        # Closing the socket would not end the thread while a child process has a copy of it.
         sender.shutdown(socket.SHUT_WR)
         self._thread.join()
         sender.close()
@@ -141,18 +143,18 @@ class StopRequest:
         self._sockets = self._thread = None
 
     def after_fork(self) -> None:
-        """Give a forked child the handlers from before the run, and leave the run's sockets alone."""
+        """Restore the earlier handlers in a forked child, without shutting down the parent's sockets."""
         if self._sockets is None:
             return
         self._restore_handlers()
-        signal.set_wakeup_fd(-1)  # the one from before belongs to the parent as well
+        signal.set_wakeup_fd(-1)  # the earlier descriptor also belongs to the parent
         for one in self._sockets:
             one.close()
         self._sockets = self._thread = None
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Restore the handlers from before the run for a while, such as for an interactive shell."""
+        """Context manager that restores the earlier handlers for a block, such as an interactive shell."""
         is_listening = self._sockets is not None
         self.__exit__()
         try:
@@ -163,7 +165,11 @@ class StopRequest:
 
     @contextmanager
     def telling(self, listener: Callable[[bool], None]) -> Iterator[None]:
-        """Call `listener`, in any thread, with True when a stop is requested, and with False when a run begins."""
+        """Context manager that registers a listener.
+
+        Args:
+            listener: called with True when a stop is requested and with False when a run begins, in any thread.
+        """
         self._listeners.append(listener)
         try:
             yield
@@ -172,10 +178,13 @@ class StopRequest:
 
     @contextmanager
     def waiting_for(self, stage: str, *, when: str | None = None, interruptible: bool = False) -> Iterator[None]:
-        """Name what a stop waits for in this block, and when it takes effect, if not after `stage`.
+        """Context manager that names the operation that a stop waits for in a block.
 
-        A second signal interrupts an `interruptible` block, as `check` does: it may wait forever for processes that got
-        the same signal, such as those of a `multiprocessing.Pool`.
+        Args:
+            stage: the operation.
+            when: when a stop takes effect, if not after `stage`.
+            interruptible: whether a second signal interrupts the block with the exception of `check`. Otherwise a block
+                might wait forever for processes that got the same signal, such as those of a `multiprocessing.Pool`.
         """
         before = self.stage, self._when, self._interruptible
         self.stage, self._when, self._interruptible = stage, when, interruptible or self._interruptible
@@ -186,7 +195,7 @@ class StopRequest:
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Let a block complete, such as saving, also inside of an interruptible one."""
+        """Context manager for a block that no second signal interrupts, such as saving."""
         before, self._interruptible = self._interruptible, False
         try:
             yield
@@ -201,17 +210,17 @@ class StopRequest:
         more = "; twice more leaves at once" if signum in _FROM_USER else ""
         if self._interruptible:
             more = f"; once more interrupts {self.stage}"
-        self._announced = effect + more  # now: the run may have moved on when the thread prints it
+        self._announced = effect + more  # stored now: the run may have moved on when the thread prints it
         self.signum = signum
         self._tell(True)
 
     def take_save(self) -> bool:
-        """Whether the run was asked to save since the last call; the caller then saves."""
+        """Return whether a signal asked for a save since the last call, and reset this flag."""
         asked, self._save_asked = self._save_asked, False
         return asked
 
     def check(self) -> None:
-        """Raise the exception of a stop signal, if one has arrived. Called where a stop leaves everything whole.
+        """Raise the exception of a stop signal, if one has arrived. Call this only where a stop is safe.
 
         Raises:
             KeyboardInterrupt: after SIGINT.
@@ -225,11 +234,11 @@ class StopRequest:
     # -- the handler, in the main thread ------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        tell_of_forks(self)  # now: the last to take the signals is the first to give them back
+        tell_of_forks(self)  # at this point, so that handlers are restored in reverse order
         receiver, sender = self._sockets = socket.socketpair()
         sender.setblocking(False)
         before = {signum: signal.getsignal(signum) for signum in (*_STOPS, _SAVE)}
-        # SIGINT is taken also where a shell has started the process in the background and made it ignore that.
+        # SIGINT is handled even if it was ignored, since a shell ignores it for background processes.
         self._old_handlers = {
             signum: handler
             for signum, handler in before.items()
@@ -243,17 +252,17 @@ class StopRequest:
 
     def _restore_handlers(self) -> None:
         for signum, handler in self._old_handlers.items():
-            if handler is not None:  # a handler that was not set from Python cannot be restored from Python
+            if handler is not None:  # Python cannot restore a handler that was not set from Python
                 signal.signal(signum, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == _SAVE:
-            self._save_asked = True  # here, and not in the thread, which may come after the save
+            self._save_asked = True  # not in the thread, which may run only after the save
             before = self._old_handlers[_SAVE]
             if callable(before) and before is not _nothing_to_save:
                 before(signum, frame)
             return
-        self.request(signum)  # usually the thread has done so; this makes it certain
+        self.request(signum)  # in case the thread has not done so yet
         self._handled += 1
         if self._interruptible and self._handled > 1 and signum in _FROM_USER:
             self._interruptible = False
@@ -261,7 +270,7 @@ class StopRequest:
         if self._received > 2 and signum in _FROM_USER and is_interactive():
             raise KeyboardInterrupt
 
-    # -- the thread, which prints and tells listeners at once ---------------------------------------------------------
+    # -- the thread, which prints and calls listeners at once ---------------------------------------------------------
 
     def _wait(self, receiver: socket.socket) -> None:
         while received := receiver.recv(64):
@@ -295,10 +304,10 @@ class StopRequest:
 
 
 class LeavingAtOnce(StopRequest):
-    """Ends the process at the first signal, while there is nothing to save.
+    """Context manager in which the first signal ends the process, for use while there is nothing to save.
 
-    Inside TensorFlow, such as until other processes have connected, Python calls no handler. A notebook's kernel keeps
-    its own handlers.
+    It also works during long TensorFlow calls, such as waiting for other processes, in which Python calls no handlers.
+    The kernel of a notebook keeps its own handlers.
     """
 
     def __init__(self) -> None:
@@ -317,10 +326,10 @@ class LeavingAtOnce(StopRequest):
 
 @contextmanager
 def ignore_save_signals() -> Iterator[None]:
-    """Keep SIGUSR1 and SIGQUIT from ending the process in and around a run.
+    """Context manager in which SIGUSR1 and SIGQUIT do not end the process.
 
-    SIGUSR1 prints a line where there is nothing to save. SIGQUIT prints the stacks of all threads, also during a call
-    of TensorFlow. Off the main thread nothing changes.
+    SIGUSR1 prints a line if there is nothing to save. SIGQUIT prints the stacks of all threads, even during a
+    TensorFlow call. Outside of the main thread, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

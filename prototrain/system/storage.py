@@ -1,7 +1,7 @@
-"""Objects below a URL, through fsspec, and files that are downloaded from there once and kept.
+"""Access to objects below a URL through fsspec, and a cache of downloaded files.
 
-Every failure is a `StorageError` with one line. So is a storage that hangs: each operation on a small object runs in a
-thread, which is given up after a while.
+Every failure raises a `StorageError` with one line. Operations on small objects run in a thread with a time limit, so
+that a storage that hangs raises a `StorageError`, too.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from prototrain.system.urls import cache_home
 from prototrain.system.waiting import announcing
 
 ANSWER_SECONDS = 30.0
-"""How long an operation on one small object may take."""
-# What a listing may tell about an object that changes when it is written again; each storage has its own words.
+"""The time limit for an operation on one small object."""
+# Entries of a listing that change when an object is overwritten; their names depend on the storage.
 _MARKS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
 
 T = TypeVar("T")
 
 
 class Storage:
-    """The objects below a URL, by their names relative to it. The first operation connects.
+    """The objects below a URL, by their names relative to the URL. The first operation opens the connection.
 
-    Every method raises a `StorageError` if the storage cannot be reached, refuses, fails or hangs.
+    Every method raises a `StorageError` if the storage cannot be reached, denies access, fails or hangs.
 
     Args:
         url: as `url_of` returns it.
@@ -45,7 +45,11 @@ class Storage:
         return self.url
 
     def listing(self, folder: str = "") -> dict[str, str]:
-        """Every object, or those in one folder, with a mark that changes when the object does ("" if unknown)."""
+        """List all objects, or those in one folder.
+
+        Returns:
+            for each name a mark that changes when the object changes ("" if unknown).
+        """
 
         def look(fs: Any, root: str) -> dict[str, str]:
             entries = fs.find(f"{root}/{folder}".rstrip("/"), detail=True)
@@ -55,7 +59,7 @@ class Storage:
         return self._do("look into", look, {}, is_long=not folder)
 
     def find(self, name: str) -> str | None:
-        """The mark of one object; None if there is none."""
+        """Return the mark of an object, or None if it does not exist."""
 
         def look(fs: Any, root: str) -> str | None:
             info = fs.info(f"{root}/{name}")
@@ -64,13 +68,20 @@ class Storage:
         return self._do("look into", look, None)
 
     def read(self, name: str) -> bytes | None:
-        """The content of an object; None if there is none."""
+        """Return the content of an object, or None if it does not exist."""
         return self._do("read from", lambda fs, root: bytes(fs.cat_file(f"{root}/{name}")), None)
 
     def write(self, name: str, content: bytes, *, is_new: bool = False) -> bool:
-        """Write an object; if it `is_new`, only where there is none. Returns whether it was written.
+        """Write an object.
 
-        On a storage without conditional writes, two that write a new one at the same moment may both succeed.
+        Args:
+            name: the object's name.
+            content: the object's content.
+            is_new: write the object only if it does not exist. On a storage without conditional writes, two
+                simultaneous writes may both succeed.
+
+        Returns:
+            whether the object was written.
         """
 
         def put(fs: Any, root: str) -> bool:
@@ -83,13 +94,13 @@ class Storage:
         return self._do("write to", put)
 
     def upload(self, paths: Mapping[str, Path]) -> None:
-        """Write files to objects, several at once where the storage allows it; their libraries have time limits."""
+        """Upload files to objects, several at once if the storage supports it. Its library sets the time limits."""
         if paths:
             here = list(map(str, paths.values()))
             self._do("write to", lambda fs, root: fs.put(here, [f"{root}/{name}" for name in paths]), is_long=True)
 
     def download(self, paths: Mapping[str, Path]) -> None:
-        """Write objects to files, several at once where the storage allows it."""
+        """Download objects to files, several at once if the storage supports it."""
         for path in paths.values():
             path.parent.mkdir(parents=True, exist_ok=True)
         if paths:
@@ -97,26 +108,26 @@ class Storage:
             self._do("read from", lambda fs, root: fs.get([f"{root}/{name}" for name in paths], here), is_long=True)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects, in this order; missing ones are ignored."""
-        for name in names:  # `fs.rm` of many would take names with * or [ for patterns
+        """Delete objects in the given order. Missing objects are ignored."""
+        for name in names:  # `fs.rm` would treat names with * or [ as patterns
             self._do("delete in", lambda fs, root, name=name: fs.rm_file(f"{root}/{name}"), None)
 
     @cached_property
     def _place(self) -> tuple[Any, str]:
         import fsspec
 
-        # Others write there as well, so no listing is kept. fsspec keeps one connection for each kind of storage.
+        # Listings are not cached, since other processes write there, too. fsspec keeps one connection per storage type.
         fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         return fs, root.rstrip("/")
 
     def _do(self, what: str, act: Callable[..., T], *missing: T, is_long: bool = False) -> T:
-        """Run an operation in a thread, for `ANSWER_SECONDS` at most unless it may be long.
+        """Run an operation in a thread, for at most `ANSWER_SECONDS` unless `is_long` is set.
 
         Args:
-            what: it does, for messages.
-            act: called with fsspec's file system and the path of the URL in it.
+            what: the operation, for error messages.
+            act: called with the fsspec file system and the URL's path in it.
             missing: the result if the object does not exist.
-            is_long: whether it has no time limit.
+            is_long: whether the operation has no time limit.
         """
         done: Future[T] = Future()
 
@@ -133,7 +144,7 @@ class Storage:
             if missing:
                 return missing[0]
             raise StorageError(f"cannot {what} {self.url}: there is no such bucket or folder ({error})") from error
-        except Exception as error:  # each library has its own exceptions, without a common base
+        except Exception as error:  # the exceptions of the storage libraries have no common base
             if isinstance(error, TimeoutError) and not done.done():
                 raise StorageError(f"cannot {what} {self.url}: no answer for {ANSWER_SECONDS:g} s") from None
             text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
@@ -146,7 +157,14 @@ def _mark(info: Mapping[str, Any]) -> str:
 
 
 def downloaded(url: str) -> Path:
-    """A file at a URL as a local file, which is kept and used again while the object is the same."""
+    """Download a file, or reuse the local copy if the object has not changed.
+
+    Returns:
+        the path of the local copy.
+
+    Raises:
+        StorageError: the file does not exist or cannot be downloaded.
+    """
     base, _, name = url.rpartition("/")
     mark = Storage(base).find(name)
     if mark is None:
@@ -155,11 +173,14 @@ def downloaded(url: str) -> Path:
 
 
 def downloaded_all(url: str, marks: Mapping[str, str]) -> list[Path]:
-    """Files below a URL as local files; see `downloaded`.
+    """Download files below a URL; see `downloaded`.
 
     Args:
-        url: what the names are relative to.
-        marks: of the files, as `Storage.listing` returns them.
+        url: the URL that the names are relative to.
+        marks: the marks of the files by name, as `Storage.listing` returns them.
+
+    Returns:
+        the paths of the local copies, in the same order.
     """
     home = cache_home() / "files"
     digests = {name: hashlib.sha256(f"{url}/{name} {mark}".encode()).hexdigest()[:32] for name, mark in marks.items()}

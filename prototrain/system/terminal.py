@@ -1,4 +1,4 @@
-"""Printing: text that is safe on a terminal, and tables that fit it."""
+"""Prints text that is safe for a terminal, and tables that fit its width."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-# Control characters, with those that begin escape sequences; marks that change the direction of writing; characters
-# that end a line for some programs only; lone surrogates, which no terminal can encode.
+# Control characters, including those that begin escape sequences; marks that change the direction of writing;
+# characters that only some programs treat as line ends; lone surrogates, which cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _UNSAFE_IN_LINE = re.compile(f"{_UNSAFE.pattern[:-1]}\t\n]")
 
 
 def printable(text: str) -> str:
-    r"""Escape the characters of a text that a terminal would not just show.
+    r"""Escape the characters of a text that could control a terminal.
 
     >>> printable("a\x1b[2Jb"), printable("two\nlines")
     ('a\\x1b[2Jb', 'two\nlines')
@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Escape the same characters, tabs and newlines; for names.
+    r"""Escape the same characters as `printable`, and tabs and newlines; for names.
 
     >>> one_line("two\nlines")
     'two\\nlines'
@@ -52,12 +52,12 @@ def say(*values: Any, end: str = "\n", to_stderr: bool = False) -> None:
 
 
 def is_interactive() -> bool:
-    """Whether this process is an interpreter at a prompt, or the kernel of a notebook."""
+    """Return whether this process is an interactive interpreter or the kernel of a notebook."""
     return hasattr(sys, "ps1") or in_notebook()
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; importing one is not enough."""
+    """Return whether this process is the kernel of a notebook. Importing IPython does not count."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return hasattr(shell, "kernel")
 
@@ -65,19 +65,22 @@ def in_notebook() -> bool:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 WIDTH = 80
-"""Characters of a line of a table where there is no terminal."""
-_LEAST = 20  # characters of a folded value
-_CUT, _SHORT = 60, 10  # characters of a cell that is cut where there is no terminal, and where there is little room
+"""The width of tables in characters, if the output is not a terminal."""
+_LEAST = 20  # minimum width of a folded value
+_CUT, _SHORT = 60, 10  # width of a cell that is cut: without a terminal, and at least on a narrow one
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells (texts, numbers, or None) below headers; without headers it is shown as plain text only.
+    """A table with headers. Without headers, it is always printed as plain text.
 
     Attributes:
-        colours: for cells that begin with one of these words, on a terminal.
-        cut: headers of columns whose long cells end in an ellipsis, where others are folded.
-        options: for `tabulate`, which writes it where there is no terminal. Numbers have the same form on one.
+        rows: rows of cells: strings, numbers or None.
+        headers: the names of the columns.
+        colours: colours for cells that begin with one of these words, on a terminal.
+        cut: headers of columns whose long cells end in an ellipsis; cells of other columns are folded.
+        options: options of `tabulate`, which formats the table without a terminal. Number formats also apply on a
+            terminal.
     """
 
     rows: Sequence[Sequence[Any]]
@@ -87,7 +90,7 @@ class Table:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """As tabulate shows it, without what in its texts would harm a terminal."""
+        """Format the table with tabulate, with unsafe characters escaped."""
         cuts = [header in self.cut for header in self.headers] or [False] * len(self.rows[0])
 
         def shown(cell: Any, is_cut: bool) -> Any:
@@ -98,12 +101,12 @@ class Table:
         return tabulate(rows, headers=list(map(one_line, self.headers)), **self.options)
 
     def for_terminal(self, width: int, *, is_ruled: bool = False) -> RichTable:
-        """The same for rich, which folds it to a width; before that, columns in `cut` are made narrower."""
+        """Return a rich table for a width: columns in `cut` are made narrower first, then the others are folded."""
         from rich.box import Box
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        # The rule takes a column between two others.
+        # The rule takes one column of the gap between two columns.
         box, gap = (Box("    \n    \n -  \n" + 5 * "    \n"), 1) if is_ruled else (None, 2)
         made = RichTable(box=box, padding=(0, gap, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
         columns = zip(self.headers, *(map(self._text, row) for row in self.rows), strict=True)
@@ -135,7 +138,7 @@ class Table:
 
 
 def console() -> Console | None:
-    """The terminal that is printed to, as rich knows it; None if there is none."""
+    """Return a rich console for standard output, or None if it is not a terminal."""
     if not sys.stdout.isatty():
         return None
     from rich.console import Console
@@ -144,7 +147,7 @@ def console() -> Console | None:
 
 
 def show(*parts: Table | str, end: str = "\n") -> None:
-    """Print tables, and text between them. A table that is wider than the terminal, or than `WIDTH`, is folded."""
+    """Print tables and text. Tables are folded to the width of the terminal, or to `WIDTH` without a terminal."""
     terminal = console()
     for number, part in enumerate(parts):
         last = end if number == len(parts) - 1 else "\n"
@@ -167,10 +170,12 @@ def _drawn(table: Table) -> str:
 
 
 def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
-    """Names and values as a table without lines.
+    """Format names and values as a table without lines.
 
-    Long values are folded where spaces allow, so that lines keep to `width` characters, on a terminal to its width at
-    most; None for never.
+    Args:
+        rows: values by name.
+        width: the maximum width in characters, reduced to the width of the terminal if there is one. Long values are
+            folded at spaces. None folds no values.
     """
     texts = {one_line(name): printable(str(value)) for name, value in rows.items()}
     if width is not None:

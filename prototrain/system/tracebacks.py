@@ -1,4 +1,4 @@
-"""Short error messages: one line, or a traceback with the frames of the user's own code only."""
+"""Short error messages: one line, or a traceback with only the frames of the user's code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FRAMEWORK = re.compile(r"[/\\](site|dist)-packages[/\\](absl|keras|tensorflow|w
 _HOOK = "in "  # the start of the note that `CallbackGroup` adds to an error of a callback's hook
 _HEADLINE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "(.+?)", line (\d+).*\n(?:    .*\n)*', re.MULTILINE)
-_OUT_OF_MEMORY = re.compile(r"\bOOM\b|[Oo]ut of memory|allocate|MemoryError")  # not: no space left on a disk
+_OUT_OF_MEMORY = re.compile(r"\bOOM\b|[Oo]ut of memory|allocate|MemoryError")  # must not match a full disk
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 _NODE_NAME = re.compile(r"\[\[\{\{(?:function_)?node")
 _GRAPH_NOISE = re.compile(
@@ -28,34 +28,34 @@ _GRAPH_NOISE = re.compile(
 
 
 def format_error(error: BaseException) -> str:
-    """Format an exception and its causes without the frames of prototrain, TensorFlow, Keras and Python's own library.
+    """Format an exception and its causes without frames of prototrain, TensorFlow, Keras and the standard library.
 
-    An exception without any other frame keeps all of them.
+    An exception that has no other frames keeps all of its frames.
     """
     whole = traceback.TracebackException.from_exception(error)
     link: traceback.TracebackException | None = whole
     while link is not None:
         own = [frame for frame in link.stack if not _is_noise(frame.filename)]
-        if own or isinstance(error, SyntaxError):  # a syntax error names its line itself
+        if own or isinstance(error, SyntaxError):  # the message of a syntax error names the line
             link.stack = traceback.StackSummary.from_list(own)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "".join(whole.format())
 
 
 def for_terminal(error: Exception) -> str:
-    """The text for an error that ends a program: one line, or a traceback if it is not one of prototrain's."""
+    """Format an error that ends a program: one line for errors of prototrain, else a traceback."""
     if isinstance(error, PrototrainError):
         inside = python_in_graph(error.__cause__) or ""
         said = f"{' '.join(str(error).splitlines())}{_raised_at(error)}"
         return f"{inside}prototrain: error: {one_line(said)}\n"
-    asked = out_of_memory(error)  # of the user's code, or a bug of ours
+    asked = out_of_memory(error)  # in the user's code, or a bug in prototrain
     return format_error(error) if asked is None else f"prototrain: error: out of memory: {one_line(asked)}\n"
 
 
 def python_in_graph(error: BaseException | None) -> str | None:
-    """The traceback of Python code that TensorFlow called, in a generator or a `py_function`; None if there is none.
+    """Return the traceback of Python code that TensorFlow called, as in a generator or a `py_function`, or None.
 
-    TensorFlow raises another error and keeps the traceback in its message only.
+    TensorFlow raises another error that contains the traceback only in its message.
     """
     _, found, inside = str(error).partition(_HEADLINE)
     if error is None or not found:
@@ -65,9 +65,12 @@ def python_in_graph(error: BaseException | None) -> str | None:
 
 
 def source_line(error: BaseException, graph: Any = None) -> str | None:
-    """The user's line that made the op that failed, such as "model.py, line 12"; None if it is not known.
+    """Return the user's line that created the failed op, such as "model.py, line 12", or None if it is unknown.
 
-    TensorFlow's error has the frames if `tf.function` called the function, else only the name of an op in the `graph`.
+    Args:
+        error: TensorFlow's error. It contains the frames only if `tf.function` called the function; otherwise it names
+            an op.
+        graph: the graph of this op.
     """
     frames = [(found[1], int(found[2])) for found in _FRAME.finditer(str(error))]
     nodes = _NODE.findall(str(error))
@@ -81,7 +84,7 @@ def source_line(error: BaseException, graph: Any = None) -> str | None:
 
 
 def cause(error: BaseException) -> str:
-    """The line of a TensorFlow error that describes it, without the names of graph nodes."""
+    """Return the line of a TensorFlow error that describes the failure, without the names of graph nodes."""
     text = getattr(error, "message", None) or str(error)
     lines = [line.strip() for line in _NODE_NAME.split(text)[0].splitlines() if line.strip()]
     noise = ("Detected at node", "Graph execution error", "File ", "Traceback")
@@ -90,20 +93,20 @@ def cause(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's message in one line, with its type unless it is one of prototrain's."""
+    """Return an error's message in one line. Errors of other packages also get their type."""
     text = cause(error) if _is_of_tensorflow(error) else str(error)
     said = f"{text}{_raised_at(error)}" if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
     return " ".join(said.split())
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
     return text.strip().splitlines()[0] if text.strip() else type(error).__name__
 
 
 def out_of_memory(error: BaseException | None) -> str | None:
-    """What was allocated and where, in one line, if an error is due to a lack of memory; else None."""
+    """Return one line that names the allocation and its place, if memory ran out, else None."""
     text = line = None
     while error is not None and text is None:
         if isinstance(error, MemoryError):
@@ -117,7 +120,7 @@ def out_of_memory(error: BaseException | None) -> str | None:
 
 
 def _raised_at(error: BaseException) -> str:
-    """The user's line and the callback's hook that raised an error, in brackets, unless its text has them."""
+    """Return the user's line and the callback's hook that raised an error, in brackets, unless its message has them."""
     text, line = str(error), own_line(error)
     hooks = [note for note in getattr(error, "__notes__", ()) if note.startswith(_HOOK)][:1]
     found = [line] if line is not None and line not in text else []
@@ -126,13 +129,13 @@ def _raised_at(error: BaseException) -> str:
 
 
 def own_line(error: BaseException) -> str | None:
-    """The last line of the user's code that an error came through, such as "model.py, line 12"."""
+    """Return the last line of the user's code in an error's traceback, such as "model.py, line 12", or None."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     return _last_line((file, line) for file, line in frames if "-packages" not in file)
 
 
 def _last_line(frames: Iterable[tuple[str, int]]) -> str | None:
-    """The last of some frames (file and line) in the user's code, such as "model.py, line 12"."""
+    """Return the last frame in the user's code, such as "model.py, line 12", or None."""
     own = [(file, line) for file, line in frames if not _is_noise(file)]
     return f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else None
 

@@ -1,4 +1,4 @@
-"""Paths that are URLs, such as s3://bucket/folder. fsspec reads and writes them; it is imported only for a URL."""
+"""Paths that are URLs, such as s3://bucket/folder. fsspec accesses them and is only imported when needed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from prototrain.errors import StorageError
 
 PathLike = str | os.PathLike[str]
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)  # `Path` leaves one of the slashes; C:/x is none
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)  # `Path` drops one of the slashes; C:/x is not a URL
 
 
 def url_of(path: PathLike) -> str | None:
-    """A path as a URL, ``scheme://rest`` without a slash at the end; None for a local path.
+    """Return a path as a URL, ``scheme://rest`` without a slash at the end, or None for a local path.
 
     Raises:
-        StorageError: the scheme is unknown, or the library for it is not installed.
+        StorageError: the URL is invalid, its scheme is unknown, or the library for it is not installed.
     """
     text, found = os.fspath(path), _URL.fullmatch(os.fspath(path))
     if found is None and "://" in text:
@@ -43,22 +43,22 @@ def url_of(path: PathLike) -> str | None:
 
 
 def local_path(path: PathLike) -> Path:
-    """A path that is no URL, or a URL of the local disk (``file:///...``), as a path."""
+    """Return a local path, or a URL of the local disk (``file:///...``), as a `Path`."""
     found = _URL.fullmatch(os.fspath(path))
     return Path(path) if found is None else Path("/", found[2])
 
 
 def joined(base: PathLike, name: str) -> PathLike:
-    """The path of `name` below a directory, which may be a URL."""
+    """Return the path of `name` in a directory, which may be a URL."""
     if _URL.fullmatch(os.fspath(base)) is None or not name:
         return Path(base) / name
     return f"{os.fspath(base).rstrip('/')}/{name}"
 
 
 def cache_home() -> Path:
-    """The directory of local copies: ``PROTOTRAIN_CACHE``, else below the user's cache directory."""
+    """Return the directory of local copies: ``PROTOTRAIN_CACHE``, or ``prototrain`` in the user's cache directory."""
     if home := os.environ.get("PROTOTRAIN_CACHE"):
         return Path(home).absolute()
     home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    # A user without an entry in the system's database has no home, as in some containers.
+    # In some containers the user has no home directory.
     return Path(tempfile.gettempdir() if home.startswith("~") else home).absolute() / "prototrain"

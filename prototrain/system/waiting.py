@@ -1,4 +1,4 @@
-"""Waiting: messages for operations that take longer than two seconds, and waits that signals interrupt."""
+"""Messages for operations that take longer than two seconds, and waits that signals can interrupt."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _Result = TypeVar("_Result")
 
 @contextmanager
 def announcing(what: str, announce: Callable[[str], object] = print) -> Iterator[None]:
-    """Print what is being done, such as "building the model", if it takes longer than `PATIENCE_SECONDS`.
+    """Context manager that prints a message if an operation takes longer than `PATIENCE_SECONDS`.
 
-    `announce` is called with a line of text, from another thread.
+    Args:
+        what: the operation, such as "building the model".
+        announce: called with a line of text, from another thread.
     """
     timer = Timer(PATIENCE_SECONDS, announce, [f"{what} ..."])
     timer.daemon = True
-    with suppress(RuntimeError):  # the system has no thread to spare
+    with suppress(RuntimeError):  # the system cannot start another thread
         timer.start()
     try:
         yield
@@ -31,7 +33,10 @@ def announcing(what: str, announce: Callable[[str], object] = print) -> Iterator
 def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
     """Call a function in another thread, so that signals are handled during the call, and return its result.
 
-    What `check`, which is called ten times a second, raises ends the wait; the work continues in its thread.
+    Args:
+        work: the function.
+        check: called ten times a second. If it raises an error, the wait ends with this error, and `work` continues
+            in its thread.
     """
     future: Future[_Result] = Future()
 

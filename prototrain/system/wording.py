@@ -1,4 +1,4 @@
-"""Numbers, times and names as people read and write them."""
+"""Formats numbers, times and names for people."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 FRESH = "--fresh (in Python: train(fresh=True))"
-"""How a user starts again."""
+"""How to start again, for messages to the user."""
 ALLOW_CHANGED_DATA = "--allow-changed-data (in Python: train(allow_changed_data=True))"
-"""How a user continues with other data."""
+"""How to continue with other data, for messages to the user."""
 
 
 def in_words(seconds: float) -> str:
-    """A time in its two largest units.
+    """Format a time in its two largest units.
 
     >>> in_words(3700), in_words(59.6), in_words(180000)
     ('1 h 2 min', '1 min', '2 d 2 h')
@@ -30,7 +30,7 @@ def in_words(seconds: float) -> str:
 
 
 def in_bytes(size: int) -> str:
-    """A number of bytes in its largest unit.
+    """Format a number of bytes in its largest unit.
 
     >>> in_bytes(71208), in_bytes(1_656_204)
     ('71 kB', '1.7 MB')
@@ -42,7 +42,7 @@ def in_bytes(size: int) -> str:
 
 
 def in_clock(seconds: float) -> str:
-    """A time as a clock shows it.
+    """Format a time like a clock.
 
     >>> in_clock(75.4), in_clock(3675)
     ('1:15', '1:01:15')
@@ -53,7 +53,7 @@ def in_clock(seconds: float) -> str:
 
 
 def in_digits(value: float) -> str:
-    """A number with four digits that count; a whole number has all of its digits.
+    """Format a number with four significant digits, or a whole number with all of its digits.
 
     >>> in_digits(0.0123456), in_digits(20000.0), in_digits(float("nan"))
     ('0.01235', '20000', 'nan')
@@ -62,7 +62,7 @@ def in_digits(value: float) -> str:
 
 
 def shortened(name: str, width: int) -> str:
-    """A name with an ellipsis in its middle if it is longer than so many characters.
+    """Shorten a name to `width` characters with an ellipsis in the middle.
 
     >>> shortened("encoder/block_1/attention", 15)
     'encoder…tention'
@@ -72,7 +72,7 @@ def shortened(name: str, width: int) -> str:
 
 
 def some_of(names: Sequence[str], most: int = 3) -> str:
-    """The first of some names, and how many more there are.
+    """List the first few names and the number of further names.
 
     >>> some_of(["a", "b"]), some_of(["a", "b", "c", "d", "e"])
     ('a, b', 'a, b, c and 2 more')
@@ -82,7 +82,7 @@ def some_of(names: Sequence[str], most: int = 3) -> str:
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """Those of some names that are one of the patterns, or have what one with * or ? in it asks for.
+    """Return the names that match one of the patterns, which may contain the wildcards * and ?.
 
     >>> matching(["trn/loss", "vld/loss", "vld/accuracy"], ["vld/*", "trn/loss"])
     ['vld/loss', 'vld/accuracy', 'trn/loss']
@@ -93,7 +93,7 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question that ends an error message about an unknown word, or nothing if no known one is like it.
+    """Return a suggestion for the end of an error message about an unknown word; empty if no known word is similar.
 
     >>> did_you_mean("Adm", ["adam", "sgd"]), did_you_mean("x", ["adam"])
     ("; did you mean 'adam'?", '')

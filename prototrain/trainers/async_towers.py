@@ -1,4 +1,4 @@
-"""Towers that update shared variables without waiting for each other."""
+"""Asynchronous training on several towers in one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class LoopsInThreads(StepCalls):
-    """One compiled loop per tower, all run at the same time, each in its own thread."""
+    """One compiled loop per tower; the loops run at the same time, each in its own thread."""
 
     def __init__(self, plan: StepPlan, placement: OwnPacePlacement, stop: StopVariable) -> None:
         super().__init__(plan)
@@ -44,7 +44,7 @@ class LoopsInThreads(StepCalls):
                 with placement.on_tower(index):
                     return plan.train_step(inputs)
 
-            # Variables and ops are on several devices, which only `tf.function` itself can call for.
+            # The loops use variables and ops on several devices, which only `tf.function` supports.
             return CompiledCalls(replace(plan, train_step=train_step), stop, stride=towers, towers=towers)
 
         self._loops = [on_tower(index) for index in range(towers)]
@@ -53,7 +53,7 @@ class LoopsInThreads(StepCalls):
         self._completed = start
         share, rest = divmod(n, len(self._loops))
         quotas = [share + (index < rest) for index in range(len(self._loops))]
-        # One after the other: names and seeds of the towers must not depend on which thread is faster.
+        # Trace one loop after the other: names and seeds must not depend on the timing of threads.
         for loop in self._loops:
             loop.trace(iterator)
         self._backup.take()
@@ -62,7 +62,7 @@ class LoopsInThreads(StepCalls):
             loop.count_from(start + index)
             futures.append(self._pool.submit(self._run_one, loop, iterator, quota))
         errors = [error for future in futures if (error := future.exception())]
-        # A stop that was set because of another tower ends with this call, unless a signal has come.
+        # Clear a stop that one tower set for the others, unless a signal has asked for a stop.
         self._stop.set(self._plan.stop_requested())
         made = [loop.completed() - start - index for index, loop in enumerate(self._loops)]
         self._completed = start + sum(made)
@@ -101,20 +101,19 @@ class LoopsInThreads(StepCalls):
 
 
 class AsyncTrainer(TowerTrainer):
-    """Trains on several devices at once; each tower applies the gradients of its own batches as soon as it has them.
+    """Trains on several devices asynchronously: each tower applies the gradients of its batches without waiting.
 
     A step is one update by one tower, with a whole batch of ``model.batch_size`` examples. The towers read and write
-    one copy of the variables without waiting, so updates may rest on weights that are some steps old, and no two
-    runs are the same to the bit. Where callbacks ask for every single step there is nothing to do at the same time:
-    then only the first tower works.
+    one copy of the variables, so gradients may be computed from weights that are a few steps old, and runs are not
+    reproducible bit for bit. If callbacks run in every step, only the first tower works.
 
     Args:
         model, towers, experiment: see `SyncReplicatedTrainer`.
-        scale_gradient: divide each gradient by the number of towers, so that a learning rate means what it means with
-            synchronous towers.
+        scale_gradient: divide each gradient by the number of towers, so that learning rates are comparable with
+            synchronous training.
 
     Raises:
-        ConfigError: there are no such devices.
+        ConfigError: a device does not exist.
     """
 
     takes_towers = True
@@ -137,7 +136,7 @@ class AsyncTrainer(TowerTrainer):
             self.gradient_processors.insert(0, MapGradient(lambda one: divide(one, tf.constant(np.float32(towers)))))
 
     def make_calls(self) -> StepCalls:
-        # The other towers' loops continue when one fails, and always do several steps.
+        # A loop must not fail, since the other loops would continue, and it always runs several steps.
         plan = replace(step_plan(self, may_fail=False, may_be_watched=False), alone=False)
         return LoopsInThreads(plan, self.placement, self._stop_variable)
 

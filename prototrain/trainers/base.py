@@ -1,4 +1,4 @@
-"""The training loop, and below it the face that callbacks use."""
+"""The training loop, and the interface that callbacks use."""
 
 from __future__ import annotations
 
@@ -37,51 +37,51 @@ if TYPE_CHECKING:
 
 
 ENDLESS = sys.maxsize
-"""The number of steps of a run without a planned end."""
+"""`Trainer.total_steps` of a run without a planned end."""
 NOT_RECORDED = "WARNING: the step calls tf.summary, and nothing records that; add Summaries() to the callbacks"
 
 
 class Trainer:
-    """Runs anything that is done step by step. Subclass it and override `run_step`.
+    """Base class of all trainers: the loop and its callbacks. Subclass it and override `run_step`.
 
         setup callbacks, restore the newest checkpoint
         before_train
         for epoch_num in 1..max_epoch:
             before_epoch
             while local_step < steps_per_epoch:
-                run_steps(up to the nearest step that any callback asked for)
-                trigger_step on the callbacks whose step it is
+                run_steps(up to the next step at which a callback is due)
+                trigger_step of the callbacks that are due
             after_epoch, trigger_epoch
-        after_train, whatever happened
+        after_train, even if the run failed
 
     Args:
-        experiment: the directory of the run, if it is to leave anything behind.
+        experiment: the experiment directory, or its path. Without one the trainer writes no files.
 
     Attributes:
         counter: counts the steps; see `global_step`, `epoch_num` and `local_step`.
-        steps_per_epoch, max_epoch, max_steps, total_steps: the length of the run; `total_steps` is where it ends.
-        given_steps_per_epoch: what `train` was given, which counts as config.
+        steps_per_epoch, max_epoch, max_steps, total_steps: the length of the run; `total_steps` is its last step.
+        given_steps_per_epoch: the argument of `train`; it is saved with the config.
         outputs: the last step's scalars by name.
         watched, summary_events: tensors of the last step by name, and the TensorBoard events of its `tf.summary`
             calls, if a callback watches them; see `Callback.watches`.
-        step_is_whole: False while a step is under way, and after one failed half-done.
-        state: what a checkpoint holds, by name: variables, trackable objects, objects with `state_dict` and
-            `load_state_dict`, and plain JSON values. A subclass registers here what a resumed run needs.
+        step_is_whole: False during a step, and after a step that failed halfway.
+        state: the content of a checkpoint, by name: variables, trackable objects, objects with `state_dict` and
+            `load_state_dict`, and plain JSON values. A subclass adds whatever a resumed run needs.
         callbacks: the callbacks of the run.
-        monitors: take scalars from anywhere (`monitors.put_scalar`) to the writers in the callback list.
-        experiment: the directory of the run, or None.
-        run: the present run in its directory: its checkpoints, how it was resumed.
-        summaries: what Python code gives to `tf.summary`.
-        stop: asks the run to stop, and knows whether that was asked.
-        times: where the time of the run goes.
+        monitors: forwards scalars (`monitors.put_scalar`) to the writers among the callbacks.
+        experiment: the experiment directory, or None.
+        run: the current run in the experiment directory: its checkpoints, and how it was resumed.
+        summaries: collects the `tf.summary` calls of Python code.
+        stop: the stop request of the run.
+        times: measures how the run spends its time.
         is_chief: whether this process writes the experiment directory.
-        workers: how many processes train together, each of which ends the run when it fails.
+        workers: the number of processes that train together. If one of them fails, the run ends.
         record_gradient_norm: whether a compiled step has the scalar "gradient_norm".
-        allow_changed_data: whether the run may continue with other training data than its checkpoint was made with.
+        allow_changed_data: whether the run may continue with training data that differs from the checkpoint's.
         check_finite: whether a scalar, update or variable that is not finite ends the run with an error.
-        evaluation_scopes: functions that return a context manager; an evaluation takes place inside of them.
-        unaveraged: names of scalars in `outputs` of which `Summaries` records the last value and not the mean.
-        config, optimizer, datasets, element_spec, keras_model: those of a subclass that has them, else None.
+        evaluation_scopes: functions that return a context manager; evaluations run inside all of these.
+        unaveraged: names of scalars in `outputs` that `Summaries` does not average: it records their last value.
+        config, optimizer, datasets, element_spec, keras_model: set by subclasses that have them, else None.
     """
 
     config: Config | None = None
@@ -114,18 +114,18 @@ class Trainer:
         self.times = RunTimes()
 
     def run_step(self) -> Mapping[str, Any] | None:
-        """Do one iteration; this is what a subclass defines.
+        """Run one iteration. Subclasses must override this method.
 
         Returns:
-            the step's scalars by name, if there are any.
+            the step's scalars by name, or None.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run_step()")
 
     def run_steps(self, n: int) -> int:
-        """Do up to `n` iterations, for about 0.2 s at most. `global_step` counts along.
+        """Run up to `n` iterations, for about 0.2 s at most, and update `global_step`.
 
         Returns:
-            how many were done, at least one.
+            the number of iterations, at least one.
         """
         until = time.perf_counter() + CALL_SECONDS
         start = self.global_step
@@ -136,14 +136,14 @@ class Trainer:
         return self.global_step - start
 
     def _python_step(self, step: int, *, is_last: bool) -> None:
-        """Call `run_step` with the hooks of the callbacks around it."""
+        """Call `run_step`, with the callbacks' hooks before and after it."""
         self.counter.begin()
-        self.step_is_whole = False  # until `_go_to`
+        self.step_is_whole = False  # `_go_to` sets it to True
         try:
             with self.summaries.recording(step):
                 self.callbacks.before_run()
                 outputs = _checked(self.run_step())
-        except StopTraining:  # no step was made, such as at the end of the data
+        except StopTraining:  # no step was completed, for example at the end of the data
             self._go_to(step - 1)
             raise
         self.outputs = outputs
@@ -175,22 +175,23 @@ class Trainer:
         fresh: bool = False,
         allow_changed_data: bool = False,
     ) -> None:
-        """Train until `max_epoch` or `max_steps`, whichever comes first, or until something stops the run.
+        """Train until `max_epoch` or `max_steps`, whichever comes first, or until a callback or a signal stops the run.
 
         Args:
-            callbacks: everything except the iterations.
+            callbacks: the callbacks of the run.
             steps_per_epoch: the length of an epoch; by default ``trainer.steps_per_epoch`` of a config, else the
                 number of batches in the data, else the number of steps.
             max_epoch: the number of epochs.
             max_steps: the number of steps; by default ``model.num_steps`` of a config if `max_epoch` is None.
             resume: continue from the newest checkpoint of the experiment, if there is one.
-            fresh: delete everything in the experiment's directory, without asking, once the callbacks are set up.
-            allow_changed_data: begin a new pass if the training data is not what the checkpoint was made with.
+            fresh: delete everything in the experiment directory, without asking, after the callbacks are set up.
+            allow_changed_data: begin a new pass if the training data differs from the checkpoint's.
 
         Raises:
-            PrototrainError: a mistake of the user, or a step that failed.
+            PrototrainError: the run is not set up correctly, or a step failed.
             KeyboardInterrupt: after Ctrl-C, once everything is saved.
-            SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once everything is saved.
+            SystemExit: after SIGTERM, SIGHUP or SIGXCPU, once everything is saved; the exit code is 128 plus the
+                number of the signal.
         """
         if VERIFY in os.environ:
             callbacks = import_module("prototrain.recorder").record(self, callbacks)
@@ -236,7 +237,7 @@ class Trainer:
 
     def _run_epochs(self) -> None:
         while self.callbacks.unfinished or self.global_step < self.total_steps:
-            # A step that a resumed run has to finish first belongs to the epoch that it ends.
+            # If a resumed run first has to finish its last step, it begins in the epoch of that step.
             completed = self.global_step - self.callbacks.unfinished
             self._go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
             self.stop.check()
@@ -250,7 +251,7 @@ class Trainer:
         self._save_if_asked()
 
     def _save_if_asked(self) -> None:
-        """Save where a stop would end the run: between two steps, when no callback has still to run."""
+        """Save, if a signal asked for it. Called between two steps, when no callback is due."""
         if self.stop.take_save():
             self.run.save_as_asked()
 
@@ -270,16 +271,18 @@ class Trainer:
         outputs: Mapping[str, Any] | None = None,
         is_whole: bool = True,
     ) -> None:
-        """Set the counters to a completed step; nothing else writes them."""
+        """Set the counters to a completed step. No other method sets them."""
         self.global_step, self.step_is_whole = step, is_whole
         self._epoch_num = self._epoch_num if epoch_num is None else epoch_num
         self.outputs = self.outputs if outputs is None else outputs
 
     @property
     def global_step(self) -> int:
-        """Completed steps, over all runs that were resumed. Read while something is traced, such as in a `before_run`,
-        an `after_run` or a `train_step`, it is an int64 tensor: the number of steps completed before the present one, 0
-        in the first. So are the two below."""
+        """The number of completed steps, including those before a resume.
+
+        While TensorFlow traces a `before_run`, an `after_run` or a `train_step`, this is an int64 tensor: the number of
+        steps completed before the current one, 0 in the first step. `epoch_num` and `local_step` are then tensors, too.
+        """
         step: int = self.counter.read()
         return step
 
@@ -289,10 +292,10 @@ class Trainer:
 
     @property
     def epoch_num(self) -> int:
-        """The present epoch, from 1."""
+        """The current epoch, from 1."""
         if tf.executing_eagerly():
             return self._epoch_num
-        # An iteration belongs to the epoch of the step that it makes, anything else to that of the step behind it.
+        # In an iteration this is the epoch of the current step, elsewhere the epoch of the last completed step.
         begun = self.counter.in_iteration
         of = tf.maximum(self.global_step - 1, 0) if begun is None else begun
         epoch: int = of // self.steps_per_epoch + 1
@@ -300,11 +303,11 @@ class Trainer:
 
     @property
     def local_step(self) -> int:
-        """Completed steps of the present epoch."""
+        """The number of completed steps in the current epoch."""
         return self.global_step - (self.epoch_num - 1) * self.steps_per_epoch
 
     def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
-        """Set the length of a run from the arguments of `train`; a subclass has other defaults than `ENDLESS`."""
+        """Set the length of a run from the arguments of `train`. Subclasses replace the default `ENDLESS`."""
         lengths = {"steps_per_epoch": steps_per_epoch, "max_epoch": max_epoch, "max_steps": max_steps}
         for name, value in lengths.items():
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 0):
@@ -319,35 +322,43 @@ class Trainer:
         self.total_steps = min(self.max_steps, self.max_epoch * self.steps_per_epoch)
 
     def _around_run(self) -> AbstractContextManager[None]:
-        """Context manager around a run, for a subclass that begins and ends something."""
+        """Context manager around a run, for the setup and cleanup of subclasses."""
         return nullcontext()
 
     # -- what a subclass offers to callbacks ------------------------------------------------------------------------
 
     def _fit_logs(self) -> dict[str, Any]:
-        """What Keras callbacks are given of the training, as `keras.Model.fit` gives it: here the step's outputs."""
+        """Return the training logs for Keras callbacks, as `keras.Model.fit` passes them: here the step's outputs."""
         return dict(self.outputs)
 
     def evaluate(self, dataset: str, batches: int = 0) -> Mapping[str, float] | None:
-        """Measure scalars on a dataset of held-out data, by its name; what the `Validation` callback calls.
+        """Evaluate on held-out data. The `Validation` callback calls this method.
+
+        Args:
+            dataset: the name of a dataset.
+            batches: the number of batches; 0 for all.
 
         Returns:
-            the scalars of so many batches (0: of all) by name, or None if a stop was requested before the end.
+            scalars by name, or None if a stop was requested before the end.
         """
         raise NotImplementedError(f"{type(self).__name__} must define evaluate() to be validated")
 
     def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str]:
-        """Find out before the first step whether `evaluate` would work, and leave everything as it was.
+        """Check before the first step that `evaluate` works, without changing any state.
 
-        A subclass with its own `evaluate` does nothing here.
+        The check is skipped if a subclass overrides `evaluate`.
 
         Returns:
-            the names of the scalars that `evaluate` gives; "*" if they are not known.
+            the names of the scalars that `evaluate` returns; "*" if they are unknown.
         """
         return "*"
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Build the model on a batch, to be trained on it or not; what predictors and `InferenceRunner` call.
+        """Build the model on a batch. Predictors and `InferenceRunner` call this method.
+
+        Args:
+            inputs: the batch, by name.
+            train_phase: whether the model is built for training.
 
         Returns:
             tensors by name.
@@ -356,12 +367,12 @@ class Trainer:
 
     @property
     def can_evaluate(self) -> bool:
-        """Whether a subclass has defined `evaluate`."""
+        """Whether the class overrides `evaluate`."""
         return type(self).evaluate is not Trainer.evaluate
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the hooks along with an iteration are traced."""
+        """Whether iterations, and the hooks around each of them, are traced by TensorFlow."""
         return False
 
     @property
@@ -371,101 +382,119 @@ class Trainer:
 
     @property
     def outcome(self) -> Outcome:
-        """How the run ended, as in run.json: "running", and from `after_train` on "finished", "interrupted" or
-        "failed", with the reason."""
+        """The outcome of the run, as in run.json.
+
+        The state is "running" before `after_train`, then "finished", "interrupted" or "failed", with the reason.
+        """
         return self.run.outcome
 
     @property
     def model_variables(self) -> dict[str, Any]:
-        """The variables of what is trained, by name: those in `state` that no callback has added."""
+        """The model's variables by name: those in `state` that were not added by callbacks."""
         return {name: one for name, one in variables_in(self.state).items() if not name.startswith(OF_CALLBACKS)}
 
     @property
     def trained_variables(self) -> dict[str, Any]:
-        """The trainable ones among `model_variables`, by name."""
+        """The trainable variables among `model_variables`, by name."""
         return {name: variable for name, variable in self.model_variables.items() if variable.trainable}
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
-        """A function from arrays to arrays that shares the training variables; see `Predictor` for its arguments."""
-        from prototrain.predictor import Predictor  # with the model's code, which not every trainer needs
+        """Return a function from arrays to arrays that shares the training variables.
+
+        Args:
+            input_names, output_names: see `Predictor`.
+        """
+        from prototrain.predictor import Predictor  # imports the model code, which not every trainer needs
 
         return Predictor(self, input_names, output_names)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context manager for measuring held-out data: all `evaluation_scopes`."""
+        """Context manager for an evaluation: enters all `evaluation_scopes`."""
         with ExitStack() as stack:
             for scope in self.evaluation_scopes:
                 stack.enter_context(scope())
             yield
 
-    # -- what lasts ---------------------------------------------------------------------------------------------------
+    # -- the experiment directory -------------------------------------------------------------------------------------
 
     def require_experiment(self, who: str) -> Experiment:
-        """The experiment, for a callback that writes files; an ExperimentError names the callback if there is none."""
+        """Return the experiment, for a callback that writes files.
+
+        Args:
+            who: the callback, for the error message.
+
+        Raises:
+            ExperimentError: the trainer has no experiment directory.
+        """
         if self.experiment is None:
             raise ExperimentError(f"{who} needs a directory: give the trainer one with experiment='experiments/NAME'")
         return self.experiment
 
     def save(self) -> Path:
-        """Write a checkpoint of the present step, whole or not at all; one that exists already stays as it is.
+        """Write a checkpoint of the current step atomically. An existing checkpoint of this step is kept.
 
         Returns:
-            its directory. A state that must not be resumed from is written aside, where no resume finds it.
+            the checkpoint's directory. A state that no run may resume from is written as ``failed-<step>``, which
+            a resume ignores.
 
         Raises:
             ExperimentError: the trainer has no experiment directory.
-            CheckpointError: it cannot be written.
+            CheckpointError: the checkpoint cannot be written.
         """
         with self.stop.uninterrupted():
             return self.run.start_save()()
 
-    # -- what is printed -----------------------------------------------------------------------------------------------
+    # -- printed output and recorded facts -----------------------------------------------------------------------------
 
     def log(self, text: str) -> None:
-        """Print a line, past a progress bar if there is one, and add it to the experiment's train.log."""
+        """Print a line, without breaking a progress bar, and append it to the experiment's train.log."""
         self.run.log(text)
 
     def describe(self) -> dict[str, Any]:
-        """What the table at the start of a run says, by name; rows that are None are left out."""
+        """Return the rows of the table that is printed at the start of a run, by name; None omits a row."""
         return describe_run(self)
 
     def _describe_variables(self) -> tuple[str, str] | None:
-        """A table of the model's layers for the start of a run, and one of all variables for train.log."""
+        """Return a table of the model's layers, which is printed, and a table of all variables for train.log."""
         return None
 
     def _attempt_facts(self) -> dict[str, Any]:
-        """Facts of the present attempt for run.json, as attributes of `Attempt`."""
+        """Return facts of the current attempt for run.json, as attributes of `Attempt`."""
         return {"total_steps": None if self.is_endless else self.total_steps}
 
     def _facts(self) -> Facts:
-        """What a checkpoint records of what it was made with, as JSON can hold it, by name; see `experiment.facts`."""
+        """Return the JSON-compatible facts that a checkpoint records about its run; see `experiment.facts`."""
         return self.run.facts()
 
     def _measure(self) -> None:
-        """Measure, before the first step, what the run decides by; a resume has restored earlier results by then."""
+        """Take measurements before the first step. Results from an earlier part of the run are already restored."""
 
     def _fitted_to(
         self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
-        """Context manager in which `state` has the entries of a checkpoint that is restored.
+        """Context manager in which `state` has the same entries as the checkpoint to restore.
 
         Args:
-            saved: "shape" and "dtype" of its variables by name.
-            facts: of the run that wrote it.
+            saved: "shape" and "dtype" of the checkpoint's variables by name.
+            facts: the facts of the run that wrote the checkpoint.
         """
         return nullcontext()
 
     def _after_restore(self) -> list[str]:
-        """Prepare to continue from a restored checkpoint; returns notes for the line "start"."""
+        """Prepare to continue from a restored checkpoint.
+
+        Returns:
+            notes for the row "start" of the opening table.
+        """
         return []
 
     def _sources(self) -> list[Path]:
-        """The files and packages of which the experiment keeps a copy: the trainer's own, and the script."""
+        """Return the files and packages that the experiment copies: the trainer's and the script."""
         return sources_of(self)
 
     def _origin(self) -> dict[str, Any]:
-        """What a run is repeated from and compared with, for environment.json; see `origin_of`."""
+        """Return the facts for environment.json that help to repeat and compare runs; see `origin_of`."""
         return origin_of(self, [callback.name for callback in self.callbacks])
 
 
@@ -478,7 +507,7 @@ def _checked(outputs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class NoOpTrainer(Trainer):
-    """Runs the callbacks only: to try them out, or for work that is wholly done in callbacks."""
+    """Runs only the callbacks: for testing them, or for work that callbacks do alone."""
 
     def run_step(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""The plan of the compiled calls of a tower trainer."""
+"""Creates the `StepPlan` of a tower trainer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def step_plan(trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: bool = True) -> StepPlan:
-    """The plan of a trainer's present run.
+    """Return the plan of a trainer's current run.
 
     Args:
-        trainer: its callbacks are set up.
-        may_fail: whether a call can end with an error where a step is not finite; not if other towers continue.
-        may_be_watched: whether there is one last step of a call, to be seen.
+        trainer: a trainer whose callbacks are set up.
+        may_fail: whether a call may raise an error at a step that is not finite; False if other towers continue.
+        may_be_watched: whether the last step of a call can run separately, so that callbacks can watch its tensors.
     """
     callbacks = trainer.callbacks
     follows = trainer.is_compiled and any(callback.overrides("after_run") for callback in callbacks)
@@ -42,7 +42,7 @@ def step_plan(trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: b
         after_run=callbacks.after_run if follows else None,
         watched_names=frozenset(callbacks.watched_names),
         may_be_watched=may_be_watched,
-        # With several towers a loop's convolutions may differ in the last bits from those of a step outside of one.
+        # With several towers, convolutions inside a loop may differ in the last bits from those outside a loop.
         alone=trainer.towers == 1 and each_step,
         stop_requested=trainer.should_stop,
         log=trainer.log,
@@ -58,10 +58,10 @@ def _guard(trainer: TowerTrainer, may_fail: bool) -> NoCheck:
 
 
 def _changed_early(trainer: TowerTrainer) -> list[Any]:
-    """The variables that a step may have changed by the time it proves not to be finite.
+    """Return the variables that a step may change before it is found not to be finite.
 
-    A single guarded update leaves those that the forward pass itself assigns: batch statistics and seeds. A
-    `train_step` of the user's own may update anything before it fails.
+    With the default `train_step` these are the variables that the forward pass assigns, such as batch statistics and
+    seeds. A custom `train_step` may change any variable.
     """
     if trainer.has_own_train_step:
         return list(variables_in(trainer.state).values())

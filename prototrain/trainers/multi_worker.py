@@ -1,4 +1,4 @@
-"""Several processes, on one machine or many, that train one model together."""
+"""Synchronous training with several processes, on one or more machines."""
 
 from __future__ import annotations
 
@@ -33,27 +33,28 @@ if TYPE_CHECKING:
 
 
 class MultiWorkerTrainer(SyncTrainer):
-    """Trains with several processes at once, each with its own GPUs (or CPU): averaged gradients, the same weights.
+    """Trains with several processes, each with its own GPUs or CPU, that average their gradients.
 
-    ``prototrain run --workers N`` and `prototrain.distributed.run` start the processes. Or start one per worker with
-    the same command, under Slurm or with a ``TF_CONFIG`` for each. All workers read the same data and each takes its
-    part of every batch, unless ``model.data_sharding`` gives each a share. Only the chief, which is the first worker,
-    writes the experiment; its directory must be one that all workers see, which is checked before the first step.
+    ``prototrain run --workers N`` and `prototrain.distributed.run` start the processes. Alternatively, start each
+    worker with the same command, under Slurm or with its ``TF_CONFIG``. All workers read the same data and each takes
+    its part of every batch, unless ``model.data_sharding`` gives each worker a share of the data. Only the chief, which
+    is the first worker, writes the experiment directory. All workers must see this directory; this is checked before
+    the first step.
 
     Args:
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
-        batch: whether ``model.batch_size`` is that of a step ("global") or that of a tower ("per_tower").
-        reduction: how gradients are combined: "nccl" between GPUs, "ring" over the network, or TensorFlow's choice.
-        experiment: the directory of the run, if it is to leave anything behind.
+        batch: whether ``model.batch_size`` is the batch size of a step ("global") or of a tower ("per_tower").
+        reduction: how gradients are combined: "nccl" between GPUs, "ring" over the network, or TensorFlow's choice
+            ("auto").
+        experiment: the experiment directory, or its path. Without one the trainer writes no files.
 
     Raises:
-        ConfigError: the class overrides `run_step`, there is no description of the cluster, TensorFlow has started
-            already, the batch does not divide by the number of towers, or the workers were started with different
-            configs, code or data.
-        ClusterError: a worker has not come in time, is gone, or has failed.
+        ConfigError: the class overrides `run_step`, the cluster is not described, TensorFlow has started already, the
+            batch size is not divisible by the number of towers, or the workers have different configs, code or data.
+        ClusterError: a worker did not connect in time, is gone, or has failed.
     """
 
-    measures_xla = False  # each worker would measure something else
+    measures_xla = False  # the workers' timings would differ
     may_set_trainable = False
     stop: AgreedStop
 
@@ -88,10 +89,10 @@ class MultiWorkerTrainer(SyncTrainer):
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing has been told to the other workers of the run that begins."""
+        """Reset the state that belongs to one run."""
         self._is_under_way = False
         self._data_ended = False
-        self._all_know = False  # that this worker makes no more steps
+        self._all_know = False  # whether all workers know that this one runs no more steps
 
     @classmethod
     def prepare(cls, timeout: float | None = None) -> None:
@@ -110,7 +111,7 @@ class MultiWorkerTrainer(SyncTrainer):
     def train(
         self, callbacks: Iterable[Callback] = (), *, resume: bool = True, fresh: bool = False, **more: Any
     ) -> None:
-        # Workers that were started again continue what an earlier start has begun afresh.
+        # Restarted workers continue the run; they must not start it afresh a second time.
         continues = launcher.has_begun
         super().train(callbacks, resume=resume or continues, fresh=fresh and not continues, **more)
 
@@ -119,7 +120,7 @@ class MultiWorkerTrainer(SyncTrainer):
         self._forget()
         planned = self.total_steps
         with LeavingAtOnce(), self._sync.failing_together():
-            # Before any worker looks for a checkpoint.
+            # This must come before any worker looks for a checkpoint.
             require_shared(self._sync, self.experiment)
         try:
             with super()._around_run():
@@ -133,7 +134,7 @@ class MultiWorkerTrainer(SyncTrainer):
             self._sync.wait_for_all()
             raise
         except NonFiniteError:
-            raise  # averaged gradients are the same everywhere, so all workers end here
+            raise  # averaged gradients are the same on all workers, so all of them end here
         except BaseException as error:
             self._sync.fail(error)
         finally:
@@ -155,13 +156,13 @@ class MultiWorkerTrainer(SyncTrainer):
         """Agree with the other workers on the next call.
 
         Returns:
-            how many steps all workers can do.
+            the number of steps that all workers can run.
 
         Raises:
             ExperimentError: the workers are not at the same step.
             ClusterError: a worker is gone or has failed.
-            StopTraining: another worker ends the run.
-            KeyboardInterrupt, SystemExit: a worker was asked to stop, by the signal that it got.
+            StopTraining: another worker has ended the run.
+            KeyboardInterrupt, SystemExit: a worker received a stop signal.
         """
         told = self._sync.agree(
             n,
@@ -191,7 +192,7 @@ class MultiWorkerTrainer(SyncTrainer):
         return told.steps
 
     def make_calls(self) -> StepCalls:
-        # A step that is seen alone would be another graph on each worker.
+        # A separate watched step could be a different graph on each worker.
         return CompiledCalls(step_plan(self, may_be_watched=False), self._stop_variable)
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
@@ -220,7 +221,7 @@ class MultiWorkerTrainer(SyncTrainer):
         return {**super()._facts(), "workers": self.worker.count}
 
     def _save_if_asked(self) -> None:
-        pass  # the chief saves, whichever worker was asked: see `_agree`
+        pass  # `_agree` makes the chief save, whichever worker got the signal
 
     def _look_at_data(self, built: BuiltModel) -> None:
         super()._look_at_data(built)
@@ -228,6 +229,6 @@ class MultiWorkerTrainer(SyncTrainer):
             self.log(f"WARNING: {warning}")
 
     def _say(self, text: str) -> None:
-        """Print a line on any worker, at once."""
+        """Print a line at once, also on workers other than the chief."""
         super().log(text)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The optimizers of a trainer: their variables, their learning rate, checks, and what is recorded of them."""
+"""The optimizers of a trainer: their variables, learning rates, checks and recorded settings."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from prototrain.system.wording import FRESH
 from prototrain.tf_private import copy_kept_from_decay, kept_from_decay, learning_rate_source
 
 UNSET_RATE = 0.0
-"""The learning rate of an optimizer for which the config has none, until a callback sets it."""
+"""The learning rate that stands for "not set yet": the config has none, and a callback must set it."""
 
 
 def optimizer_in_words(config: Config, optimizer: Any) -> str:
-    """The optimizer, the learning rate that a run begins with, and its schedule."""
+    """Describe an optimizer: its class, its initial learning rate and its schedule."""
     schedule = config.get("model.lr_schedule.method")
     is_unset = schedule is None and rate(optimizer) == UNSET_RATE
     words = "set by a callback" if is_unset else f"{rate(optimizer):.6g}"
@@ -38,13 +38,13 @@ def optimizer_in_words(config: Config, optimizer: Any) -> str:
 
 
 def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> str | None:
-    """Check, when the callbacks have begun, what sets the learning rate.
+    """Check, after the callbacks' setup, that the learning rate is set and its schedule is followed.
 
     Returns:
-        what to say of a schedule in the config that no callback follows.
+        a warning if the config has a schedule that no callback follows, else None.
 
     Raises:
-        ConfigError: nothing has set a learning rate, neither the config nor a callback.
+        ConfigError: neither the config nor a callback sets a learning rate.
     """
     callbacks = list(map(innermost, callbacks))
     if optimizer is None or any(isinstance(callback, LearningRate) for callback in callbacks):
@@ -76,13 +76,19 @@ _OF_STEP = {
     "model.mixed_precision": (("",), "compute gradients with self.gradients(), which scales the loss"),
 }
 OF_STEP = tuple(_OF_STEP)
-"""The groups of keys whose use the step itself notes, see `unused_keys`."""
+"""The groups of config keys whose use a trainer records while it traces its step; see `unused_keys`."""
 
 
 def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Iterator[tuple[str, str, str]]:
-    """Keys of `OF_STEP` that are set and that a traced step has not used: for each its group, its name, what to do.
+    """Find keys of `OF_STEP` that are set but were not used by a traced step.
 
-    Without a scaled loss, a policy of mixed precision acts in the layers alone.
+    Args:
+        config: the model's config.
+        used: the groups of keys that the step used.
+        scales: whether the loss is scaled. If not, mixed precision affects only the layers and is never reported.
+
+    Yields:
+        the group, the key, and a suggestion for the user.
     """
     for group, (parts, cure) in _OF_STEP.items():
         if group in used or (group == "model.mixed_precision" and not scales):
@@ -93,24 +99,24 @@ def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Itera
 
 
 def equal_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """An optimizer that is made with the same arguments as another one.
+    """Create an optimizer with the same arguments as another one.
 
     Raises:
-        ConfigError: that one cannot say what it was made with.
+        ConfigError: the optimizer does not implement `get_config`.
     """
     try:
         equal = type(optimizer).from_config(optimizer.get_config())
     except NotImplementedError as error:
         raise ConfigError(f"{type(optimizer).__name__} cannot be made a second time: {first_line(error)}") from error
-    copy_kept_from_decay(optimizer, equal)  # which no config holds
+    copy_kept_from_decay(optimizer, equal)  # not part of the config
     return equal
 
 
 def check_acts(optimizer: keras.optimizers.Optimizer) -> None:
-    """Check that an optimizer was given no argument that only Keras's `fit` acts on.
+    """Check that an optimizer has no argument that only Keras's `fit` supports.
 
     Raises:
-        ConfigError: it was.
+        ConfigError: the optimizer has such an argument.
     """
     own_scale = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
     cure = "leave it out, and set model.mixed_precision: mixed_float16 for a loss scale"
@@ -126,7 +132,7 @@ def check_acts(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tensor]:
-    """The part of the loss that lets variables decay, "loss_l2" and "loss_l1" of ``model.weight_decay``; traced."""
+    """Compute the weight decay losses "loss_l2" and "loss_l1" of ``model.weight_decay``. Traced."""
     decayed, l2, l1 = list(variables), config["model.weight_decay.value"], config["model.weight_decay.l1"]
     found = {}
     if decayed and l2:
@@ -137,20 +143,20 @@ def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tenso
 
 
 def rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """The present learning rate."""
-    return float(tf.convert_to_tensor(optimizer.learning_rate))  # a replicated variable is not a number
+    """Return the current learning rate."""
+    return float(tf.convert_to_tensor(optimizer.learning_rate))  # `float` does not accept a replicated variable
 
 
 def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """What an optimizer was made with, as JSON can hold it.
+    """Return the arguments of an optimizer as JSON-compatible values.
 
-    Without its name, which Keras counts up by process, and with the learning rate that it has at present: that of a
-    run changes, so this is asked before the first step.
+    The name is left out, because Keras numbers names per process. The learning rate is the current one, so call this
+    before the first step.
     """
-    with warnings.catch_warnings(action="ignore"):  # of functions that Keras could not load again
+    with warnings.catch_warnings(action="ignore"):  # Keras warns about functions that it could not load again
         try:
             config: dict[str, Any] = optimizer.get_config()
-        except NotImplementedError:  # as with a schedule without a `get_config`
+        except NotImplementedError:  # for example, a schedule without `get_config`
             config = {
                 name: value for name, value in vars(optimizer).items() if isinstance(value, bool | int | float | str)
             }
@@ -158,7 +164,7 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     settings: dict[str, Any] = encode(public)
     rate = settings.get("learning_rate")
     if isinstance(rate, float):
-        settings["learning_rate"] = float(f"{rate:.7g}")  # it was kept as a float32
+        settings["learning_rate"] = float(f"{rate:.7g}")  # drops digits that a float32 does not have
     elif isinstance(rate, dict) and rate.get("class_name") in ("__lambda__", "function"):
         del settings["learning_rate"]  # a function has no value to compare
     kept = kept_from_decay(optimizer)
@@ -168,13 +174,13 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 class RegisteredOptimizers:
     """The optimizers whose variables are in `trainer.state`.
 
-    What an optimizer has of a weight that is not trained any more, or not yet, rests in the state as an array. So a run
-    that freezes or unfreezes layers continues from each of its checkpoints, with the moments that it had.
+    The slots of a weight that is currently not trained stay in the state as arrays. A run that freezes or unfreezes
+    layers can therefore continue from each of its checkpoints and keeps its moments.
 
     Args:
         state: `trainer.state`.
         placement: the towers.
-        keras_variables: from variables of the model to the Keras variables that hold them, by name.
+        keras_variables: maps variables of the model to the Keras variables that hold them, by name.
         check: raises an error for an optimizer that the trainer cannot use.
     """
 
@@ -188,21 +194,21 @@ class RegisteredOptimizers:
         self._check = check
         self._placement = placement
         self._keras_variables = keras_variables
-        self._settings: dict[str, dict[str, Any]] = {}  # what the optimizers were made with, by their names
+        self._settings: dict[str, dict[str, Any]] = {}  # the optimizers' arguments, by name
         self._optimizers: dict[str, keras.optimizers.Optimizer] = {}
         self._state = state
         self._in_use: set[str] = set()
         self._resting: set[str] = set()
 
     def facts(self, callbacks: Iterable[Callback]) -> dict[str, dict[str, Any]]:
-        """What a checkpoint records of the optimizers; no learning rate that a `LearningRate` sets."""
+        """Return the settings of the optimizers for checkpoints, without a learning rate that `LearningRate` sets."""
         left_out = {"learning_rate"} if any(isinstance(innermost(one), LearningRate) for one in callbacks) else set()
         return {name: {k: v for k, v in one.items() if k not in left_out} for name, one in self._settings.items()}
 
     def register(
         self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
     ) -> None:
-        """Have the variables of an optimizer saved as ``<name>/...``; see `TowerTrainer.register_optimizer`."""
+        """Add the variables of an optimizer to the state; see `TowerTrainer.register_optimizer`."""
         self._check(optimizer)
         if self._placement.towers > 1 and optimizer.gradient_accumulation_steps:
             raise ConfigError(
@@ -213,15 +219,15 @@ class RegisteredOptimizers:
         if variables is not None:
             optimizer.build(list(trained.values()))
         self._optimizers[name] = optimizer
-        self._settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
+        self._settings.setdefault(name, optimizer_settings(optimizer))  # the settings of the first one count
         for slot, variable in named_slots(optimizer, trained):
             self._state[f"{name}/{slot}"] = variable
             self._in_use.add(f"{name}/{slot}")
 
     def adopt(self, attributes: Mapping[str, Any], trained: Iterable[tf.Variable]) -> None:
-        """Build and register the optimizers that a trainer has as attributes, for its own `train_step`.
+        """Build and register optimizers that are attributes of a trainer and are not registered yet.
 
-        Keras would make their variables when they are first used, which is after a checkpoint is restored.
+        Keras would create their variables at the first update, which is too late to restore a checkpoint.
         """
         known = {id(entry) for entry in self._state.values()}
         for name, optimizer in attributes.items():
@@ -231,7 +237,7 @@ class RegisteredOptimizers:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Context in which optimizers are made again; the new ones get the old ones' values."""
+        """Context manager for creating optimizers again. At the end, the new ones get the values of the old ones."""
         known = self._in_use | self._resting
         values = {name: np.array(tf.convert_to_tensor(self._state[name])) for name in known}
         self._in_use = set()
@@ -250,18 +256,19 @@ class RegisteredOptimizers:
         weights: Mapping[str, bool],
         made_with: Mapping[str, Mapping[str, Any]],
     ) -> Iterator[None]:
-        """Let the state be that of a checkpoint which was written while other weights were trained.
+        """Context manager that adapts the state to a checkpoint that was written while other weights were trained.
 
-        Slots of weights that are not trained now come to rest in the state. Those of weights that were not trained then
-        are out of the state within the context, and keep their values. So does a changed learning rate.
+        Slots of weights that are not trained now are added to the state as arrays. Slots of weights that were not
+        trained then are removed from the state within the context, so they keep their values. A learning rate that
+        was changed since the checkpoint also keeps its new value.
 
         Args:
-            saved: "shape" and "dtype" of what the checkpoint holds, by name.
-            weights: whether a weight is trained, by name.
-            made_with: the `facts` of the run that wrote it.
+            saved: "shape" and "dtype" of the checkpoint's variables, by name.
+            weights: whether each weight is trained now, by name.
+            made_with: the `facts` of the run that wrote the checkpoint.
 
         Raises:
-            CheckpointError: it was written with another optimizer.
+            CheckpointError: the checkpoint was written with another optimizer.
         """
         kept: dict[str, Any] = {}
         rates: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Several synchronous towers in one process: replicated variables, or one copy that all towers read."""
+"""Synchronous training on several towers in one process, with replicated or central variables."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _REDUCTIONS: dict[str, Any] = {
 
 
 class SyncTrainer(TowerTrainer):
-    """A trainer of several synchronous towers.
+    """Base class of trainers with several synchronous towers.
 
     Args:
         model, experiment, placement: see `TowerTrainer`.
-        batch: whether ``model.batch_size`` is that of a step ("global", split evenly) or that of a tower ("per_tower").
+        batch: whether ``model.batch_size`` is the batch size of a step, which is split evenly ("global"), or of a tower
+            ("per_tower").
 
     Raises:
-        ConfigError: `batch` is neither, or the batch cannot be split.
+        ConfigError: `batch` is invalid, or the batch size is not divisible by the number of towers.
     """
 
     def __init__(self, model: ModelProtocol, *, batch: BatchMeaning = "global", **options: Any) -> None:
@@ -53,28 +54,29 @@ class SyncTrainer(TowerTrainer):
         datasets = super().make_datasets()
         if self.batch == "per_tower" and self.towers > 1 and "trn" in datasets:
             trn = datasets["trn"].rebatch(self.global_batch, drop_remainder=True)
-            # Rebatched data no longer knows that it has no end.
+            # `rebatch` loses the infinite cardinality.
             endless = int(datasets["trn"].cardinality()) == tf.data.INFINITE_CARDINALITY
             datasets = {**datasets, "trn": trn.repeat() if endless else trn}
         return datasets
 
 
 class SyncReplicatedTrainer(SyncTrainer):
-    """Trains on several devices at once: replicated variables, one part of each batch per tower, averaged gradients.
+    """Trains on several devices with replicated variables and averaged gradients.
 
-    N towers on a batch give the losses, metrics and weights of one tower on it, up to rounding. `train_step` sees one
-    tower's part; gradient processors see the average.
+    Each tower trains on its part of the batch. N towers give the same losses, metrics and weights as one tower on the
+    whole batch, up to rounding. `train_step` gets one tower's part; gradient processors get the averages.
 
     Args:
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
-        towers: a number of GPUs, device names (``["GPU:0", "GPU:1"]`` or as one text), ``"cpu:4"`` for four logical CPU
-            devices, or None for all GPUs.
-        batch: whether ``model.batch_size`` is that of a step ("global", split evenly) or that of a tower ("per_tower").
-        reduction: how gradients are combined; "auto" takes NCCL where there is more than one GPU.
-        experiment: the directory of the run, if it is to leave anything behind.
+        towers: the number of GPUs, device names (a list such as ``["GPU:0", "GPU:1"]``, or one string), ``"cpu:4"`` for
+            four logical CPU devices, or None for all GPUs.
+        batch: whether ``model.batch_size`` is the batch size of a step, which is split evenly ("global"), or of a tower
+            ("per_tower").
+        reduction: how gradients are combined; "auto" uses NCCL if there is more than one GPU.
+        experiment: the experiment directory, or its path. Without one the trainer writes no files.
 
     Raises:
-        ConfigError: there are no such devices, or the batch does not divide by the number of towers.
+        ConfigError: a device does not exist, or the batch size is not divisible by the number of towers.
     """
 
     takes_towers = True
@@ -92,7 +94,7 @@ class SyncReplicatedTrainer(SyncTrainer):
             raise ConfigError(f"reduction must be auto, {', '.join(_REDUCTIONS)}, not {reduction!r}")
         self.devices = choose_devices(towers)
         if reduction == "auto" and not all(name.startswith("GPU") for name in self.devices):
-            # TensorFlow's own choice, its collective ops, was slower between CPU devices, and one failed step makes
+            # TensorFlow would choose its collective ops. They are slower between CPU devices, and a failed step makes
             # them unusable for the rest of the process.
             reduction = "one_device"
         combine = None if reduction == "auto" else _REDUCTIONS[reduction]()
@@ -105,16 +107,16 @@ class SyncReplicatedTrainer(SyncTrainer):
 
 
 class SyncParameterServerTrainer(SyncTrainer):
-    """Trains on several devices at once with variables that lie on one of them; gradients are averaged there.
+    """Trains on several devices with the variables on a single device, where gradients are averaged.
 
-    Takes the memory of the variables and of the optimizer once only; every step copies all weights to every tower.
+    This stores the variables and the optimizer's slots only once, but copies all weights to every tower in each step.
 
     Args:
         model, towers, batch, experiment: see `SyncReplicatedTrainer`.
-        parameter_device: where the variables lie.
+        parameter_device: the device of the variables.
 
     Raises:
-        ConfigError: there are no such devices, or the batch does not divide by the number of towers.
+        ConfigError: a device does not exist, or the batch size is not divisible by the number of towers.
     """
 
     takes_towers = True

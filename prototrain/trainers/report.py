@@ -1,4 +1,4 @@
-"""What a run prints before its first step and after its last."""
+"""The tables and lines that a run prints before its first step and after its last step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ORDER = (
 
 
 def say_opening(trainer: Any) -> None:
-    """Log what a run begins with; of a fresh one the layers are printed, and all variables are in train.log."""
+    """Log the opening table. For a fresh run, also print the layers and write all variables to train.log."""
     trainer.log(opening(trainer))
     variables = None if trainer.global_step else trainer._describe_variables()
     if variables is not None:
@@ -29,7 +29,7 @@ def say_opening(trainer: Any) -> None:
 
 
 def opening(trainer: Any) -> str:
-    """The table at the start of a run, or one line if there is nothing to do."""
+    """Return the table at the start of a run, or one line if there is nothing to do."""
     if 0 < trainer.global_step >= trainer.total_steps and not trainer.callbacks.unfinished:
         what = "raise max_steps or use fresh=True"
         if (config := trainer.config) is not None:
@@ -43,7 +43,7 @@ def opening(trainer: Any) -> str:
 
 
 def describe_run(trainer: Any) -> dict[str, Any]:
-    """What any trainer says of a run, by name."""
+    """Return the rows of the opening table that all trainers have, by name."""
     epochs = f"{-(-trainer.total_steps // trainer.steps_per_epoch)} of {trainer.steps_per_epoch} steps"
     return {
         "trainer": type(trainer).__name__,
@@ -55,7 +55,7 @@ def describe_run(trainer: Any) -> dict[str, Any]:
 
 
 def closing(trainer: Any) -> str | None:
-    """The best values, where everything of the run lies, and what to do next, or None if it left nothing."""
+    """Return the best values, the paths of the run's files and useful commands, or None if the run wrote no files."""
     experiment = trainer.experiment
     if experiment is None or not experiment.exists():
         return None
@@ -80,15 +80,15 @@ _NAMED_SHARE = 0.05
 
 
 class RunTimes:
-    """Where the seconds of a run go.
+    """Measures how a run spends its time, in seconds.
 
     Args:
         clock: returns the time in seconds.
 
     Attributes:
-        steps: in `run_steps`, without tracing.
-        tracing: in the first compiled call, most of which is tracing.
-        input: waiting for a batch, which is a part of `steps`.
+        steps: time in `run_steps`, without tracing.
+        tracing: time in the first compiled call, which is mostly tracing.
+        input: time spent waiting for a batch; it is a part of `steps`.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -96,27 +96,31 @@ class RunTimes:
         self.start()
 
     def start(self) -> None:
-        """A run begins."""
+        """Reset all times at the start of a run."""
         self.began = self.clock()
         self.steps = self.tracing = self.input = 0.0
 
     def add_call(self, *, tracing: float, waiting: float) -> None:
-        """A compiled call ends; what it spent on tracing is no time of the steps that it was called for."""
+        """Add the times of a compiled call. Its tracing time is subtracted from the time of the steps."""
         self.tracing += tracing
         self.steps -= tracing
         self.input += waiting
 
     def loop(self) -> dict[str, float]:
-        """The parts by name."""
+        """Return the times by name."""
         return {"steps": self.steps, "waiting for input": self.input, "tracing": self.tracing}
 
     def report(self, callbacks: Mapping[str, float]) -> str:
-        """One line of shares, given the seconds that each callback took, by name, the longest first."""
+        """Return a line with the shares of the time.
+
+        Args:
+            callbacks: the seconds that each callback took, by name, the longest first.
+        """
         total = max(self.clock() - self.began, 1e-9)
         steps = f"training {self.steps / total:.0%}"
         if self.input > _NAMED_SHARE * total:
             steps += f" (input {self.input / total:.0%})"
-        others = {"compiling": self.tracing, **dict(islice(callbacks.items(), 1))}  # run.json has all of them
+        others = {"compiling": self.tracing, **dict(islice(callbacks.items(), 1))}  # run.json has all callbacks
         named = {name: taken for name, taken in others.items() if taken > _NAMED_SHARE * total}
         shares = [f"{name} {taken / total:.0%}" for name, taken in named.items()]
         rest = total - self.steps - sum(named.values())

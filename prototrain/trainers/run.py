@@ -1,4 +1,4 @@
-"""One `train()` in its experiment directory: the lock, train.log, run.json, checkpoints, and resuming from one."""
+"""A run in its experiment directory: the lock, train.log, run.json, checkpoints and resuming."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """Connects a trainer with its experiment directory during one `train()`.
+    """Connects a trainer with its experiment directory during one call of `train()`.
 
-    Nothing in the directory changes before `accept`, so that a refused run leaves it as it was.
+    Nothing in the directory changes before `accept`, so a rejected run leaves it untouched.
 
     Args:
         trainer: the trainer whose state is saved and restored.
 
     Attributes:
-        stopped_by: why the run ends before its last step, if it does.
-        checkpoint: the checkpoint that it resumed from, or None.
-        began_at: the number of completed steps at its start.
-        is_accepted: whether the run has begun to write into the directory.
-        is_rejected: whether the state must not be resumed from; it is saved aside then.
-        max_to_keep: how many checkpoints stay, or None for all; a `ModelSaver` sets it.
-        finite: which variables may be NaN or infinite in a run with `StopOnNaN`.
+        stopped_by: the reason why the run ended before its last step, or None.
+        checkpoint: the checkpoint that the run resumed from, or None.
+        began_at: the number of completed steps at the start of the run.
+        is_accepted: whether the run has started to write into the directory.
+        is_rejected: whether no run may resume from the state. It is then saved as ``failed-<step>``.
+        max_to_keep: the number of checkpoints to keep, or None for all; a `ModelSaver` sets it.
+        finite: records which variables may be NaN or infinite in a run with `StopOnNaN`.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -71,19 +71,19 @@ class Run:
         self.finite = FiniteState()
         self._outcome = Outcome("running")
         self._record: RunRecord | None = None
-        self._sources: dict[str, str] = {}  # digests of the files that copies are kept of
-        self._facts: Facts = {}  # what checkpoints record of what the run is made from
+        self._sources: dict[str, str] = {}  # digests of the copied source files
+        self._facts: Facts = {}  # recorded in every checkpoint
         self._fresh = False
         self.is_accepted = False
-        self._unwritten: list[str] = []  # lines for train.log until then
+        self._unwritten: list[str] = []  # lines for train.log before the run is accepted
         self._said: set[str] = set()
         self._has_failed_to_upload = False
         self._looked_at = 0.0
         self._protected: dict[str, int | None] = {}
-        self._registered: set[str] = set()  # variables in the trainer's state when the run began
+        self._registered: set[str] = set()  # variables in the trainer's state at the start of the run
         self._sets_aside = False
         self._broken: list[Path] = []  # checkpoints to set aside once the run is accepted
-        self._resumed: list[str] = []  # the line "start"
+        self._resumed: list[str] = []  # parts of the row "start"
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
 
@@ -91,14 +91,15 @@ class Run:
 
     @contextmanager
     def lasting(self, *, fresh: bool) -> Iterator[None]:
-        """Context manager around a run: locks the directory, records how the run ends, and unlocks.
+        """Context manager around a run: locks the directory, records the outcome, and unlocks the directory.
 
         Args:
             fresh: delete everything in the directory when the run is accepted.
 
         Raises:
-            ExperimentError: another run has the directory, or it is not an experiment's.
-            OutOfMemoryError: the run needs more memory than there is.
+            ExperimentError: another run uses the directory, it is not an experiment directory, or `fresh` is set and
+                the trainer has already completed steps.
+            OutOfMemoryError: the run ran out of memory.
         """
         trainer, experiment = self._trainer, self._own_experiment
         if fresh and trainer.global_step:
@@ -136,7 +137,7 @@ class Run:
             log(stale)
 
     def accept(self) -> None:
-        """Begin to write into the directory, first what has been said so far: the run may start or resume."""
+        """Accept the run and start to write into the directory, including the lines logged so far."""
         trainer, experiment = self._trainer, self._own_experiment
         self._facts = trainer._facts()
         if self.checkpoint is not None:
@@ -149,7 +150,7 @@ class Run:
                     experiment.delete()
             config = self.config()
             with announcing("noting what the run is made from", trainer.log):
-                # The other facts are in environment.json and config.json.
+                # Other files in the directory already have these facts.
                 known = ("config", "versions", "devices", "trainer", "callbacks")
                 experiment.write_start(
                     config=config,
@@ -171,7 +172,7 @@ class Run:
             remote.begin(trainer.log)
 
     def _tidy(self) -> None:
-        """Delete what unfinished saves have left, and set aside the checkpoints that the run does not resume from."""
+        """Delete the remains of unfinished saves, and move checkpoints that the run does not resume from."""
         self.checkpoints.sweep()
         for path in self._broken:
             self.checkpoints.set_aside(path)
@@ -181,13 +182,13 @@ class Run:
 
     def _end(self, error: BaseException | None) -> None:
         self._outcome = self._outcome_of(error)
-        if isinstance(error, Exception):  # the caller shows the short form
+        if isinstance(error, Exception):  # the caller prints a short message
             self.log_to_file("".join(traceback.format_exception(error)))
         self._unwritten = []
         if self._trainer.experiment is None:
             return
         self.wait()
-        self._writer.shutdown()  # its thread would stay as long as the trainer
+        self._writer.shutdown()  # otherwise the thread would live as long as the trainer
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         if self.is_accepted and not self.directory_is_gone():
             if self._record is not None:
@@ -202,23 +203,23 @@ class Run:
         """The experiment, if this process writes it."""
         return self._trainer.experiment if self._trainer.is_chief else None
 
-    # -- what is said -------------------------------------------------------------------------------------------------
+    # -- logging ------------------------------------------------------------------------------------------------------
 
     def log(self, text: str) -> None:
-        """Print a line, or several, past a progress bar if there is one, and add it to the experiment's train.log."""
-        # A disk that is full must not end the run, least of all by the line that reports it.
+        """Print one or more lines, without breaking a progress bar, and append them to the experiment's train.log."""
+        # A full disk must not end the run.
         with suppress(OSError):
             tqdm.write(printable(text))
         self.log_to_file(text)
 
     def say_once(self, text: str) -> None:
-        """Print a line that this object has not printed before; see `log`."""
+        """Log a line, unless this method has logged it before."""
         if text not in self._said:
             self._said.add(text)
             self._trainer.log(text)
 
     def log_to_file(self, text: str) -> None:
-        """Add lines to train.log, as soon as the run is accepted."""
+        """Append lines to train.log, or keep them until the run is accepted."""
         experiment = self._own_experiment
         if not self.is_accepted:
             self._unwritten.append(text)
@@ -228,16 +229,16 @@ class Run:
                 with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write(printable(text) + "\n")
 
-    # -- run.json, and the copy at a URL ------------------------------------------------------------------------------
+    # -- run.json and uploads -----------------------------------------------------------------------------------------
 
     def note(self, **facts: Any) -> None:
-        """Note facts of this attempt in run.json, as attributes of `Attempt`."""
+        """Record facts of this attempt in run.json, as attributes of `Attempt`."""
         if self._record is not None:
             self._record.note(**facts)
 
     @property
     def outcome(self) -> Outcome:
-        """How the run ended, as run.json has it; "running" before `after_train`."""
+        """The outcome of the run, as in run.json; "running" before `after_train`."""
         callbacks = self._trainer.callbacks
         if self._outcome.state != "running" or not callbacks.has_ended:
             return self._outcome
@@ -246,7 +247,7 @@ class Run:
     def _outcome_of(self, error: BaseException | None) -> Outcome:
         if isinstance(error, Exception):
             return Outcome("failed", in_one_line(error))
-        if (signum := self._trainer.stop.signum) is not None:  # it is raised as the run's last act
+        if (signum := self._trainer.stop.signum) is not None:  # `train` raises its exception at the very end
             return Outcome("interrupted", signal.Signals(signum).name)
         return Outcome("finished", self.stopped_by) if error is None else Outcome("interrupted", in_one_line(error))
 
@@ -255,10 +256,10 @@ class Run:
         return None if self._own_experiment is None else self._own_experiment.remote
 
     def upload(self) -> None:
-        """Upload what is left of a run at a URL, while signals are still handled.
+        """Upload the remaining files of a run at a URL, while signals are still handled.
 
         Raises:
-            StorageError: the storage cannot be reached; the message says where everything is.
+            StorageError: the storage cannot be reached; the message names the local copy.
             ExperimentError: another run has taken over.
         """
         if self._remote is not None and self.is_accepted and not self.directory_is_gone():
@@ -268,7 +269,7 @@ class Run:
             self._upload_rest(sys.exception())
 
     def _upload_rest(self, error: BaseException | None) -> None:
-        """Upload all that is left; if the run fails with an error already, a failure of this is only logged."""
+        """Upload the remaining files. If the run has already failed, a failed upload is only logged."""
         if self._remote is None:
             return
         is_again, self._has_failed_to_upload = self._has_failed_to_upload, False
@@ -282,16 +283,19 @@ class Run:
                 self.log(f"WARNING: {failure}")
 
     def directory_is_gone(self) -> bool:
-        """Whether the directory was deleted or moved during the run."""
+        """Return whether the directory was deleted or moved during the run."""
         experiment = self._trainer.experiment
         return experiment is not None and experiment.is_gone()
 
     def check(self, now: float) -> None:
-        """Check what may fail while steps are made; cheap. `now` is the time in seconds.
+        """Check between steps that the run can continue. This is cheap.
+
+        Args:
+            now: the time in seconds.
 
         Raises:
             ExperimentError: the directory was deleted, moved or replaced.
-            NonFiniteError: what was to be saved last is not finite.
+            NonFiniteError: the state of the last save is not finite.
         """
         writing = self._writing
         if writing is not None and writing.done() and isinstance(writing.exception(), NonFiniteError):
@@ -303,7 +307,7 @@ class Run:
                 self._remote.check()
 
     def require_directory(self) -> None:
-        """Check that the directory is still there; raises an ExperimentError otherwise."""
+        """Raise an ExperimentError if the directory was deleted or moved."""
         if self.directory_is_gone():
             raise ExperimentError(
                 f"the experiment directory {self._trainer.experiment} was deleted or moved during the run, "
@@ -312,7 +316,7 @@ class Run:
 
     @property
     def next_boundary(self) -> int:
-        """The last step of the present epoch, or of the run, if that comes first."""
+        """The last step of the current epoch, or of the run, whichever comes first."""
         trainer = self._trainer
         return min(trainer.epoch_num * trainer.steps_per_epoch, trainer.total_steps)
 
@@ -325,24 +329,27 @@ class Run:
         return Checkpoints(experiment.checkpoints, self._trainer.log, run_id=experiment.run_id)
 
     def protect(self, who: str, step: int | None) -> None:
-        """Keep the checkpoint of a step from being deleted, instead of the one that `who` has named before."""
+        """Protect a step's checkpoint from deletion. It replaces the step that `who` protected before."""
         self._protected[who] = step
 
     def prune(self) -> None:
-        """Delete all but the newest `max_to_keep` checkpoints and the protected ones; none without a `ModelSaver`."""
+        """Delete all but the newest `max_to_keep` checkpoints and the protected ones.
+
+        Without a `ModelSaver`, all checkpoints are kept.
+        """
         if self.max_to_keep is not None:
             self.checkpoints.prune(self.max_to_keep, protected=self.protected_steps)
 
     @property
     def protected_steps(self) -> set[int]:
-        """The steps whose checkpoints must stay."""
+        """The steps whose checkpoints must not be deleted."""
         return {step for step in self._protected.values() if step is not None}
 
     def start_save(self) -> Callable[[], Path]:
-        """Begin to write a checkpoint, see `Trainer.save`; training can continue while the rest is written.
+        """Start to write a checkpoint in another thread; see `Trainer.save`. Training can continue meanwhile.
 
         Returns:
-            a function that waits until it is written and returns the directory.
+            a function that waits until the checkpoint is written and returns its directory.
         """
         trainer, record, remote = self._trainer, self._record, self._remote
         with trainer.stop.uninterrupted():
@@ -373,20 +380,20 @@ class Run:
             raise NonFiniteError(f"{error}; {self.resume_point()}") from None
 
     def reject_state(self) -> None:
-        """Save the trainer's state aside from now on, since a run must not resume from it."""
+        """Mark the trainer's state as one that no run may resume from; later saves go to ``failed-<step>``."""
         self.is_rejected = True
 
     @property
     def state_is_sound(self) -> bool:
-        """Whether a run may resume from the trainer's state: no step is half-done, and it was not rejected."""
+        """Whether a run may resume from the trainer's state: the last step is complete, and the state not rejected."""
         return self._trainer.step_is_whole and not self.is_rejected
 
     def wait(self) -> None:
-        """Wait until nothing is being written; a failure is raised by the function that `start_save` returned."""
+        """Wait until no checkpoint is being written. The function that `start_save` returned raises its errors."""
         wait([] if self._writing is None else [self._writing])
 
     def resume_point(self) -> str:
-        """The checkpoint that a resume would use, in words."""
+        """Return a phrase that describes where a resume would continue."""
         if self._trainer.experiment is None:
             return "there is no experiment directory to resume from"
         self.wait()
@@ -395,7 +402,7 @@ class Run:
         return f"a resume continues from {found}"
 
     def save_as_asked(self) -> None:
-        """Write a checkpoint because a signal has asked for it, and log it; of several workers, the chief does."""
+        """Write and log the checkpoint that a signal asked for. Only the chief worker does this."""
         trainer = self._trainer
         if not trainer.is_chief:
             return
@@ -422,7 +429,7 @@ class Run:
             "values": entries.values(),
             "callbacks": encode(trainer.callbacks.state_dict(), "the callbacks' state", loose=True),
             "monitors": trainer.monitors.state_dict(),
-            # Callbacks that a stop has kept from this step read them after the resume.
+            # If a stop came before this step's callbacks, they run after the resume and read these outputs.
             "outputs": encode(trainer.outputs, "what run_step() returned", loose=True),
             "random": random_state(),
             "facts": self._facts,
@@ -439,14 +446,14 @@ class Run:
     # -- resuming -----------------------------------------------------------------------------------------------------
 
     def restore(self, resume: bool) -> None:
-        """Restore the newest checkpoint; without `resume`, older ones are set aside.
+        """Restore the newest checkpoint. Without `resume`, checkpoints are moved away when the run is accepted.
 
-        A trainer that is already ahead of its newest checkpoint, because `train` is called a second time, continues
-        from where it is; after a step that failed half-done, from that checkpoint.
+        If `train` is called again and the trainer is ahead of its newest checkpoint, it continues from its current
+        state. After a step that failed halfway, it continues from the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoints are damaged or do not fit, or the one that is needed does not exist; or
-                something in the trainer's state cannot be saved.
+            CheckpointError: the checkpoints are damaged or do not fit, a required checkpoint does not exist, or an
+                entry of the trainer's state cannot be saved.
         """
         trainer, experiment = self._trainer, self._trainer.experiment
         resume = resume and not self._fresh
@@ -463,7 +470,7 @@ class Run:
             trainer.log(f"StopOnNaN: {in_words(found)} from the start and left alone")
         if experiment is None:
             return
-        entries.values()  # which fails for what no checkpoint could hold
+        entries.values()  # raises an error for entries that cannot be saved
         self._registered = set(entries.variables)
         if not resume:
             self._sets_aside = not self._fresh
@@ -481,7 +488,7 @@ class Run:
         trainer.stop.check()
 
     def _check_past(self) -> None:
-        """Fail if earlier checkpoints of the run are gone; warn if an earlier attempt has left none."""
+        """Raise an error if earlier checkpoints of the run are gone; warn if an earlier attempt saved none."""
         experiment = self._trainer.require_experiment("resuming")
         past = read_past(experiment.record, experiment.metrics)
         if past is None:
@@ -496,10 +503,10 @@ class Run:
         self.log(f"WARNING: the attempt before {came} and left no checkpoint: the run begins again at step 0{rows}")
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        """Restore all of a checkpoint or, if something in it does not fit, nothing."""
+        """Restore a checkpoint completely or, if a part of it does not fit, not at all."""
         trainer, meta = self._trainer, checkpoint.meta
         before = trainer.global_step, trainer.epoch_num, trainer.outputs, trainer.step_is_whole
-        # An epoch's last step belongs to that epoch.
+        # The last step of an epoch belongs to that epoch, not to the next one.
         epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
         try:
             with (
@@ -520,23 +527,23 @@ class Run:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Context manager that undoes what is changed inside of restored state: the checkpoint has those changes."""
+        """Context manager that reverts changes to the restored state, which already includes them."""
         with random_state_kept(), StateEntries(self._trainer.state).kept():
             yield
 
     def resume_line(self) -> str:
-        """The line "start": the step of the resume, the data position, and what has changed since."""
+        """Return the row "start": the step of the resume, the data position, and changes since the checkpoint."""
         return "; ".join(self._resumed)
 
     # -- StopOnNaN ----------------------------------------------------------------------------------------------------
 
     def find_not_finite(self) -> str | None:
-        """What in the trainer's state is not finite and should be, in words."""
+        """Return a phrase that names the variables that are not finite and should be, or None."""
         found = self.finite.find(StateEntries(self._trainer.state).variables)
         return in_words(found) if found else None
 
     def _check_is_finite(self, checkpoint: Checkpoint) -> None:
-        """Check the variables of a checkpoint that are about to be restored."""
+        """Raise a CheckpointError if a variable to be restored is not finite."""
         if not self._trainer.check_finite or not checkpoint.meta["variables"]:
             return
         own = StateEntries(self._trainer.state).variables
@@ -548,10 +555,10 @@ class Run:
                 "named by StopOnNaN(ignore=...)"
             )
 
-    # -- what checkpoints and run.json record -------------------------------------------------------------------------
+    # -- facts for checkpoints and run.json ---------------------------------------------------------------------------
 
     def config(self) -> Config | None:
-        """A copy of the trainer's config, with the length that `train` was given."""
+        """Return a copy of the trainer's config with the length that was passed to `train`."""
         trainer = self._trainer
         if trainer.config is None:
             return None
@@ -564,7 +571,7 @@ class Run:
         return config
 
     def facts(self) -> Facts:
-        """What a checkpoint of any trainer records; see `Trainer._facts`."""
+        """Return the facts that checkpoints of all trainers record; see `Trainer._facts`."""
         config, trainer = self.config(), self._trainer
         return {
             "config": {} if config is None else config.facts(),
@@ -578,7 +585,7 @@ class Run:
 
 @contextmanager
 def _explain_oom(trainer: Trainer) -> Iterator[None]:
-    """Turn an error that a lack of memory has led to into one line: what was asked for, and where a resume starts."""
+    """Turn out-of-memory errors into one line that names the allocation and where a resume continues."""
     try:
         yield
     except Exception as error:

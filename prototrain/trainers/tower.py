@@ -1,4 +1,4 @@
-"""Trainers whose iteration is a TensorFlow graph on one tower or several."""
+"""Trainers that run each iteration as a TensorFlow graph on one or more towers."""
 
 from __future__ import annotations
 
@@ -63,34 +63,36 @@ GradientsAndVariables = list[tuple[Any, tf.Variable]]
 class TowerTrainer(Trainer):
     """Builds a model once per tower and trains it with many steps per compiled call.
 
-    Override `train_step` to change what one traced iteration does with one tower's batch and keep the compiled call;
-    override `run_step` to do each iteration in Python.
+    Override `train_step` to change the traced computation for one tower's batch; steps are still compiled. Override
+    `run_step` to run each iteration in Python.
 
     Args:
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
-        experiment: the directory of the run, if it is to leave anything behind.
-        placement: the towers; one on the default device if None.
+        experiment: the experiment directory, or its path. Without one the trainer writes no files.
+        placement: the towers; one tower on the default device if None.
 
     Attributes:
-        model, config: what was given.
+        model, config: the model and its config.
         built: the model on its towers, see `BuiltModel`.
-        placement: the towers; `strategy` is TensorFlow's part of it, `towers` their number.
+        placement: the towers; `strategy` is its TensorFlow strategy, `towers` the number of towers.
         data: the training data and its position.
-        datasets: everything that the model's `datasets` returned, by name.
-        variables: the model's variables by name; `trainable` and `decayed` are the chosen ones among them.
+        datasets: the datasets of the model, by name.
+        variables: the model's variables by name; `trainable` and `decayed` are the subsets that are trained and
+            decayed.
         optimizer: the Keras optimizer that `train_step` uses.
-        gradient_processors: functions from and to a list of (gradient, variable), applied in order before an update.
+        gradient_processors: functions from a list of (gradient, variable) to such a list, applied in order before an
+            update.
 
     Raises:
-        ModelError, DataError, ConfigError: the model does not keep to the protocol.
+        ModelError, DataError, ConfigError: the model breaks the model protocol.
     """
 
     takes_towers = False  # whether the constructor has an argument `towers`
-    measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
-    repeats_data = True  # whether training data is read again from its end, or ends the training
+    measures_xla = True  # whether the trainer can time XLA, for ``model.jit_compile = "auto"``
+    repeats_data = True  # whether training data repeats, or its end ends the training
     may_set_trainable = True  # whether `_set_trainable` can be called between two steps
-    continues_from_trained = False  # whether a new trainer may continue from what an earlier one has trained
-    share = Share()  # which of several workers reads the data
+    continues_from_trained = False  # whether a new trainer may continue from weights that an earlier one trained
+    share = Share()  # this worker's share of the data
     config: Config
     datasets: dict[str, tf.data.Dataset]
     _calls: StepCalls | None = None
@@ -155,32 +157,32 @@ class TowerTrainer(Trainer):
     # -- to override --------------------------------------------------------------------------------------------------
 
     def create_optimizers(self) -> None:
-        """Make `self.optimizer` (or several of your own) and register its variables in `state`."""
-        made = self.optimizer  # by an earlier call, for other variables
+        """Create `self.optimizer` and register its variables in `state`. Override this to create other optimizers."""
+        made = self.optimizer  # from an earlier call, for other variables
         if made is None:
             made = make_optimizer(self.config, without_schedule=UNSET_RATE)
-        # One made before knows of a single device only.
+        # An optimizer that was created outside of the strategy has its variables on a single device.
         self.optimizer = equal_optimizer(made) if self.optimizer is not None or tf.distribute.has_strategy() else made
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
     def train(
         self, callbacks: Iterable[Callback] = (), *, resume: bool = True, fresh: bool = False, **options: Any
     ) -> None:
-        """Train, from ``model.weights_load_path`` at the start of a fresh run; see `Trainer.train`."""
+        """Train as `Trainer.train` does. A fresh run first loads ``model.weights_load_path``, if it is set."""
         path = self.config["model.weights_load_path"]
         if (
             path is not None
             and self.counter.step == 0
             and (fresh or not resume or self.experiment is None or not self.run.checkpoints.steps())
         ):
-            self.load_weights(path)  # before anything is written: a missing file must not cost the run that is there
+            self.load_weights(path)  # before anything is deleted: a missing file must not cost the existing run
         super().train(callbacks, resume=resume, fresh=fresh, **options)
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
-        """Do one iteration with one tower's batch; traced.
+        """Run one iteration on one tower's batch. TensorFlow traces this method.
 
-        By default: build, gradients of the loss, of the weight decay and of the layers' losses, processors, guarded
-        update.
+        The default builds the model, computes the gradients of the loss, the weight decay and the layers' losses,
+        applies the gradient processors, and updates the variables.
 
         Args:
             inputs: the tower's batch.
@@ -199,7 +201,7 @@ class TowerTrainer(Trainer):
         return outputs
 
     def _update(self, found: Computed) -> dict[str, tf.Tensor]:
-        """Apply the gradients of one tower's batch, and return its scalars; traced."""
+        """Apply the gradients of one tower's batch and return its scalars. Traced."""
         outputs, gradients = for_all_towers(found, self.placement)
         total = outputs.get("loss_total", outputs["loss"])
         pairs = list(zip(gradients, self.trainable.values(), strict=True))
@@ -207,7 +209,7 @@ class TowerTrainer(Trainer):
         return outputs
 
     def _compute(self, inputs: dict[str, Any], with_xla: bool) -> Computed:
-        """The forward pass of one tower's batch, and the gradients; traced."""
+        """Compute the forward pass and the gradients for one tower's batch. Traced."""
         variables = list(self.trainable.values())
         if not variables:
             raise ModelError("the loss does not depend on any trainable variable: the model has none")
@@ -236,7 +238,7 @@ class TowerTrainer(Trainer):
         return over_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
 
     def _measure(self) -> None:
-        """For ``model.jit_compile = "auto"``, find out whether XLA pays, unless an earlier part of the run has."""
+        """Time XLA for ``model.jit_compile = "auto"``, unless an earlier part of the run did so."""
         if self._trained_before and not self.global_step:
             raise ModelError(
                 f"an earlier trainer of this process has trained {some_of(self._trained_before)}, so this would be no "
@@ -252,7 +254,7 @@ class TowerTrainer(Trainer):
 
             return lambda batch: next(iter(self.placement.local_results(self.placement.run(one_tower, batch))))
 
-        # A callback in every step makes "loop" slow.
+        # "loop" is slow if callbacks run in every step.
         with_loop = self.towers == 1 and not (self.callbacks.watched_names or self.callbacks.each_step)
         with_loop = with_loop and not (self.data.block or self.data.total) and self.data.fits_blocks() is None
         begin, variables = self.times.clock(), variables_in(self.state).values()
@@ -261,49 +263,56 @@ class TowerTrainer(Trainer):
         self._read_blocks()
 
     def _read_blocks(self) -> None:
-        """Have the data read in blocks, if whole calls are compiled."""
+        """Read the data in blocks, if XLA compiles whole calls."""
         if self._xla.in_loop and not self.data.block:
             self.data.use_blocks(block_size(self.data.element_spec))
 
     def run_step(self) -> Mapping[str, Any] | None:
-        """Do one compiled step. An override is called for every step, in Python, instead of it."""
+        """Run one compiled step. An override runs in Python, once per step."""
         while not self._run_compiled(1):
-            pass  # a pass over the data ended, and the next one has begun
+            pass  # a pass over the data has ended, and the next one begins
         return self.outputs
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
-        """The model's datasets; the training batches hold `global_batch` examples for all towers."""
+        """Return the model's datasets. A training batch holds `global_batch` examples, for all towers together."""
         return datasets_of(self.model, self.share)
 
     @property
     def global_batch(self) -> int:
-        """Examples of one step, over all towers."""
+        """The number of examples in one step, over all towers."""
         return int(self.config["model.batch_size"])
 
     @classmethod
     def prepare(cls, timeout: float | None = None) -> None:
-        """Do what must come before TensorFlow starts; the command line calls it before it imports the model.
+        """Prepare the process before TensorFlow starts. The command line calls this before it imports the model.
 
         Args:
-            timeout: seconds to wait for other processes, as ``trainer.cluster_timeout`` says.
+            timeout: seconds to wait for other processes, see ``trainer.cluster_timeout``.
         """
 
     @classmethod
     def give_up(cls, error: BaseException) -> None:
-        """Tell other processes, if there are any, what this one ends with; the command line calls it."""
+        """Report the error that ends this process to the other processes, if any. The command line calls this."""
 
     @classmethod
     def leads(cls) -> bool:
-        """Whether a trainer made in this process would be the chief."""
+        """Return whether a trainer in this process would be the chief."""
         return True
 
     # -- for train_step -----------------------------------------------------------------------------------------------
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Build one tower, with the variables that all towers and modes share.
+        """Build the model on one tower. All towers and modes share its variables.
 
-        If the model returns a "loss_weight" for training, it applies to the scalars that `train_step` returns and to
-        the gradients in the next `apply_gradients`: their means over the towers are weighted by it.
+        If the model returns a "loss_weight" for training, it weights the towers when the scalars of `train_step` and
+        the gradients of the next `apply_gradients` are averaged.
+
+        Args:
+            inputs: the tower's batch.
+            train_phase: whether the model is built for training.
+
+        Returns:
+            tensors by name.
         """
         net = self.built.build(inputs, train_phase)
         trace = tower_trace()
@@ -313,12 +322,15 @@ class TowerTrainer(Trainer):
         return net
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
-        """Gradients of a loss; under the policy ``mixed_float16`` it is scaled while they are computed.
+        """Compute the gradients of a loss. Under the policy ``mixed_float16``, the loss is scaled meanwhile.
 
         Args:
-            tape: has recorded the loss.
+            tape: the tape that recorded the loss.
             loss: a scalar.
-            variables: with respect to which.
+            variables: the variables to differentiate with respect to.
+
+        Returns:
+            a gradient for each variable, or None where the loss does not depend on it.
         """
         self._used.add("model.mixed_precision")
         if self.loss_scale is None:
@@ -326,19 +338,19 @@ class TowerTrainer(Trainer):
         return self.loss_scale.gradients(tape, loss, variables)
 
     def weight_decay_loss(self) -> tf.Tensor:
-        """What the decaying variables add to the loss.
+        """Compute the weight decay that is added to the loss, a float32 scalar.
 
-        ``model.weight_decay.value`` times the sum of their squares, halved, and ``model.weight_decay.l1`` times the sum
-        of their absolute values.
+        This is ``model.weight_decay.value`` times half the sum of squares of the decayed variables, plus
+        ``model.weight_decay.l1`` times the sum of their absolute values.
         """
         self._used.add("model.weight_decay")
         return tf.add_n([tf.constant(0.0), *decay_losses(self.config, self.decayed.values()).values()])
 
     def _added_losses(self) -> dict[str, tf.Tensor]:
-        """The terms that are added to the model's loss, by name."""
+        """Return the terms that are added to the model's loss, by name."""
         self._used.add("model.weight_decay")
         found = decay_losses(self.config, self.decayed.values())
-        if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass has another decay
+        if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass defines another decay
             found["loss_l2"] = self.weight_decay_loss() - found.get("loss_l1", 0.0)
         if (of_layers := self.built.layer_loss()) is not None:
             found["loss_layers"] = of_layers
@@ -352,17 +364,18 @@ class TowerTrainer(Trainer):
         optimizer: keras.optimizers.Optimizer | None = None,
         when: tf.Tensor | bool | None = None,
     ) -> None:
-        """Average gradients over the towers, by the "loss_weight" if there is one, process them, and update variables.
+        """Average gradients over the towers, process them, and update the variables.
 
-        With `check_finite` nothing is updated when the loss, a gradient or the rate is not finite in any tower. Rows
-        of a sparse gradient that belong to one index are added up first.
+        A "loss_weight" of the model weights the average. Rows of a sparse gradient with the same index are summed
+        first. With `check_finite`, no variable is updated if the loss, a gradient or the learning rate is not finite
+        in any tower.
 
         Args:
             gradients_and_variables: pairs; a variable whose gradient is None is left out.
-            loss: what the gradients are of, a scalar.
-            optimizer: `self.optimizer` if None.
-            when: a scalar bool that is the same in all towers: whether to update in this step; always if None. Where
-                it is false, the optimizer's `iterations` stay as they are too.
+            loss: the scalar loss that the gradients belong to.
+            optimizer: the optimizer to update with; `self.optimizer` if None.
+            when: a scalar bool, the same in all towers: whether to update in this step. If it is false, the
+                optimizer's `iterations` do not change either. None updates in every step.
 
         Raises:
             ModelError: the list is empty, no variable has a gradient, or the call is inside a `tf.cond` or a loop.
@@ -382,15 +395,16 @@ class TowerTrainer(Trainer):
     def register_optimizer(
         self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
     ) -> None:
-        """Have the variables of an optimizer saved as ``<name>/...``.
+        """Save the variables of an optimizer in checkpoints, as ``<name>/...``.
 
         Args:
-            name: unique among the trainer's optimizers.
-            optimizer: is built already if there are no `variables`.
-            variables: those of the model that it is to be built for.
+            name: a name that is unique among the trainer's optimizers.
+            optimizer: the optimizer; it must be built if `variables` is None.
+            variables: the model's variables to build the optimizer for.
 
         Raises:
-            ConfigError: it accumulates gradients over steps, with several towers.
+            ConfigError: the optimizer accumulates gradients over steps, and there are several towers; or it has an
+                argument that only Keras's `fit` supports.
         """
         self._optimizers.register(name, optimizer, variables)
 
@@ -398,18 +412,18 @@ class TowerTrainer(Trainer):
 
     @property
     def calls(self) -> StepCalls:
-        """The compiled calls of the present run."""
+        """The compiled calls of the current run."""
         if self._calls is None:
             self._calls = self.make_calls()
         return self._calls
 
     def _forget_calls(self) -> None:
-        """Have the step traced again: for the callbacks of the next run, or for other trained weights."""
+        """Trace the step again, for the callbacks of the next run or after the trained weights have changed."""
         self._calls = None
         self._is_traced = False
 
     def _run_compiled(self, n: int) -> int:
-        """Do up to `n` steps in one compiled call; returns 0 at the end of a pass over the data, or at a stop."""
+        """Run up to `n` steps in one compiled call; return 0 at the end of a pass over the data, or at a stop."""
         if not self.data.catch_up(self.should_stop):
             return 0
         calls, start = self.calls, self.counter.step
@@ -418,7 +432,7 @@ class TowerTrainer(Trainer):
         else:
             result = calls.run(start, n)
         failed = result.error is not None
-        # A call that failed has read at least one batch more than it trained on.
+        # A failed call has read at least one more batch than it trained on.
         self.data.count(result.steps, reads_ahead=failed)
         # Within a user's `run_step` the step may not be complete yet.
         is_whole = result.is_whole if failed else self.is_compiled
@@ -438,7 +452,7 @@ class TowerTrainer(Trainer):
         return result.steps
 
     def make_calls(self) -> StepCalls:
-        """Make the compiled calls for the callbacks of the present run."""
+        """Create the compiled calls for the callbacks of the current run."""
         if self._xla.in_loop:
             return XlaLoop(step_plan(self, may_fail=False, may_be_watched=False))
         return CompiledCalls(step_plan(self), self._stop_variable)
@@ -449,7 +463,7 @@ class TowerTrainer(Trainer):
 
     @property
     def has_own_train_step(self) -> bool:
-        """Whether a subclass has replaced what an iteration does."""
+        """Whether a subclass overrides `train_step`."""
         return type(self).train_step is not TowerTrainer.train_step
 
     def run_steps(self, n: int) -> int:
@@ -462,7 +476,7 @@ class TowerTrainer(Trainer):
             return self._run_compiled(n)
 
     def _say_of_unused(self) -> None:
-        """Name the keys that are set and that the step has not used."""
+        """Warn about config keys that are set but not used by the step."""
         own = "run_step" if not self.is_compiled else "train_step"
         unread = [key for key in self.config.unread() if not key.startswith(OF_STEP)]
         if unread:
@@ -471,10 +485,10 @@ class TowerTrainer(Trainer):
             self.run.say_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
 
     def check_rate(self) -> None:
-        """Check ahead of the first step, when callbacks have set what they set, that there is a learning rate.
+        """Check before the first step, after the callbacks' setup, that the learning rate is set.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: neither the config nor a callback sets it.
         """
         if self.counter.step == self.run.began_at:
             unused = check_rate(self.config, self.optimizer, self.callbacks)
@@ -484,11 +498,11 @@ class TowerTrainer(Trainer):
     def _say_of_gradients(self) -> None:
         for line in self._notes.lines(self.gradient_processors):
             self.run.say_once(line)
-        if self.is_compiled:  # a step in Python may use at its end what it has not used yet
+        if self.is_compiled:  # a step in Python may still use some keys later
             self._say_of_unused()
 
     def should_stop(self) -> bool:
-        """Whether the compiled steps are to end, because a stop was requested."""
+        """Return whether compiled steps must end because a stop was requested."""
         return self.stop.signum is not None and self.is_compiled
 
     def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
@@ -496,7 +510,7 @@ class TowerTrainer(Trainer):
             max_epoch = self.config["model.num_epochs"]
             max_steps = self.config["model.num_steps"] if max_epoch is None else None
             if max_epoch is not None and steps_per_epoch is None:
-                self.config.total_steps()  # which raises an error if that is not known
+                self.config.total_steps()  # raises an error if the number of steps is unknown
         if steps_per_epoch is None:
             steps_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality or max_steps or None
         self.config.batches_per_epoch = steps_per_epoch
@@ -511,10 +525,10 @@ class TowerTrainer(Trainer):
         self._has_trained = True
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._read_blocks()
-        self._forget_calls()  # traced callbacks belong to one list
-        # A step in Python is a call of one step, which is as short as it can be.
+        self._forget_calls()  # the calls contain the callbacks of one run
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
         try:
+            # A step in Python needs no stop variable, since `run_steps` checks for a stop after each step.
             with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
                 yield
             if not self.is_compiled:
@@ -525,14 +539,18 @@ class TowerTrainer(Trainer):
             layers.reset_trainable()
 
     def _choose_trained(self) -> None:
-        """Adopt what is trainable now: layers may have been frozen or unfrozen."""
+        """Update the trained variables, since layers may have been frozen or unfrozen."""
         if self.built.choose_trained():
             self.trainable, self.decayed = self.built.trainable, self.built.decayed
             with self.placement.scope(), self._optimizers.renewed():
                 self.create_optimizers()
 
     def _weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
-        """The weights that `_set_trainable` would change; a CallbackError if there are none or it cannot."""
+        """Return the weights that `_set_trainable` would change.
+
+        Raises:
+            CallbackError: no weight matches, or this trainer cannot change what it trains during a run.
+        """
         if not self.may_set_trainable:
             raise CallbackError(
                 f"{who}: {type(self).__name__} cannot change what it trains during a run; set `trainable` of the "
@@ -544,7 +562,7 @@ class TowerTrainer(Trainer):
         """Freeze or unfreeze weights from the next step to the end of the run; for `SetTrainable`.
 
         Returns:
-            how many variables were trained before, and how many are from now on.
+            the number of trained variables before and after the change.
         """
         before = len(self.trainable)
         self.built.layers.set_trainable(regex, value)
@@ -555,10 +573,10 @@ class TowerTrainer(Trainer):
     # -- after training -----------------------------------------------------------------------------------------------
 
     def next_batch(self) -> dict[str, Any]:
-        """Read one batch of training data, for a `run_step` of your own.
+        """Read one batch of training data, for use in an overridden `run_step`.
 
         Raises:
-            StopTraining: there is no more data.
+            StopTraining: the data has ended.
         """
         return self.data.next_batch()
 
@@ -583,29 +601,29 @@ class TowerTrainer(Trainer):
         mismatch: Literal["skip", "error"] = "skip",
         checkpoint: Literal["newest", "best"] = "newest",
     ) -> None:
-        """Take over what matches by name and shape, and print a table of what became of each variable.
+        """Load the weights that match by name and shape, and print a table with the outcome for each variable.
 
-        The best checkpoint gives the weights that were measured: the averages, where `ExponentialMovingAverage` was
-        among the callbacks. Averages of this trainer start again from what was loaded.
+        The best checkpoint provides the weights that were evaluated: the moving averages if
+        `ExponentialMovingAverage` was among the callbacks. Moving averages of this trainer restart from the loaded
+        weights.
 
         Args:
-            source: a dict of arrays, a ``.npz``, an experiment, one of its checkpoints, the prefix of a TensorFlow 1
-                or 2 checkpoint; or a list of these, one after the other; nothing if None;
-                "best" for what `MinSaver` or `MaxSaver` kept in the trainer's own experiment.
-            prefix: with a slash, stands in front of every name of the source.
+            source: a dict of arrays, a ``.npz``, a Keras ``.weights.h5``, an experiment, one of its checkpoints, or the
+                prefix of a TensorFlow 1 or 2 checkpoint; or a list of these, which are loaded in order. "best" is the
+                checkpoint that `MinSaver` or `MaxSaver` kept in the trainer's experiment. None loads nothing.
+            prefix: put before every name of the source, with a slash.
             ignore: regular expressions for whole names of the model's variables, which keep their values.
-            names: a dict, or a function, from a name in the source to that in the model (None leaves it out).
-            mismatch: "error" if no shape may differ; by default the table says which do.
-            checkpoint: which one of an experiment, the newest or the best.
+            names: a dict or a function from a name in the source to the name in the model; None skips the name.
+            mismatch: "error" to raise an error if a shape differs, "skip" to keep the variable's value.
+            checkpoint: which checkpoint of an experiment to load, "newest" or "best".
 
         Raises:
-            CheckpointError: there is nothing readable, it is damaged, or nothing in it matches; no variable has
-                changed.
+            CheckpointError: the source cannot be read, is damaged, or matches no variable; no variable has changed.
         """
         if checkpoint not in ("newest", "best"):
             raise CheckpointError(f"load_weights: checkpoint must be 'newest' or 'best', not {checkpoint!r}")
         options: dict[str, Any] = {"prefix": prefix, "ignore": ignore, "names": names, "mismatch": mismatch}
-        if checkpoint == "best" or source == "best":  # with the averages, which were measured
+        if checkpoint == "best" or source == "best":  # the moving averages were evaluated, if there are any
             options["prepare"] = lambda saved: {**saved, **averaged_weights(saved)}
         if source == "best":
             source, checkpoint = best_checkpoint(self.require_experiment("load_weights('best')")), "newest"
@@ -616,11 +634,15 @@ class TowerTrainer(Trainer):
             with announcing(f"taking over weights{where}", self.log):
                 table = self.built.load_weights(one, **options)
             self.log(table)
-        for name, average in averaged_weights(self.state).items():  # which begin again with what was loaded
+        for name, average in averaged_weights(self.state).items():  # restart from the loaded weights
             average.assign(self.variables[name])
 
     def dump_weights(self, path: str | Path) -> None:
-        """Write all variables of the model into a ``.npz`` by name; `load_weights` and `numpy.load` read it."""
+        """Write all variables of the model to a ``.npz`` by name. `load_weights` and `numpy.load` can read it.
+
+        Raises:
+            CheckpointError: the path does not end with ``.npz``, or the file cannot be written.
+        """
         dump_weights(self.variables, path)
 
     @property
@@ -635,7 +657,7 @@ class TowerTrainer(Trainer):
 
     @property
     def keras_layers(self) -> dict[str, keras.layers.Layer]:
-        """The Keras layers that `build` makes or calls, by name."""
+        """The Keras layers that `build` creates or calls, by name."""
         return self.built.keras_layers
 
     def _fitted_to(
@@ -647,7 +669,7 @@ class TowerTrainer(Trainer):
         weights = self.built.frozen | dict.fromkeys(self.trainable, True)
         return self._optimizers.fitted_to(saved, weights, made_with)
 
-    # -- what it says of itself ----------------------------------------------------------------------------------------
+    # -- description and recorded facts --------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
         batch = self.global_batch
@@ -669,7 +691,7 @@ class TowerTrainer(Trainer):
         return layer_table(self.variables, self.trainable), str(everything)
 
     def _after_restore(self) -> list[str]:
-        self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
+        self.data.catch_up(lambda: self.stop.signum is not None)  # may find that the data does not repeat itself
         return [f"data: {self.data.mode}", *([] if self.data.caveat is None else [self.data.caveat])]
 
     def _sources(self) -> list[Path]:
@@ -691,16 +713,16 @@ class TowerTrainer(Trainer):
         return {**found, **model, "modules": modules, "towers": getattr(self, "devices", None)}
 
     def _look_at_data(self, built: BuiltModel) -> None:
-        """Check, before the model is built on the data, that its batches have ``model.batch_size`` examples."""
+        """Check, before the model is built, that the batches have ``model.batch_size`` examples."""
         expected = self.global_batch * self.placement.parts // self.placement.towers
         built.data.require_batch_size(expected, self.config["model.batch_size"])
 
     def _check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Check that nothing of an optimizer is without effect in this trainer."""
+        """Check that every argument of an optimizer has an effect in this trainer."""
         check_acts(optimizer)
 
     def _check_trainable(self, net: Any) -> None:
-        """Check that `train_step` can train what `build` returned, unless it is a subclass's own."""
+        """Check the result of `build`; the scalars are only checked for the default `train_step`."""
         check_net(net)
         if self.is_compiled and not self.has_own_train_step:
             scalars(net)
@@ -712,7 +734,7 @@ class SimpleTrainer(TowerTrainer):
 
     Args:
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
-        experiment: the directory of the run, if it is to leave anything behind.
+        experiment: the experiment directory, or its path. Without one the trainer writes no files.
     """
 
     def __init__(self, model: ModelProtocol, *, experiment: Experiment | str | Path | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Where XLA is used: nowhere, in the forward pass and the gradients, or for whole calls.
+"""Chooses how XLA is used: not at all, for the forward pass and the gradients, or for whole calls.
 
-XLA pays on some models and costs on others, and on one machine other than on the next, so ``model.jit_compile =
-"auto"`` tries all forms on the first batch. The choice belongs to the run: its checkpoints and run.json have it, since
-random layers may draw other numbers in XLA, and a resumed run must draw the same ones.
+Whether XLA is faster depends on the model and the machine, so ``model.jit_compile = "auto"`` times all forms on the
+first batch. Checkpoints and run.json record the choice: random layers may draw other numbers with XLA, and a resumed
+run must draw the same ones.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Choice = bool | Literal["loop"]
 """False: no XLA. True: the forward pass and the gradients. "loop": whole calls, see `XlaLoop`."""
 
 RECORDED_AS = "jit_compile"  # among the facts of a checkpoint
-MARGIN = 0.05  # a form that is faster by less is not worth the seconds that XLA compiles
-BLOCK = 8  # batches that the timed steps read in turns
-CALL_SECONDS = 0.05  # that a timed call is to take
+MARGIN = 0.05  # a smaller gain is not worth XLA's compile time
+BLOCK = 8  # number of batches that the timed steps cycle through
+CALL_SECONDS = 0.05  # target duration of a timed call
 LONGEST_CALL = 64  # steps
-ROUNDS = 15  # calls of each form that are timed, in turns
-BUDGET = 4.0  # seconds after which slow models are not timed any longer
+ROUNDS = 15  # timed calls of each form
+BUDGET = 4.0  # seconds after which no further round is timed
 _IN_WORDS = {False: "no XLA", True: "XLA for each step", "loop": "XLA for whole calls"}
 Step = Callable[[Any], list[Any]]
 
 
 class XlaChoice:
-    """Says where XLA is used.
+    """The choice of how XLA is used.
 
     Args:
         setting: ``model.jit_compile``.
         log: prints a line for the user.
-        clock: seconds, for measuring.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -54,26 +54,30 @@ class XlaChoice:
 
     @property
     def in_step(self) -> bool:
-        """Whether the forward pass and the gradients are compiled by themselves."""
+        """Whether XLA compiles the forward pass and the gradients of each step."""
         return self._chosen is True
 
     @property
     def in_loop(self) -> bool:
-        """Whether whole calls are compiled."""
+        """Whether XLA compiles whole calls."""
         return self._chosen == "loop"
 
     def recorded(self) -> dict[str, Choice]:
-        """What a checkpoint records of a choice that was measured."""
+        """Return the fact that checkpoints record; empty if the choice was not measured."""
         return {RECORDED_AS: self._chosen} if self.is_measured and self._chosen is not None else {}
 
     def recall(self, facts: Mapping[str, Any]) -> None:
-        """Take over what an earlier part of the run has measured, if it has."""
+        """Restore the choice that an earlier part of the run measured, if any."""
         then = facts.get(RECORDED_AS)
         if self.is_measured and then in (False, True, "loop"):
             self._chosen = then
 
     def leave_off(self, reason: str) -> None:
-        """Choose without having measured."""
+        """Turn XLA off without measuring, unless a choice was made already.
+
+        Args:
+            reason: the reason, for the log.
+        """
         if self._chosen is None:
             self._chosen = False
             self._log(f"model.jit_compile: auto leaves XLA off, because {reason}")
@@ -81,13 +85,13 @@ class XlaChoice:
     def measure(
         self, step: Callable[[bool], Step], batch: Any, *, with_loop: bool, variables: Iterable[Any] = ()
     ) -> None:
-        """Choose what takes the least time, if nothing is chosen yet, and print it.
+        """Time all forms and choose the fastest one, unless a choice was made already. Log the result.
 
         Args:
-            step: makes the step to be timed, with XLA or without; from a batch to tensors; traced.
-            batch: what it is called with.
+            step: returns the step to time, with XLA if its argument is true: a traced function from a batch to tensors.
+            batch: the batch for all timed steps.
             with_loop: whether "loop" may be chosen.
-            variables: those that a step changes; they get their values back.
+            variables: the variables that a step changes; they are restored afterwards.
         """
         if self._chosen is not None:
             return
@@ -98,7 +102,7 @@ class XlaChoice:
         block = tf.nest.map_structure(lambda value: tf.stack([value] * BLOCK), batch) if with_loop else batch
 
         def call(choice: Choice, steps: int) -> None:
-            forms[choice](block, tf.constant(steps)).numpy()  # which waits for the device
+            forms[choice](block, tf.constant(steps)).numpy()  # waits for the device
 
         def seconds(choice: Choice, steps: int) -> float:
             begin = self._clock()
@@ -125,7 +129,7 @@ class XlaChoice:
                 steps = int(min(max(CALL_SECONDS * BLOCK / max(seconds(False, BLOCK), 1e-6), 1), LONGEST_CALL))
             times: dict[Choice, list[float]] = {choice: [] for choice in forms}
             end = self._clock() + BUDGET
-            for _ in range(ROUNDS):  # in turns, so that what slows the machine meets all of them
+            for _ in range(ROUNDS):  # alternate between the forms, so that other load affects all of them
                 for choice, taken in times.items():
                     taken.append(seconds(choice, steps) / steps)
                 if self._clock() > end:
@@ -138,7 +142,10 @@ class XlaChoice:
 
 
 def _form(step: Step, *, is_loop: bool, with_xla: bool) -> Any:
-    """A function that needs all results of a step on one batch, or of some steps on the batches of a block."""
+    """Return a `tf.function` that runs a step on one batch, or several steps in a loop, and sums all results.
+
+    The sum depends on every result, so that no part of the step is optimized away.
+    """
 
     def sum_of(batch: Any) -> tf.Tensor:
         found = [one.values if isinstance(one, tf.IndexedSlices) else one for one in step(batch)]
