@@ -1,4 +1,4 @@
-"""Adapters that make `tf.data` datasets of arrays, `PyDataset`, generators, DataFlow and Grain."""
+"""Adapters from arrays, `PyDataset`, generators, DataFlow and Grain to `tf.data`."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from prototrain.readers.order import pass_being_made
 
 __all__ = ["PARTS", "as_array", "as_datasets", "from_generator", "from_py_dataset"]
 
-_LOOKED_AT = 2  # batches, to see which of their sizes vary
+_LOOKED_AT = 2  # batches, to detect which dimensions vary
 _passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def as_datasets(given: Any, config: Mapping[str, Any]) -> Any:
-    """Make datasets of what a model's `datasets` has returned; other kinds than these are left as they are.
+    """Convert the values that a model's `datasets` returns to `tf.data` datasets.
 
-    - arrays: a dict of them, or a tuple of up to three, ``(x, y, sample_weight)``. Their rows are the examples; those
-      of "trn" are reshuffled in each pass and fill batches, those of others come in their order;
-    - a `keras.utils.PyDataset`; the batches of "trn" come in another order in each pass, as in `fit`;
+    Supported kinds; any other value is returned unchanged:
+
+    - arrays: a dict of arrays, or a tuple of up to three, ``(x, y, sample_weight)``. Their rows are the examples. "trn"
+      is reshuffled in each pass and has full batches only; other datasets keep their order;
+    - a `keras.utils.PyDataset`: the batches of "trn" have a new order in each pass, as in `fit`;
     - a Grain `MapDataset` or `IterDataset` of batches;
-    - a DataFlow of tensorpack's, of batches: it has `reset_state`.
+    - a tensorpack DataFlow of batches, recognized by its `reset_state`.
 
-    A batch that is a tuple becomes a dict as a tuple of arrays does, and one that is a single array becomes its "x".
+    A tuple batch becomes a dict with the keys "x", "y" and "sample_weight"; a single array becomes "x".
 
     Args:
-        given: what was returned, by name.
-        config: its ``model.batch_size`` is that of batches made of arrays.
+        given: the returned values by name.
+        config: the config of the model; ``model.batch_size`` is the size of batches made from arrays.
 
     Raises:
-        DataError: one cannot be read, or is empty.
+        DataError: a value cannot be read, or is empty.
     """
     if not isinstance(given, dict):
         return given
@@ -66,10 +68,10 @@ def _as_dataset(value: Any, name: str, config: Mapping[str, Any]) -> Any:
 
 
 def from_arrays(arrays: dict[str, Any], name: str, batch_size: int, *, training: bool) -> tf.data.Dataset:
-    """Batches of examples, which are the rows of arrays.
+    """Return a dataset of batches whose examples are the rows of arrays.
 
-    In `training` they are reshuffled in each pass, and a last batch that is not full is left out. The numbers of the
-    rows are shuffled, and saved with the position: eight bytes for each that is left.
+    With `training`, the rows are reshuffled in each pass and a last partial batch is dropped. The shuffle is over row
+    numbers. A saved position holds those that are left, eight bytes each.
     """
     converted = _converted(arrays)
     lengths = {path: _length(array) for path, array in by_path(converted).items()}
@@ -82,7 +84,7 @@ def from_arrays(arrays: dict[str, Any], name: str, batch_size: int, *, training:
         if number < batch_size:
             raise DataError(f"dataset {name!r} has {number} examples, too few for a model.batch_size of {batch_size}")
         rows = rows.shuffle(number)
-    with tf.device("CPU:0"):  # or the data would go to the GPU now and come back for every batch
+    with tf.device("CPU:0"):  # on a GPU, every batch would be copied back
         whole = tf.data.Dataset.from_tensors(converted).repeat()
 
     def taken(rows: tf.Tensor, whole: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def from_arrays(arrays: dict[str, Any], name: str, batch_size: int, *, training:
 
 
 def as_array(value: Any) -> Any:
-    """An array as Keras takes it: a wider float becomes one of its default kind."""
+    """Convert a value to an array; floats other than bfloat16 get the dtype `keras.config.floatx()`."""
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         return value
     array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
@@ -117,14 +119,14 @@ def _length(array: Any) -> int:
 
 
 def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: bool) -> tf.data.Dataset:
-    """The batches of one pass over a `PyDataset`.
+    """Return the batches of one pass over a `PyDataset`.
 
     Args:
-        data: its `workers` are not used.
-        shuffle: whether the batches come in an order that depends on the run's seed and the pass.
-        ends_epochs: whether to call its `on_epoch_end` and `on_epoch_begin` before each pass, as `fit` does, also
-            before the first. A resumed run makes the calls of all passes before. NumPy's and Python's global generators
-            are seeded for each.
+        data: the dataset; its `workers` are not used.
+        shuffle: whether to shuffle the batches, in an order that depends on the run's seed and the pass.
+        ends_epochs: whether to call `on_epoch_end` and `on_epoch_begin` before each pass, including the first. A
+            resumed run repeats the calls of all earlier passes. NumPy's and Python's global generators are seeded
+            before each.
     """
     number, length, seed = pass_being_made(), data.num_batches, random.getrandbits(31)
     for done in range(_passes.get(data, 0), number + 1 if ends_epochs else 0):
@@ -145,14 +147,14 @@ def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: 
 
 
 def from_generator(make: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
-    """The batches that a generator gives; `make` makes it, for each pass."""
+    """Return a dataset of the batches of a generator; `make` is called for each pass."""
     return _dataset_of(lambda: map(_as_tuple, make()))
 
 
 def _dataset_of(batches: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
-    """A dataset of batches that Python code gives.
+    """Return a dataset of batches from Python code.
 
-    The first ones tell what the others are like: sizes in which they differ are open, and so is the number of examples.
+    The spec comes from the first batches. Dimensions in which they differ are None, as is the number of examples.
     """
     specs = [keras.tree.map_structure(_spec, batch) for batch in islice(batches(), _LOOKED_AT)]
     if not specs:
@@ -175,7 +177,7 @@ def _common(specs: tuple[Any, ...]) -> Any:
 
 
 def _as_tuple(batch: Any) -> Any:
-    """A batch with tuples for lists, which tf.data would take for one tensor, and floats as `fit` takes them."""
+    """Convert a list to a tuple, since tf.data would make one tensor of it, and float64 to Keras's `floatx`."""
 
     def as_float(value: Any) -> Any:
         if tf.is_tensor(value):

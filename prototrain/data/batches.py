@@ -1,4 +1,4 @@
-"""Batches: their structure, sizes, parts and digests."""
+"""Functions of batches: structure, sizes, parts and digests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prototrain.errors import ConfigError, DataError
 from prototrain.system.tracebacks import cause
 
 WHY_EMPTY = ": has it fewer examples than .batch(..., drop_remainder=True) asks for, or are its files empty?"
-"""Ends an error message about a dataset without batches."""
+"""End of an error message about an empty dataset."""
 
 Batch = dict[str, Any]
 Datasets = dict[str, tf.data.Dataset]
@@ -22,7 +22,15 @@ _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
 def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
-    """Check that a dataset of a model has batches that are dicts of tensors, or of dicts and tuples of them."""
+    """Check that the elements of a dataset are batches: dicts of tensors, or of dicts and tuples of tensors.
+
+    Args:
+        dataset: the dataset.
+        name: its name, for messages.
+
+    Raises:
+        DataError: it is not such a dataset, or it is empty.
+    """
     if not isinstance(dataset, tf.data.Dataset):
         raise DataError(
             f"datasets() must give a tf.data.Dataset for {name!r}, not {type(dataset).__name__}; arrays, a "
@@ -52,7 +60,7 @@ def _is_leaf(structure: Any) -> bool:
 
 
 def _inside(structure: Any) -> dict[str, Any]:
-    """The next level of a structure, by name or by number; nothing for a tensor."""
+    """Return the items of a structure by name or index; empty for a tensor."""
     if _is_leaf(structure):
         return {}
     items = structure.items() if isinstance(structure, Mapping) else enumerate(structure)
@@ -60,7 +68,7 @@ def _inside(structure: Any) -> dict[str, Any]:
 
 
 def by_path(structure: Any) -> dict[str, Any]:
-    """The tensors of a batch, or of anything with its structure, in its order, each by its path."""
+    """Return the leaves of a batch, or of any structure like it, by path, such as ``image/mask``."""
     found: dict[str, Any] = {}
     for name, value in _inside(structure).items():
         found |= {name: value} if _is_leaf(value) else {f"{name}/{path}": one for path, one in by_path(value).items()}
@@ -68,9 +76,9 @@ def by_path(structure: Any) -> dict[str, Any]:
 
 
 def at_path(structure: Any, path: str) -> Any:
-    """The tensor or the part of a batch that has a name or a path; KeyError if there is none."""
+    """Return the tensor or part of a batch at a path; raises a KeyError if there is none."""
     inside = _inside(structure)
-    if path in inside:  # also a name with a slash in it
+    if path in inside:  # a name may contain a slash
         return inside[path]
     name, _, rest = path.partition("/")
     if name not in inside or not rest:
@@ -79,7 +87,7 @@ def at_path(structure: Any, path: str) -> Any:
 
 
 def has_path(structure: Any, path: str) -> bool:
-    """Whether `at_path` finds something."""
+    """Return whether a batch has a tensor or part at a path."""
     try:
         at_path(structure, path)
     except KeyError:
@@ -88,9 +96,14 @@ def has_path(structure: Any, path: str) -> bool:
 
 
 def from_paths(values: Mapping[str, Any], like: Any) -> Batch:
-    """A batch, or a part of one, of values by name or path; KeyError if a tuple is incomplete.
+    """Return a batch, or part of one, made from values by name or path.
 
-    `like` is a batch or its spec, which says what names are paths; None if all are names.
+    Args:
+        values: values by name or path.
+        like: a batch or spec that determines which names are paths; None if all are names.
+
+    Raises:
+        KeyError: a tuple is incomplete.
     """
     inside = _inside(like)
     found: Batch = {}
@@ -112,7 +125,7 @@ def from_paths(values: Mapping[str, Any], like: Any) -> Batch:
 
 
 def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """The first dimensions of a batch's tensors, except for scalars, by their paths."""
+    """Return the first dimensions of a batch's tensors by path, without scalars."""
     found = {}
     for path, value in by_path(inputs).items():
         if isinstance(value, tf.RaggedTensor):
@@ -125,21 +138,21 @@ def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 
 
 def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
-    """The number of examples in a batch: the first dimension of its tensors; of the first tensor if they differ."""
+    """Return the number of examples in a batch: the first dimension of its first tensor that is not a scalar."""
     for size in first_dimensions(inputs).values():
         return size
     raise DataError("a batch has no dimension of examples, only scalars: the dataset must be batched, with .batch(...)")
 
 
 def counted_examples(inputs: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-    """The number of examples in a batch, int64, and whether the first dimensions of its tensors agree."""
+    """Return the number of examples in a batch (int64), and whether the tensors' first dimensions agree (bool)."""
     size = tf.cast(batch_size(inputs), tf.int64)
     sizes = [tf.cast(each, tf.int64) for each in first_dimensions(inputs).values()]
     return size, tf.reduce_all(tf.stack(sizes) == size)
 
 
 def length_in_words(dataset: Any) -> str:
-    """The number of examples in a dataset if all batches have one size, else the number of batches, if it is known."""
+    """Return the length of a dataset as text, in examples if the batch size is static, otherwise in batches."""
     if not isinstance(dataset, tf.data.Dataset):
         return "of unknown length"
     batches = int(dataset.cardinality())
@@ -152,7 +165,7 @@ def length_in_words(dataset: Any) -> str:
 
 
 def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
-    """Check that ``model.batch_size`` can be divided evenly."""
+    """Check that ``model.batch_size`` divides evenly into towers and micro-batches; raises a ConfigError if not."""
     if batch_size % (towers * micro_batches):
         into = f"{towers} towers" + (f" with {micro_batches} micro-batches each" if micro_batches > 1 else "")
         nearest = -(-batch_size // (towers * micro_batches)) * towers * micro_batches
@@ -166,7 +179,7 @@ def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
 
 
 def split_batch(inputs: Batch, parts: int) -> list[Batch]:
-    """Divide every tensor of a batch evenly along its first dimension; a scalar goes to every part. Traced or eager.
+    """Split every tensor of a batch evenly along its first dimension; scalars go to every part. Traced or eager.
 
     Raises:
         tf.errors.InvalidArgumentError: the number of examples does not divide.
@@ -200,11 +213,11 @@ def _even(examples: Any, parts: int, path: str) -> list[Any]:
         "dataset with drop_remainder=True, or repeat it before batching"
     )
     check = tf.debugging.assert_equal(examples % parts, tf.zeros([], examples.dtype), message)
-    return [] if check is None else [check]  # None: it was checked already, eagerly or while tracing
+    return [] if check is None else [check]  # None if it was checked eagerly or while tracing
 
 
 def first_part(inputs: Batch, parts: int) -> Batch:
-    """The first of the parts; all of a batch that has fewer examples than parts."""
+    """Return the first of `parts` parts of a batch, with at least one example."""
 
     def first(value: Any) -> Any:
         if value.shape.rank == 0 or parts == 1:
@@ -221,8 +234,13 @@ def first_part(inputs: Batch, parts: int) -> Batch:
 
 
 def limited(make: Callable[[], Datasets], *, limit: int | None, overfit: int | None) -> Callable[[], Datasets]:
-    """Let a model's `datasets` give less: at most `limit` batches in a pass over each, or the first `overfit` training
-    batches instead of every dataset."""
+    """Wrap a model's `datasets` to return less data.
+
+    Args:
+        make: the function to wrap.
+        limit: maximum number of batches in a pass over each dataset, or None.
+        overfit: number of first training batches that replace every dataset, or None.
+    """
     kept: list[tf.data.Dataset] = []
 
     def datasets() -> Datasets:
@@ -241,7 +259,7 @@ def limited(make: Callable[[], Datasets], *, limit: int | None, overfit: int | N
 
 
 def first_batch(iterator: Any) -> Batch:
-    """Read one batch of the training dataset."""
+    """Read one batch of the training dataset; raises a DataError if it is empty or reading fails."""
     try:
         for batch in iterator:
             return dict(batch)
@@ -251,7 +269,7 @@ def first_batch(iterator: Any) -> Batch:
 
 
 def made_up_batch(spec: Mapping[str, Any], batch_size: int) -> Batch:
-    """A batch of zeros, to build a model on before there is any data; open dimensions behind the first are 1."""
+    """Return a batch of zeros for building a model without data; unknown dimensions after the first are 1."""
 
     def zeros(spec: Any) -> tf.Tensor:
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
@@ -264,18 +282,18 @@ def made_up_batch(spec: Mapping[str, Any], batch_size: int) -> Batch:
 
 # -- digests -----------------------------------------------------------------------------------------------------------
 
-_KEPT_DIGESTS = 1024  # more than are ever read ahead of the training
+_KEPT_DIGESTS = 1024  # more than the batches that are ever prefetched
 
 
 class RollingDigest:
-    """A digest of the batches of a pass that were read; the pipeline computes it with each batch."""
+    """A digest over the batches read in a pass; the pipeline updates it with each batch."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
             self._digests = tf.Variable(tf.zeros([_KEPT_DIGESTS], tf.int64), trainable=False)
 
     def over(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The same dataset, which leaves a digest with every batch that is read."""
+        """Return a dataset with the same batches that also computes the digest after each batch."""
 
         def leave_digest(state: tuple[Any, Any], batch: Any) -> tuple[tuple[Any, Any], Any]:
             number, before = state
@@ -287,17 +305,17 @@ class RollingDigest:
         return dataset.scan(first, tf.autograph.experimental.do_not_convert(leave_digest))
 
     def after(self, batches: int) -> str:
-        """The digest of the first so many batches of the pass that is read, of which the last is one of the newest."""
+        """Return the digest of the first `batches` batches of the pass; only the newest 1,024 digests are stored."""
         return _text(self._digests[batches % _KEPT_DIGESTS] if batches else 0)
 
 
 def digest_of(batch: Any) -> str:
-    """The digest of one batch."""
+    """Return the digest of one batch."""
     return _text(_roll(batch, tf.constant(0, tf.int64)))
 
 
 def _roll(batch: Any, before: tf.Tensor) -> tf.Tensor:
-    """The digest of a batch and of those before it, an int64 scalar; traced or eager."""
+    """Return the digest of a batch and the batches before it, an int64 scalar; traced or eager."""
     tensors = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tensor.dtype != tf.variant]
     pieces = [tf.bitcast(before, tf.uint8), *(tf.fingerprint(_as_row(tensor))[0] for tensor in tensors)]
     return tf.bitcast(tf.fingerprint(_as_row(tf.concat(pieces, 0)))[0], tf.int64)

@@ -1,4 +1,4 @@
-"""Datasets of Grain: their batches, and the position that Grain itself saves."""
+"""Batches of Grain datasets, and positions from Grain's own iterator state."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from prototrain.data.source import Source
 from prototrain.errors import CheckpointError
 from prototrain.readers.order import ABOUT
 
-_KEPT_STATES = 1024  # more than the batches that are ever read ahead of the training
-_THREADS = 8  # that read a `MapDataset`
-_GRAIN = "grain_for_prototrain"  # on the Python object of a dataset
+_KEPT_STATES = 1024  # more than are ever prefetched
+_THREADS = 8  # for reading a `MapDataset`
+_GRAIN = "grain_for_prototrain"  # an attribute of the dataset's Python object
 Grain = tuple[Any, Callable[[Any], dict[str, Any]]]
-"""A dataset of Grain, and what makes a dict of its batches."""
+"""A Grain dataset, and the function that converts its batches to dicts."""
 
 
 def is_grain(value: Any) -> bool:
-    """Whether something is a dataset of Grain, which is not imported for that."""
+    """Return whether a value is a Grain dataset, without importing Grain."""
     grain = sys.modules.get("grain")
     return grain is not None and isinstance(value, (grain.MapDataset, grain.IterDataset))
 
 
 def grain_of(dataset: tf.data.Dataset) -> Grain | None:
-    """What `mark_grain` has noted of a dataset; None of others, also of those with stages above it."""
+    """Return the Grain dataset that `mark_grain` attached to this dataset object, or None."""
     return getattr(dataset, _GRAIN, None)
 
 
 def mark_grain(dataset: tf.data.Dataset, given: Any, named: Callable[[Any], dict[str, Any]]) -> tf.data.Dataset:
-    """Note the dataset of Grain that a dataset reads, and its length."""
+    """Attach the Grain dataset that a dataset reads, and set its length."""
     stages = _describe(given)
-    if hasattr(given, "__len__") and not any("Filter" in stage for stage in stages):  # whose length counts all
+    if hasattr(given, "__len__") and not any("Filter" in stage for stage in stages):  # a filter has no exact length
         length = tf.data.INFINITE_CARDINALITY if len(given) >= sys.maxsize else len(given)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
     setattr(dataset, _GRAIN, (given, named))
@@ -46,9 +46,9 @@ def mark_grain(dataset: tf.data.Dataset, given: Any, named: Callable[[Any], dict
 
 
 def _describe(given: Any) -> list[str]:
-    """The stages of a dataset of Grain in words, from its source to its end: equal for equal ones in every process."""
+    """Return a line for each stage of a Grain dataset, source first; the same in every process."""
     lines = [line for parent in given.parents for line in _describe(parent)]
-    # Of its attributes, what it was made with; there are others that come with use.
+    # Only the attributes set by the constructor: others appear with use.
     names = {"seed_rng_seed", *inspect.signature(type(given).__init__).parameters}
     found = sorted((name.strip("_"), _shown(value)) for name, value in vars(given).items() if name.strip("_") in names)
     settings = [f"{name}={value}" for name, value in found if value is not None]
@@ -57,7 +57,7 @@ def _describe(given: Any) -> list[str]:
 
 
 def _shown(value: Any) -> str | None:
-    """A setting of a stage; None for what is not the same in every process."""
+    """Return a stage's setting as text, or None if it differs between processes."""
     values = value if isinstance(value, tuple | list) else [value]
     if values and all(type(one) in (int, float, bool) for one in values):
         return str(value)
@@ -65,7 +65,7 @@ def _shown(value: Any) -> str | None:
 
 
 def read_grain(dataset: Any) -> Any:
-    """A dataset to be read from its start, with a short buffer: Grain's default holds 500 batches of a `MapDataset`."""
+    """Return an `IterDataset` with a short buffer: Grain's default holds 500 batches of a `MapDataset`."""
     if not hasattr(dataset, "to_iter_dataset"):
         return dataset
     options = sys.modules["grain"].ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_THREADS)
@@ -73,9 +73,9 @@ def read_grain(dataset: Any) -> Any:
 
 
 class GrainPosition(Position):
-    """Grain's own state is the place.
+    """A position that is the state of a Grain iterator.
 
-    A `MapDataset` is repeated by Grain, which reshuffles it each time; an `IterDataset` is restarted at its end.
+    Grain repeats a `MapDataset` and reshuffles it in each pass. An `IterDataset` is restarted at its end.
     """
 
     mode = "iterator"
@@ -89,7 +89,7 @@ class GrainPosition(Position):
         self.go({"pass": number, "offset": 0, "grain": None})
 
     def go(self, place: Place) -> None:
-        self.iterator = None  # the old one reads ahead
+        self.iterator = None  # the old iterator prefetches
         try:
             self._reading = _Reading(self._grain, place["offset"], place["grain"])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -103,11 +103,11 @@ class GrainPosition(Position):
 
 
 class _Reading:
-    """One way through the data, from the state behind some batches of the pass on; None stands for the start."""
+    """One iteration over the data, from a saved state after `offset` batches; from the start if the state is None."""
 
     def __init__(self, grain: Grain, offset: int, state: str | None) -> None:
         dataset, self._named = grain
-        if hasattr(dataset, "to_iter_dataset") and len(dataset) < sys.maxsize:  # a MapDataset with an end
+        if hasattr(dataset, "to_iter_dataset") and len(dataset) < sys.maxsize:  # a finite MapDataset
             dataset = dataset.repeat()
         self._iterator = iter(read_grain(dataset))
         if state is not None:
@@ -116,12 +116,12 @@ class _Reading:
         self.states = {offset: json.dumps(self._iterator.get_state()) if state is None else state}
 
     def batches(self) -> Iterator[Any]:
-        """The batches, while the state behind each is noted; read by a thread of TensorFlow's."""
+        """Yield the batches and record the state after each; runs in a TensorFlow thread."""
         for number, batch in enumerate(self._iterator, start=self._offset + 1):
-            self.states[number] = json.dumps(self._iterator.get_state())  # now: Grain may change it later
+            self.states[number] = json.dumps(self._iterator.get_state())  # a copy: Grain may change it later
             self.states.pop(number - _KEPT_STATES, None)
             yield self._named(batch)
 
     def __del__(self) -> None:
-        with suppress(Exception):  # at the end of the interpreter there may be nothing left to close with
+        with suppress(Exception):  # at interpreter shutdown, modules may be gone
             self._iterator.close()

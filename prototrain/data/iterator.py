@@ -1,4 +1,4 @@
-"""The training data of a run: an endless stream of batches, with a position that can be saved and restored."""
+"""The training data of a run: an endless stream of batches with a position to save and restore."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _alive: weakref.WeakSet[DataIterator] = weakref.WeakSet()
 
 @atexit.register
 def _stop_reading() -> None:
-    """End the threads that read ahead: at its end the interpreter would wait forever for one in Python code."""
+    """End the prefetching threads: at exit the interpreter would wait forever for one that runs Python code."""
     for data in list(_alive):
-        with suppress(tf.errors.OpError):  # at the end of the process
+        with suppress(tf.errors.OpError):  # the process is ending
             data.stop_reading()
 
 
@@ -55,24 +55,25 @@ class DataIterator:
     """An endless stream of training batches with a position.
 
     Args:
-        make: a model's `datasets`; called again for each pass that depends on its seed.
-        seed: the run's seed, for datasets without a seed.
-        announce: called with a line of text for the user.
-        batch_size: of the batch of zeros that stands for the first one of live data.
-        repeat: whether a finite dataset is repeated; otherwise the training ends with it.
-        share: the worker that reads.
+        make: the `datasets` function of a model; called again for each pass if the data depends on the pass.
+        seed: seed of the run, for datasets without a seed.
+        announce: function that prints a line for the user.
+        batch_size: size of the batch of zeros that is the first batch of live data.
+        repeat: whether to repeat a finite dataset; otherwise training ends with it.
+        share: the worker that reads the data.
         data_position: ``trainer.data_position``.
 
     Attributes:
-        total: how many batches were trained on in all passes.
-        datasets: everything that `make` returned, by name.
-        element_spec: of a training batch.
-        first_batch: of the training data; of zeros if that is live, as `is_made_up` says.
+        total: number of batches trained on in all passes.
+        datasets: the datasets that `make` returned, by name.
+        element_spec: spec of a training batch.
+        first_batch: first batch of the training data; zeros if the data is live.
+        is_made_up: whether the data is live, so that `first_batch` is zeros.
         reason: why the mode is not "iterator".
-        caveat: why the place that was restored last is not the exact one, or None.
-        allow_changes: whether a restore accepts other data than was saved.
-        cardinality: batches of one pass, or None if it is not known or endless.
-        fingerprint: what must be the same for a saved position to mean the same batches.
+        caveat: why the last restored position is not exact, or None.
+        allow_changes: whether a restore accepts data that has changed since the position was saved.
+        cardinality: number of batches in a pass, or None if unknown or infinite.
+        fingerprint: facts that must be equal for a saved position to mean the same batches.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class DataIterator:
         self.datasets = self._source.datasets
         self.element_spec = self._source.training.element_spec
         described = describe_pipeline(self._source.training)
-        if not isinstance(self._position, IteratorPosition):  # whose state has the names of files
+        if not isinstance(self._position, IteratorPosition):  # only an iterator's state contains file names
             del described["file names"]
         self.fingerprint: dict[str, Any] = {
             "elements": {name: f"{spec!r}" for name, spec in sorted(self.element_spec.items())},
@@ -114,13 +115,15 @@ class DataIterator:
             "division": share.division,
             **described,
         }
-        # Which every run reads, so that it costs nothing to find that what the data is made of has changed.
+        # Every run reads the first batch anyway, so comparing its digest detects changed data at no cost.
         self._first = None if self.is_made_up or self.mode == "restart" else digest_of(self.first_batch)
         _alive.add(self)
 
     def _choose_position(self, wanted: str, made_up: Batch | None) -> tuple[Position, str, Batch]:
-        """A position by the rule of `data_position`, why its mode is not "iterator", and the first batch, which is read
-        unless it is `made_up`."""
+        """Return the position, the reason if its mode is not "iterator", and the first batch.
+
+        The first batch is `made_up`, or is read if that is None.
+        """
         source, looked_at = self._source, self._source.training
 
         def first_of(look: Callable[[], Batch]) -> Batch:
@@ -137,7 +140,7 @@ class DataIterator:
             if (grain := grain_of(looked_at)) is not None:
                 position = GrainPosition(source, grain)
             elif indexed(looked_at) is not None:
-                dataset = source.training_of(0)  # not read elsewhere: each reading has another order
+                dataset = source.training_of(0)  # used only here: each iteration has a new order
                 if indexed(dataset) is not None and not shares_generators(looked_at, dataset):
                     position = NumberPosition(source, dataset)
         if position is None and mode == "iterator":
@@ -159,16 +162,24 @@ class DataIterator:
         return (RestartPosition if mode == "restart" else ReplayPosition)(source), reason, first
 
     def require_batch_size(self, size: int, configured: int) -> None:
-        """Check that batches have `size` examples, this worker's part of the ``model.batch_size`` that is `configured`.
+        """Check that batches have `size` examples, this worker's part of ``model.batch_size``.
 
-        If the dimension is not static, the first batch tells; if that may be a short one, there is a warning only.
+        If the dimension is not static, the size of the first batch counts. If that may be a short batch, this only
+        prints a warning.
+
+        Args:
+            size: expected number of examples in a batch.
+            configured: ``model.batch_size``.
+
+        Raises:
+            ConfigError: the batches have another size.
         """
         sizes = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
         is_static = None not in sizes
         if not is_static:
             sizes = set(self.fingerprint["batch size"] or [])
             if len(sizes) > 1 or (self.cardinality == 1 and max(sizes, default=0) < size):
-                return  # of graphs, for example; or the only batch there is
+                return  # batches of graphs, for example, or a single short batch
         if not sizes or size in sizes:
             return
         share = "" if size == configured else f" ({size} of them are read here)"
@@ -185,30 +196,30 @@ class DataIterator:
 
     @property
     def iterator(self) -> Any:
-        """What batches are read from; another object after a restore or a new pass."""
+        """The iterator over batches; replaced by a restore or a new pass."""
         return self._position.iterator
 
     @property
     def endless(self) -> bool:
-        """Whether the iterator itself never ends; otherwise `start_next_pass` follows each end."""
+        """Whether the iterator never ends; otherwise call `start_next_pass` at its end."""
         return self._position.endless
 
     @property
     def offset(self) -> int:
-        """How many batches of the present pass were trained on."""
+        """The number of batches trained on in the current pass."""
         return self._position.offset
 
     @property
     def mode(self) -> str:
-        """How a resume returns to the position: "iterator", "replay" or "restart"."""
+        """How a resumed run returns to the position: "iterator", "replay" or "restart"."""
         return self._position.mode
 
     def describe(self) -> str:
-        """The mode and its reason, such as "replay (2 shuffles)"."""
+        """Return the mode and its reason, such as "replay (2 shuffles)"."""
         return f"{self.mode} ({self.reason})" if self.reason else self.mode
 
     def next_batch(self) -> Batch:
-        """Read one batch, for training on it; StopTraining if there is no more data."""
+        """Read and count one training batch; raises StopTraining at the end of the data."""
         self.catch_up()
         if self.block:
             batch = None if self.next_block() is None else self._position.row_of_block(self._position.row)
@@ -221,21 +232,25 @@ class DataIterator:
         return dict(batch)
 
     def count(self, batches: int, *, reads_ahead: bool = False) -> None:
-        """Count batches that were read from the iterator and trained on; `reads_ahead` if more were read, for a step
-        that failed."""
+        """Count batches that were trained on.
+
+        Args:
+            batches: number of batches.
+            reads_ahead: whether more batches were read, for a failed step.
+        """
         self._position.offset += batches
         self._position.row += batches if self.block else 0
         self.total += batches
         self._reads_ahead |= reads_ahead
 
     def start_next_pass(self) -> None:
-        """Start the next pass over the data, under its seed; StopTraining if there is no more data."""
+        """Start the next pass over the data; raises StopTraining at the end of the data."""
         if self.offset == 0 or self.endless or self._is_single_pass:
             raise StopTraining("the training dataset ran out of data")
         self._position.begin(self._position.number + 1)
 
     def stop_reading(self) -> None:
-        """End reading ahead; the iterator has no more batches."""
+        """Stop prefetching; the iterator is empty afterwards."""
         if self.iterator is not None:
             nothing = self._source.training.take(0)
             nothing = nothing.batch(self.block) if self.block else nothing
@@ -246,7 +261,10 @@ class DataIterator:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def fits_blocks(self) -> str | None:
-        """Why the batches cannot be stacked to blocks: they differ in shape, are no dense numbers, or are live."""
+        """Return why batches cannot be stacked into blocks, or None if they can.
+
+        Blocks need dense numeric tensors of fixed shapes, and data that is not live.
+        """
         for path, spec in by_path(self.element_spec).items():
             if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined() or spec.dtype == tf.string:
                 return (
@@ -255,7 +273,7 @@ class DataIterator:
         return "it is live" if self.is_made_up else None
 
     def use_blocks(self, size: int) -> None:
-        """Read so many batches at a time, stacked, see `next_block`; before the first one is trained on."""
+        """Read `size` stacked batches at a time with `next_block`; call this before training starts."""
         if (reason := self.fits_blocks()) is not None:
             raise ConfigError(f'model.jit_compile: "loop" does not work with this training data: {reason}')
         self._position.block = size
@@ -263,13 +281,14 @@ class DataIterator:
 
     @property
     def block(self) -> int:
-        """How many batches are read at a time; 0 for single ones."""
+        """The number of batches in a block; 0 if batches are read one by one."""
         return self._position.block
 
     def next_block(self) -> tuple[Batch, int, int] | None:
-        """The block that the next batch is in: the stacked batches, the row of the next one, and how many are left.
+        """Return the block with the next batch, or None at the end of the pass.
 
-        None at the end of the pass.
+        Returns:
+            the stacked batches, the row of the next batch, and the number of batches left in the block.
         """
         position = self._position
         if not position.rows:
@@ -281,13 +300,13 @@ class DataIterator:
 
     @property
     def last_of_block(self) -> Batch:
-        """The batch that was trained on last, if batches are read in blocks."""
+        """The last batch trained on, if batches are read in blocks."""
         return self._position.row_of_block(self._position.row - 1)
 
     # -- the position -------------------------------------------------------------------------------------------------
 
     def write(self, prefix: str) -> Callable[[], dict[str, Any]]:
-        """Take the position; returns a function that writes it, as a part of a checkpoint."""
+        """Capture the position; returns a function that writes it as part of a checkpoint."""
         if self._reads_ahead:
             self.rewind()
         about = {"fingerprint": self.fingerprint, "first batch": self._first, "total": self.total}
@@ -295,9 +314,9 @@ class DataIterator:
         return lambda: {**finish(), **about}
 
     def read(self, prefix: str, meta: dict[str, Any]) -> None:
-        """Go to a saved position; a CheckpointError if the data is not what the position was saved of."""
+        """Restore a saved position; raises a CheckpointError if the data has changed."""
         position, then, now = self._position, meta["fingerprint"], self.fingerprint
-        # The saved position is that of the chief, and other workers have read other data.
+        # The chief saved the position, and other workers read other data.
         is_chiefs = self.share.is_own and self.share.index > 0
         self.caveat, self._reads_ahead = None, False
         self.total = meta["total"]
@@ -323,7 +342,7 @@ class DataIterator:
                 self.caveat = OTHER_SIZES
 
     def _changes(self, then: Mapping[str, Any], is_chiefs: bool) -> list[str]:
-        """In words, what of the data is not as it was when a position was saved."""
+        """Return a line for each change of the data since the position was saved."""
         now, keeps_place = self.fingerprint, self.mode != "restart"
         keys = ["elements", "seed", *(("batch size", "batches per pass", "mode") if keeps_place else ())]
         found = [f"{key} was {then[key]} and is {now[key]}" for key in keys if then[key] != now[key]]
@@ -335,19 +354,25 @@ class DataIterator:
         return found
 
     def rewind(self) -> None:
-        """Go back to before the last batch that was trained on, after a step that read one and failed.
+        """Return to the position after the last completed step, after a step that read a batch and failed.
 
-        The batches in between are read by `catch_up`, when the run continues: reading them now could meet the record
-        that made the step fail.
+        `catch_up` reads the batches in between when the run continues. Reading them now could fail at the record that
+        made the step fail.
         """
         self._position.rewind()
         self._reads_ahead = False
 
     def catch_up(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
-        """Read batches again up to the place of the run, if a restored position lies before it.
+        """Read batches again up to the position of the run, if a restored iterator is behind it.
+
+        Args:
+            stop_requested: returns whether a stop was requested.
 
         Returns:
-            False if a stop was requested before that place was reached.
+            False if a stop was requested before the position was reached.
+
+        Raises:
+            DataError: reading failed.
         """
         if self._reads_ahead:
             self.rewind()

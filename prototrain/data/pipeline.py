@@ -1,4 +1,4 @@
-"""The parts of a tf.data pipeline: its stages, the functions that they call, and the files that it reads."""
+"""Inspection of tf.data pipelines: stages, the functions they call, and the files they read."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from prototrain.system.files import short_digest
 from prototrain.tf_private import nested_functions, stage_functions, stage_inputs, stage_settings, stood_for
 from prototrain.tf_private import stage_name as name_of
 
-_LOOKED_AT = 20_000  # names of a list whose files are looked at: on a network it takes long
-_HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start
+_LOOKED_AT = 20_000  # file names to check in a list: checking is slow on a network
+_HASHED_BYTES = 64 * 2**20  # larger contents are described by shape only: hashing them would delay every start
 
 
 def shown(stage: Any) -> str:
-    """A stage's name for people, such as ``ParallelMap``."""
+    """Return the display name of a stage, such as ``ParallelMap``."""
     return name_of(stage).strip("_")
 
 
 def sources(stage: Any) -> list[Any]:
-    """The stages that a stage reads from."""
+    """Return the stages that a stage reads from."""
     if stood_for(stage) is not None:
         return [stood_for(stage)]
     inputs = stage_inputs(stage)
@@ -33,7 +33,7 @@ def sources(stage: Any) -> list[Any]:
 
 
 def stages(*datasets: tf.data.Dataset) -> Iterator[Any]:
-    """The datasets and all that they are made of, each once, the sources of a stage before it."""
+    """Yield all stages of the datasets once, sources first."""
     seen: set[int] = set()
     waiting = [(dataset, False) for dataset in reversed(datasets)]
     while waiting:
@@ -46,7 +46,7 @@ def stages(*datasets: tf.data.Dataset) -> Iterator[Any]:
 
 
 def operations(stage: Any) -> Iterator[Any]:
-    """The operations of the functions that a stage calls, and of the functions inside of them."""
+    """Yield the operations of the functions that a stage calls, including nested functions."""
     waiting = stage_functions(stage)
     while waiting:
         graph = waiting.pop().graph
@@ -55,11 +55,11 @@ def operations(stage: Any) -> Iterator[Any]:
 
 
 def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
-    """Describe a dataset, as JSON can hold it; the same code over the same data gives the same in every process.
+    """Describe a dataset in JSON values that are the same in every process for the same code and data.
 
     Returns:
-        its "stages" from the source to the end, such as ``Shuffle(2000, 1337)``, with the numbers and the shapes of the
-        arrays that they were given, and digests of the "file names" in these and of the "file sizes".
+        a dict with "stages", one line for each stage, source first, with its numbers and array shapes, such as
+        ``Shuffle(2000, 1337)``; and digests of the "file names" and "file sizes".
     """
     lines: list[str] = []
     names: list[str] = []
@@ -71,13 +71,13 @@ def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
         lines += [*told, f"{shown(stage)}({', '.join(settings)})"]
         for found in (files, *map(_texts, tensors)):
             if all(map(os.path.isfile, found[:_LOOKED_AT])):
-                names += map(os.fsdecode, found if found is not files else ())  # no stage reads those by their names
+                names += map(os.fsdecode, found if found is not files else ())  # no stage opens a reader's files
                 sizes += map(os.path.getsize, found[:_LOOKED_AT])
     return {"stages": lines, "file names": _digest(names), "file sizes": _digest(sizes)}
 
 
 def describe_sources(dataset: tf.data.Dataset) -> list[Any]:
-    """Describe where the data of a dataset comes from: the contents of its sources, but no seeds."""
+    """Describe the sources of a dataset by their contents, without seeds."""
     return [
         (shown(stage), getattr(stage, ABOUT, None), [_setting(value, hashed=True) for value in _tensors(stage)])
         for stage in stages(dataset)
@@ -86,7 +86,7 @@ def describe_sources(dataset: tf.data.Dataset) -> list[Any]:
 
 
 def first_difference(then: list[str], now: list[str]) -> str | None:
-    """Name the first stage in which two pipelines differ, or None."""
+    """Return a message about the first stage in which two pipelines differ, or None."""
     for before, after in zip(then, now, strict=False):
         if before != after:
             return f"the pipeline's stage {before} has become {after}"
@@ -97,7 +97,7 @@ def first_difference(then: list[str], now: list[str]) -> str | None:
 
 
 def _tensors(stage: Any) -> list[Any]:
-    """The tensors that a stage was given, in the order of its attributes' names."""
+    """Return the tensors that a stage was given, in the order of its attribute names."""
     found: list[Any] = []
     for _, value in sorted(stage_settings(stage).items()):
         items = value if isinstance(value, list | tuple) else [value]
@@ -106,8 +106,7 @@ def _tensors(stage: Any) -> list[Any]:
 
 
 def _setting(tensor: Any, *, hashed: bool = False) -> str | None:
-    """A number that a stage was given, or the dtype and shape of an array; also a digest of texts and arrays, if
-    `hashed`."""
+    """Return a number as text, or an array's dtype and shape; with `hashed`, also a digest of strings and arrays."""
     if tensor.dtype in (tf.variant, tf.resource) or (tensor.dtype == tf.string and not hashed):
         return None
     if tensor.shape.rank == 0 and tensor.dtype != tf.string:
@@ -120,7 +119,7 @@ def _setting(tensor: Any, *, hashed: bool = False) -> str | None:
 
 
 def _texts(tensor: Any) -> list[bytes]:
-    """The texts of a tensor whose value is known; none of any other."""
+    """Return the strings of a string tensor with a static value; empty for any other tensor."""
     value = tf.get_static_value(tensor) if isinstance(tensor, tf.Tensor) and tensor.dtype == tf.string else None
     return [] if value is None else np.ravel(value).tolist()
 

@@ -1,7 +1,7 @@
-"""Positions in the training data: how each moves, and how it is written to a checkpoint and restored.
+"""Positions in the training data, and how checkpoints save and restore them.
 
 `IteratorPosition`, `NumberPosition` and `GrainPosition` (in `grain`) have the mode "iterator", `ReplayPosition` has
-"replay" and `RestartPosition` "restart".
+"replay" and `RestartPosition` has "restart".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prototrain.tf_private import holds_generator, iterator_state, set_iterator_
 from prototrain.tf_private import stage_name as name_of
 
 Place = dict[str, Any]
-"""The place of a run, as JSON can hold it: the "pass", the "offset" in it, and what a kind of position adds."""
+"""A saved position in JSON values: the "pass", the "offset" in it, and entries that subclasses add."""
 PREFETCH = 2  # batches
 OTHER_BATCHES = (
     "the training data did not repeat: reading it again gave other batches (if its code draws random numbers, make the "
@@ -36,18 +36,19 @@ OTHER_BATCHES = (
 
 
 class Position:
-    """The place of a run in its training data, and the iterator that reads from there.
+    """The position of a run in its training data, and the iterator that reads from there.
 
     Attributes:
-        mode: how a resume returns to the place, in checkpoints and messages.
-        endless: whether the iterator never ends; otherwise each pass has its own.
-        iterator: gives the batches; another object after a restore or a new pass.
-        number: of the pass, from 0.
-        offset: how many batches of the pass were trained on.
-        behind: how many of these have to be read again from the iterator, after the `passes_behind`.
-        block: how many batches the iterator gives at a time, stacked; 0 for single batches.
-        current: the block that is trained on, or None.
-        row: of the next batch in it.
+        mode: how a resumed run returns to the position; used in checkpoints and messages.
+        endless: whether the iterator never ends; otherwise each pass has its own iterator.
+        iterator: iterator over batches; replaced by a restore or a new pass.
+        number: index of the pass, from 0.
+        offset: number of batches trained on in the pass.
+        behind: number of these batches to read again, after the `passes_behind`.
+        passes_behind: number of earlier passes to read again.
+        block: number of stacked batches that the iterator returns at a time; 0 for single batches.
+        current: the current block, or None.
+        row: row of the next batch in the block.
     """
 
     mode: ClassVar[str]
@@ -60,91 +61,91 @@ class Position:
         self.current: Any = None
 
     def begin(self, number: int) -> None:
-        """Go to the start of a pass."""
+        """Move to the start of a pass."""
         self._read(self._source.training_of(number), number, 0)
 
     def go(self, place: Place) -> None:
-        """Go to a place. What cannot be gone to directly is `behind`, to be read when the run continues."""
+        """Move to a saved position; sets `behind` if batches must be read again when the run continues."""
         raise NotImplementedError
 
     def replay(self, place: Place) -> None:
-        """Go to a place by reading its pass again from its start."""
+        """Move to a saved position by reading its pass again from the start."""
         self.begin(place["pass"])
         self.offset = self.behind = place["offset"]
 
     def rewind(self) -> None:
-        """Go back to the last batch that was trained on, after a step that read one and failed."""
+        """Return to the position after the last completed step, after a step that read a batch and failed."""
         self.go(self.place())
 
     def read_again(self) -> None:
-        """Read a batch, or a block of them, before the place of the run, and drop it."""
+        """Read and drop a batch or block before the position of the run."""
         if self.passes_behind or self.behind >= self.block:
             self.iterator.get_next()
             self.behind -= 0 if self.passes_behind else self.block or 1
-        else:  # the place is within the block
+        else:  # the position is within the block
             self.read_block()
             self.row, self.behind = self.behind, 0
 
     def begin_behind(self, number: int) -> None:
-        """Begin to read an earlier pass, to get to the place of the run from there."""
+        """Start to read an earlier pass, and continue from there to the position of the run."""
 
     def difference(self) -> str | None:
-        """Why the batches that were read again are not those that were trained on; None if they are."""
+        """Return why the batches read again differ from those trained on, or None if they are equal."""
         return None
 
     def goes_further_back(self) -> bool:
-        """Begin to read the first pass, if the batches read again may be others because of the passes before."""
+        """Start to read the first pass if earlier passes may affect the batches; returns whether it did."""
         return False
 
     def _read(self, dataset: tf.data.Dataset, number: int, offset: int) -> None:
-        """Begin to read a dataset, some batches ahead of their use."""
-        self.iterator = self.current = None  # the old one reads ahead, and may hold the lock of a cache's file
+        """Start to read a dataset with prefetching."""
+        self.iterator = self.current = None  # the old iterator prefetches, and may lock a cache file
         if self.endless and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:
             dataset = dataset.repeat()
-        if self.block:  # one at the end of a pass may be shorter
+        if self.block:  # the last block of a pass may be shorter
             dataset = prefetched(dataset, 0).batch(self.block)
         self.iterator = iter(dataset.prefetch(1) if self.block else prefetched(dataset, PREFETCH))
         self.number, self.offset, self.behind, self.passes_behind = number, offset, 0, 0
 
     def place(self) -> Place:
-        """The place of the run."""
+        """Return the position of the run."""
         return {"pass": self.number, "offset": self.offset, "behind": self.behind}
 
     def write(self, prefix: str) -> Callable[[], Place]:
-        """Take the place; returns a function, for any thread, that writes its files and returns the rest of it."""
+        """Capture the position; returns a function that writes its files, from any thread, and returns the place."""
         place = self.place()
         return lambda: place
 
     def read(self, prefix: str, place: Place) -> None:
-        """Go to a place that was written; a CheckpointError if it cannot be read."""
+        """Restore a written position; raises a CheckpointError if it cannot be read."""
         self.go(place)
 
     def look(self) -> Batch:
-        """Read the first batch, and go back."""
+        """Return the first batch without moving."""
         first = first_batch(self.iterator)
         self.rewind()
         return first
 
     @property
     def rows(self) -> int:
-        """How many batches of the block have still to be trained on."""
+        """The number of batches left in the block."""
         return 0 if self.current is None else int(tf.nest.flatten(self.current)[0].shape[0]) - self.row
 
     def row_of_block(self, row: int) -> Batch:
-        """One batch of the block."""
+        """Return one batch of the block."""
         return dict(tf.nest.map_structure(lambda stacked: stacked[row], self.current))
 
     def read_block(self) -> None:
         """Read the next block."""
-        self.current = None  # also if nothing can be read
+        self.current = None  # in case reading fails
         self.current, self.row = self.iterator.get_next(), 0
 
 
 def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
-    """Have so many batches made ahead of their use, if the dataset does not do so.
+    """Add a prefetch of `batches` batches, unless the dataset ends with one.
 
-    The buffer of ``prefetch(tf.data.AUTOTUNE)`` at the end is given a length: TensorFlow lets it grow up to half of the
-    memory, and all of it is in every checkpoint.
+    A final ``prefetch(tf.data.AUTOTUNE)`` gets a fixed size. TensorFlow lets its buffer grow up to half of the memory,
+    and every checkpoint contains the buffer.
     """
     last, is_repeated = dataset, False
     if name_of(last) == "_Repeat" and stage_number(last, "count") == -1:
@@ -158,7 +159,7 @@ def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
 
 
 class RestartPosition(Position):
-    """A resume begins a new pass."""
+    """A position that a resumed run replaces by the start of a new pass."""
 
     mode = "restart"
 
@@ -177,37 +178,37 @@ class RestartPosition(Position):
 
 NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
 LARGE_STATE = 100 * 2**20  # bytes
-SECONDS_BETWEEN_STATES = 5.0  # that are taken between blocks: what is read in this time at most is read again
+SECONDS_BETWEEN_STATES = 5.0  # between two captured states: a resumed run reads at most this much again
 _KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
 
 
 def write_state(prefix: str, state: tf.Tensor) -> Path:
-    """Write the state of an iterator to files, from any thread; returns the one with its content."""
+    """Write the state of an iterator, from any thread; returns the data file."""
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(prefix=prefix, tensor_names=[_KEY], shape_and_slices=[""], tensors=[state])
     return Path(f"{prefix}.data-00000-of-00001")
 
 
 def read_state(prefix: str) -> tf.Tensor:
-    """Read a state that was written."""
+    """Read a written iterator state, a variant scalar."""
     with literal_prefix(prefix) as path, tf.device("CPU:0"):
         (state,) = tf.raw_ops.RestoreV2(prefix=path, tensor_names=[_KEY], shape_and_slices=[""], dtypes=[tf.variant])
     return state
 
 
 def holds_shuffle(path: Path) -> bool:
-    """Whether the file of a written state has the random generator of a shuffle."""
+    """Return whether the file of a written state contains the random generator of a shuffle."""
     with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         return holds_generator(content)
 
 
 class IteratorPosition(Position):
-    """TensorFlow writes the iterator's state.
+    """A position that is the state of TensorFlow's iterator.
 
-    Between two passes a state is not whole: TensorFlow has dropped the shuffle and not begun the next one, and would
-    begin it in the order of the first pass. Then the last whole state is written, with the number of batches to read
-    again behind it. Within a block, the state from before the block is written. If the data `reshuffles`, a whole state
-    holds the generator of the shuffle.
+    Between two passes the state is incomplete: TensorFlow has dropped the shuffle, and a restored iterator would start
+    the next one in the order of the first pass. In this case the last complete state is written, with the number of
+    batches to read again after it. Within a block, the state before the block is written. If the data `reshuffles`, a
+    complete state contains the generator of the shuffle.
     """
 
     mode = "iterator"
@@ -228,12 +229,12 @@ class IteratorPosition(Position):
         self._hold(iterator_state(self.iterator), 0)
 
     def _hold(self, state: tf.Tensor, passed: int) -> None:
-        """Note a whole state, and how many batches of the pass had been read from the iterator."""
+        """Store a complete state, and the number of batches of the pass that were read before it."""
         self._held = self._between = state, passed
         self._taken_at = time.monotonic()
 
     def _go_to_state(self, state: tf.Tensor, passed: int, offset: int) -> None:
-        # Iterators of one dataset share the generator of its shuffle, which the state resets.
+        # Iterators of one dataset share the generator of its shuffle. The state resets it.
         self._read(self._dataset, self.number, offset)
         set_iterator_state(self.iterator, state)
         self.behind = offset - passed
@@ -270,7 +271,7 @@ class IteratorPosition(Position):
         return finish
 
     def read(self, prefix: str, place: Place) -> None:
-        if place["block"] != self.block:  # the state is of another pipeline
+        if place["block"] != self.block:  # the state belongs to another pipeline
             self.replay(place)
             return
         if place["pass"] != self.number:
@@ -288,10 +289,11 @@ _BATCHES = ("_Batch", "_ParallelBatch", "_PaddedBatch")
 
 
 def indexed(dataset: tf.data.Dataset) -> Callable[[int], None] | None:
-    """A function that lets the next reading of a dataset begin after so many batches.
+    """Return a function that makes the next iteration over a dataset start after a number of batches.
 
-    None if the dataset is not a reader's with ``shuffle="index"``, or has stages above it that do not tell which
-    examples each of its batches is made of.
+    Returns:
+        None if the source is not a reader with ``shuffle="index"``, or if later stages do not determine which examples
+        are in each batch.
     """
     batch: tuple[int | None, int | None] | None = None
     is_endless = False
@@ -303,7 +305,7 @@ def indexed(dataset: tf.data.Dataset) -> Callable[[int], None] | None:
         if name in _BATCHES and batch is None:
             batch = stage_number(stage, "batch_size"), stage_number(stage, "drop_remainder")
         elif name == "_Repeat" and stage_number(stage, "count") == -1:
-            is_endless = is_endless or batch is not None  # the examples are repeated, and batches go across passes
+            is_endless = is_endless or batch is not None  # examples repeat, and batches span passes
         elif name not in _ONE_BY_ONE:
             return None
         (stage,) = below
@@ -323,9 +325,11 @@ def indexed(dataset: tf.data.Dataset) -> Callable[[int], None] | None:
 
 
 class NumberPosition(Position):
-    """The number of batches is the place: the pipeline begins at the example that follows from it.
+    """A position that is a number of batches; the pipeline starts at the matching example.
 
-    Nothing else reads the `dataset` that is given for the first pass.
+    Args:
+        source: the datasets of the run.
+        dataset: the training dataset of the first pass; nothing else may read it.
     """
 
     mode = "iterator"
@@ -344,7 +348,7 @@ class NumberPosition(Position):
             self._dataset = self._source.training_of(place["pass"])
         begin_after = indexed(self._dataset)
         assert begin_after is not None, "the datasets of all passes are made of the same stages"
-        self.iterator = None  # the old one reads ahead, in the same order
+        self.iterator = None  # the old iterator prefetches from the same order
         begin_after(place["offset"])
         self._read(self._dataset, place["pass"], place["offset"])
 
@@ -353,10 +357,10 @@ class NumberPosition(Position):
 
 
 class ReplayPosition(Position):
-    """The pass is read again from its start, and compared by a digest over its batches.
+    """A position that is reached by reading the pass again; a digest over its batches verifies them.
 
-    Data of Python code is made once for all passes. Its pass is first read again alone. If that gives other batches,
-    such as from a generator that continues its random numbers from pass to pass, all passes before are read again, too.
+    A dataset of Python code is built once for all passes. Its current pass is read again first. If the batches differ,
+    such as from a generator that continues its random numbers across passes, all earlier passes are read again too.
     """
 
     mode = "replay"
@@ -364,8 +368,8 @@ class ReplayPosition(Position):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self._digest = RollingDigest()
-        self._expected: str | None = None  # at the place of the run, while there are batches behind
-        self._next = 0  # the pass that the next reading of a dataset made once begins
+        self._expected: str | None = None  # the digest at the position of the run, while batches are read again
+        self._next = 0  # the pass that the next iteration over a dataset built once starts
         self._has_gone_back = False
         self._training: Any = None
         self.begin(0)
@@ -375,7 +379,7 @@ class ReplayPosition(Position):
         if self._source.is_made_once and number != self._next:
             self._source.rebuild()
             for _ in range(number):
-                iter(self._source.training)  # a shuffle draws its seeds when a reading begins
+                iter(self._source.training)  # a shuffle draws its seeds when an iteration starts
         if (training := self._source.training_of(number)) is not self._training:
             self._training, self._digested = training, self._digest.over(training)
         self._read(self._digested, number, 0)
@@ -403,7 +407,7 @@ class ReplayPosition(Position):
         return OTHER_BATCHES if self._expected not in (None, self._digest.after(self.offset)) else None
 
     def goes_further_back(self) -> bool:
-        # Only what Python code makes, once for all passes, can depend on the passes before.
+        # Only a dataset of Python code, built once for all passes, can depend on earlier passes.
         if self._has_gone_back or not self.number or not self._source.is_made_once:
             return False
         self._has_gone_back = True

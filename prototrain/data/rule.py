@@ -29,15 +29,15 @@ PLAIN = frozenset(
         *("_FlatMap", "_Interleave", "_ParallelInterleave", "Cache", "_Shuffle"),
     )
 )
-"""The stages whose state TensorFlow saves whole, by the names of their classes."""
-_SPREAD = ("_FlatMap", "_Interleave", "_ParallelInterleave", "Cache")  # drop a shuffle before the pass has ended
-_ENDS_EARLY = ("_Take", "_Zip")  # may end before what they read from
+"""Class names of the stages whose state TensorFlow saves completely."""
+_SPREAD = ("_FlatMap", "_Interleave", "_ParallelInterleave", "Cache")  # drop a shuffle before the end of the pass
+_ENDS_EARLY = ("_Take", "_Zip")  # may end before their sources
 _IN_FUNCTIONS = (
     *("RangeDataset", "TensorDataset", "TensorSliceDataset", "TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2"),
     *("FixedLengthRecordDatasetV2", "MapDataset", "FilterDataset", "BatchDatasetV2", "TakeDataset", "SkipDataset"),
     "FlatMapDataset",
 )
-_WITHOUT_STATE = (  # although TensorFlow declares them stateful, so that they run, or run in order
+_WITHOUT_STATE = (  # TensorFlow declares these stateful only to make them run, or run in order
     *("Assert", "Print", "PrintV2", "If", "While", "Case", "StatefulPartitionedCall", "LookupTableFindV2"),
     *("LookupTableSizeV2", "CheckNumerics", "CheckNumericsV2", "StatelessRandomGetAlg", "DeviceIndex"),
 )
@@ -49,14 +49,14 @@ def data_position(dataset: tf.data.Dataset, wanted: str = "auto") -> tuple[str, 
     """Choose how a run returns to its position in a dataset.
 
     Args:
-        dataset: of training batches.
+        dataset: the dataset of training batches.
         wanted: ``trainer.data_position``.
 
     Returns:
-        the mode, and why it is not "iterator":
+        the mode, and the reason if it is not "iterator":
 
-        - "iterator": plain stages with at most one shuffle, whose iterator TensorFlow saves whole;
-        - "replay": other data that is the same in each reading under its seed;
+        - "iterator": plain stages with at most one shuffle, whose iterator state TensorFlow saves completely;
+        - "replay": other data that repeats under its seed;
         - "restart": data that does not repeat.
     """
     if wanted != "auto":
@@ -90,7 +90,7 @@ def _why_replay(dataset: tf.data.Dataset) -> Iterator[str]:
         if name_of(stage) not in PLAIN and not (name_of(stage) == "_Variant" and _hidden_ops(stage) <= _HIDDEN):
             yield f"stage {shown(stage)}"
         if is_file_cache(stage):
-            yield "it is cached in a file"  # restored without that file, the iterator would end the whole process
+            yield "it is cached in a file"  # restoring the iterator without that file would kill the process
         for op in operations(stage):
             if is_random(op):
                 yield f"{shown(stage)} draws random numbers ({op.type}); tf.random.stateless_* keep the place"
@@ -106,32 +106,32 @@ def _why_replay(dataset: tf.data.Dataset) -> Iterator[str]:
 
 
 def _above_shuffle(stage: Any, above: tuple[str, ...], below_end: tuple[str, ...]) -> Iterator[str]:
-    """Why the state of a shuffle is not whole within a pass: because of the stages above it.
+    """Yield the reasons why the stages above a shuffle make its saved state incomplete.
 
-    Those in `below_end` stand below one that may end early: they have no end themselves.
+    `below_end` names the stages below one that may end early, so they may not reach their own end.
     """
     name = name_of(stage)
     if name == "_Shuffle":
         yield from (f"a shuffle below {other.strip('_')}" for other in above if other in _SPREAD)
         if "_Repeat" in below_end:
-            yield "a shuffle that is repeated and cut off"  # how far it was read ahead of the cut is left to threads
+            yield "a shuffle that is repeated and cut off"  # threads decide how far it is read past the cut
     cut = any(other in _ENDS_EARLY for other in above)
     for source in sources(stage):
         yield from _above_shuffle(source, (*above, name), (*below_end, name) if cut else below_end)
 
 
 def is_random(op: Any) -> bool:
-    """Whether an op draws random numbers from a generator that it keeps."""
+    """Return whether an op draws random numbers from its own stateful generator."""
     return bool(op.op_def is not None and op.op_def.is_stateful and "seed2" in op.node_def.attr)
 
 
 def is_python(dataset: tf.data.Dataset) -> bool:
-    """Whether Python code makes the data."""
+    """Return whether Python code produces the data."""
     return any("PyFunc" in op.type for stage in stages(dataset) for op in operations(stage))
 
 
 def reshuffles(dataset: tf.data.Dataset) -> bool:
-    """Whether each reading of a dataset gives another order."""
+    """Return whether each iteration over a dataset has a different order."""
     return any(map(_is_reshuffled, stages(dataset)))
 
 
@@ -141,25 +141,25 @@ def _is_reshuffled(stage: Any) -> bool:
 
 
 def draws(stage: Any) -> bool:
-    """Whether a stage has a random generator, or its functions have one."""
+    """Return whether a stage or its functions have a random generator."""
     if _is_reshuffled(stage) or name_of(stage) in ("_Shuffle", "_Random"):
         return True
     return any(is_random(op) or op.type.startswith("ShuffleDataset") for op in operations(stage))
 
 
 def shares_generators(one: tf.data.Dataset, other: tf.data.Dataset) -> bool:
-    """Whether two datasets have a stage in common that draws random numbers."""
+    """Return whether two datasets share a stage that draws random numbers."""
     known = {id(stage) for stage in stages(other)}
     return any(id(stage) in known and draws(stage) for stage in stages(one))
 
 
 def is_function_of_element(stage: Any) -> bool:
-    """Whether what a stage makes of an element depends on the element only, and keeps the order."""
+    """Return whether a stage keeps the order, and its output depends on the element only."""
     return not _is_unordered(stage) and not any(map(_has_state, operations(stage)))
 
 
 def is_file_cache(stage: Any) -> bool:
-    """Whether a stage is a `cache(filename)`."""
+    """Return whether a stage is a `cache(filename)`."""
     return name_of(stage) == "Cache" and tf.get_static_value(cache_file(stage)) != b""
 
 
@@ -168,7 +168,7 @@ def _has_state(op: Any) -> bool:
 
 
 def _is_unordered(stage: Any) -> bool:
-    """Whether a stage has ``deterministic=False``."""
+    """Return whether a stage has ``deterministic=False``."""
     if name_of(stage) != "_ParallelInterleave":
         return is_declared_unordered(stage)
     made = [node for node in _nodes(stage) if node.op.startswith("ParallelInterleaveDataset")]
@@ -176,12 +176,12 @@ def _is_unordered(stage: Any) -> bool:
 
 
 def _hidden_ops(stage: Any) -> set[str]:
-    """The ops of a stage of which TensorFlow keeps no object, such as the choices of `choose_from_datasets`."""
+    """Return the ops of a stage without a Python object, such as the choices of `choose_from_datasets`."""
     return {node.op for node in _nodes(stage)} if name_of(stage) == "_Variant" else set()
 
 
 def _nodes(stage: Any) -> list[Any]:
-    """A dataset as the nodes of a graph."""
+    """Return the graph nodes of a dataset."""
     found = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(stage), external_state_policy=1, strip_device_assignment=True
     )

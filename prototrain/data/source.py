@@ -1,4 +1,4 @@
-"""The datasets of a model: called for a worker and for each pass, under the run's seed."""
+"""The datasets of a model, made for a worker and for each pass under the run's seed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _DIVISIONS = {"files": "its own files of the training data", "none": "its own tr
 
 @dataclass(frozen=True)
 class Share:
-    """The worker that reads; the argument of `datasets(worker)`.
+    """The worker that reads the data; the argument of `datasets(worker)`.
 
     Attributes:
-        index: its number, from 0.
-        count: how many there are.
+        index: index of the worker, from 0.
+        count: number of workers.
         sharding: ``model.data_sharding``.
     """
 
@@ -41,17 +41,17 @@ class Share:
 
     @property
     def is_own(self) -> bool:
-        """Whether this worker reads its part of each global batch, and not all of it."""
+        """Whether this worker reads only its part of each global batch."""
         return self.count > 1 and self.sharding != "batch"
 
     @property
     def division(self) -> str | None:
-        """How the data is divided among workers, in words; None where everyone reads all of it."""
+        """A description of how workers divide the data; None if each worker reads all of it."""
         return f"each of {self.count} workers reads {_DIVISIONS[self.sharding]}" if self.is_own else None
 
 
 def for_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Datasets]:
-    """A model's `datasets` as a function without arguments: one that takes a worker is given it."""
+    """Return a model's `datasets` as a function without arguments, with the worker bound if it takes one."""
     first = next(iter(inspect.signature(make).parameters.values()), None)
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         return make
@@ -66,7 +66,7 @@ def for_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Data
 
 
 def shared_out(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
-    """Give a worker its own share of the training data, without an end: passes over shares are not equally long."""
+    """Return the datasets with this worker's share of "trn", repeated endlessly: shares differ in length."""
     if not share.is_own or "trn" not in datasets:
         return datasets
     trn = datasets["trn"]
@@ -85,13 +85,13 @@ def shared_out(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
 
 
 class Source:
-    """Builds the datasets of a run, so that shuffles without a seed depend on the run's seed and the pass only.
+    """Builds the datasets of a run; unseeded shuffles depend only on the run's seed and the pass.
 
-    All datasets of a run come from one call, so that validation examples are never trained on: of later calls only the
-    training dataset is used, and only if it is made of the same data.
+    All datasets of a run come from one call of `datasets()`, so validation examples are never trained on. Later calls
+    provide only the training dataset, and only if it has the same data.
 
     Attributes:
-        datasets: of the run, by name.
+        datasets: the datasets of the run, by name.
     """
 
     def __init__(self, make: Callable[[], Datasets], seed: int, announce: Callable[[str], None]) -> None:
@@ -102,7 +102,7 @@ class Source:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Build the datasets of the run, again if something was read from them."""
+        """Build the datasets of the run, again after something was read from them."""
         self.datasets = self._call(0)
 
     @property
@@ -112,11 +112,11 @@ class Source:
 
     @property
     def is_made_once(self) -> bool:
-        """Whether all passes read one dataset, whose Python code or shuffles continue from pass to pass."""
+        """Whether all passes read one dataset, whose Python code and shuffles continue across passes."""
         return not self._follows_pass and is_python(self.training)
 
     def training_of(self, number: int) -> tf.data.Dataset:
-        """The training dataset of a pass, counted from 0: built again if it depends on the pass."""
+        """Return the training dataset of a pass, counted from 0; builds it again if it depends on the pass."""
         if self._is_repeated and self._follows_pass:
             dataset = self._call(number)["trn"]
             if describe_sources(dataset) == describe_sources(self.training):
@@ -140,8 +140,8 @@ class Source:
                 'return {"trn": ..., "vld": ...}'
             )
         checked = {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
-        # A shuffle draws other numbers in each reading of one dataset; the random ops of a function give the same ones,
-        # as their seeds are set where the function is traced.
+        # A shuffle draws new numbers each time one dataset is iterated. Random ops in a function repeat theirs, since
+        # their seeds are set when the function is traced.
         training = checked["trn"]
         in_functions = any(is_random(op) for stage in stages(training) for op in operations(stage))
         self._follows_pass |= in_functions or (not is_python(training) and any(map(draws, stages(training))))
@@ -149,10 +149,10 @@ class Source:
 
     @contextmanager
     def _seeded(self, number: int) -> Iterator[None]:
-        """Context manager that seeds all global random generators, and restores their states at its end.
+        """Context manager that seeds all global random generators and restores their states on exit.
 
-        Python, NumPy and Keras have one seed for all passes, so that a random split is the same in each; `tf.data`
-        shuffles by one of the pass.
+        Python, NumPy and Keras get the same seed in all passes, which keeps a random split the same. TensorFlow's seed
+        depends on the pass.
         """
         of_pass = hashlib.sha256(f"{self._seed}/{number}".encode()).digest()
         with global_random_kept():

@@ -1,6 +1,6 @@
-"""A model: found by its name, built once on some towers (`prototrain.model.built`), its variables shared by all calls.
+"""Models: loading by name, and building on towers with variables that all calls share (`prototrain.model.built`).
 
-This page needs no TensorFlow.
+Importing this package does not import TensorFlow.
 """
 
 from prototrain.model.loading import Model, ModelDict, ModelProtocol, import_own, load_model, require_module

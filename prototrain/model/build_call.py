@@ -1,9 +1,9 @@
-"""A call of a model's `build`, and the hooks in Keras and TensorFlow that ask it.
+"""Calls of a model's `build`, and hooks in Keras and TensorFlow that let repeated calls share layers.
 
-Keras has no notion of a function that is called again and means the same layers. So the constructors of Keras ask the
-`BuildCall` of the present thread first and return the object of the first call, which is found by class, arguments and
-order. Variables report each use, so that what the first call changes can be restored. The hooks are installed when this
-module is imported; in a thread without a call of `build` they do nothing.
+In Keras, calling a function again creates new layers. Here, Keras constructors ask the thread's current `BuildCall`
+first and return the object of the first call, matched by class, arguments and order. Variables report each use, so that
+changes of the first call can be undone. The hooks are installed when this module is imported, and do nothing in a
+thread without a call of `build`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from prototrain.tf_private import (
 from prototrain.towers import components
 
 _TABLES = (tf.lookup.KeyValueTensorInitializer, tf.lookup.TextFileInitializer, tf.lookup.StaticHashTable)
-"""Lookup tables and their contents; a table of a traced call would be filled in every step."""
+"""Lookup tables and their initializers; a table made in a traced call would be filled in every step."""
 
 CACHED = (
     keras.layers.Layer,
@@ -48,14 +48,14 @@ CACHED = (
     KerasVariable,
     *_TABLES,
 )
-"""The classes whose objects are made once."""
+"""Classes whose objects are created once."""
 
 Key = tuple[Any, ...]
-"""What identifies an object: the id of the layer that makes it (0 for `build`), class, name, outline of arguments, and
-the name scope within `build`."""
+"""The identity of an object: the id of the layer that creates it (0 for `build`), class, name, outline of the
+arguments, and name scope within `build`."""
 
 Objects = dict[Key, list[Any]]
-"""The objects that the first call made; those of one key in the order of creation."""
+"""The objects of the first call by key, in the order of creation."""
 
 _ADDED = "keras.Sequential.add"
 _EMPTY_CELL = CellType()
@@ -63,7 +63,7 @@ _thread = threading.local()  # towers are traced in threads
 
 
 def present_call() -> BuildCall | None:
-    """The call of `build` in progress in this thread, or None."""
+    """Return this thread's call of `build` in progress, or None."""
     call: BuildCall | None = getattr(_thread, "call", None)
     return call
 
@@ -81,7 +81,7 @@ def _set(name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def calling(layer: Any) -> Iterator[None]:
-    """Treat what this thread makes and assigns in the block as a layer's own, as in its call."""
+    """Context manager that treats objects and assignments of this thread as part of a layer's call."""
     call = present_call()
     with nullcontext() if call is None else call.inside(layer):
         yield
@@ -89,7 +89,7 @@ def calling(layer: Any) -> Iterator[None]:
 
 @dataclass
 class _Frame:
-    """Running code: `build` itself, a layer's call, or ignored code, which no later call repeats."""
+    """Running code: `build` itself, a layer's call, or ignored code that no later call repeats."""
 
     owner: int  # the id of a layer, or 0 for `build`
     is_ignored: bool = False
@@ -100,16 +100,16 @@ class BuildCall:
     """A call of `build` in progress.
 
     Args:
-        objects: those of the first call, which fills them.
-        is_first: whether it is the first call.
+        objects: the objects of the first call; filled by it.
+        is_first: whether this is the first call.
         take_over: called with each layer that `build` itself calls, before the layer's first call.
-        seeds: by the name of a seed state, the variable that the present tower uses instead.
+        seeds: variables that the current tower uses as seed states, by the names of the seed states.
 
     Attributes:
         called: the layers that `build` itself has called, by id.
-        variables: the `tf.Variable` objects that `build` or its layers have asked for.
-        losses: tensors that layers have added.
-        updates_metrics: whether assignments to the variables of metrics count.
+        variables: the `tf.Variable` objects that `build` or its layers have requested.
+        losses: loss tensors that layers have added.
+        updates_metrics: whether to perform assignments to metric variables.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class BuildCall:
         self._given: Any = None
         self._new: dict[int, Any] = {}
         self._before: dict[int, tuple[Any, Any]] = {}  # variables and their values, by the id of the handle
-        self._taken: set[int] = set()  # ids of losses, and of weights whose regularizers, that `build` has read
+        self._taken: set[int] = set()  # ids of the losses, and of regularized weights, that `build` has read
         self.called: dict[int, Any] = {}
         self.variables: list[Any] = []
         self.losses: list[Any] = []
@@ -137,9 +137,12 @@ class BuildCall:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the hooks ask this call, and check at the end that it has made the same as the first one.
+        """Context manager that activates the hooks, and checks that the call made the same objects as the first.
 
         The first call restores the variables that running on a batch has changed.
+
+        Raises:
+            ModelError: the call left out an object that only its order distinguishes from another.
         """
         try:
             with _set("call", self):
@@ -157,7 +160,7 @@ class BuildCall:
 
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:
-        """Context manager around a layer's call: objects that are made in it belong to the layer."""
+        """Context manager around a layer's call; objects made in it belong to the layer."""
         if not self._in_layer and id(layer) not in self.called:
             self.called[id(layer)] = layer
             with self.ignoring():
@@ -167,7 +170,7 @@ class BuildCall:
 
     @contextmanager
     def ignoring(self) -> Iterator[None]:
-        """Context manager around an `__init__` or `build`, which no later call repeats; its changes stay."""
+        """Context manager around an `__init__` or `build` that no later call repeats; its changes are kept."""
         with self._frame(_Frame(0, is_ignored=True)):
             yield
 
@@ -182,16 +185,16 @@ class BuildCall:
     # -- objects ------------------------------------------------------------------------------------------------------
 
     def _find_or_make(self, key: Key, make: Callable[[], Any]) -> tuple[Any, bool]:
-        """The next object of a key, and whether it is new."""
+        """Return the next object of a key, and whether it is new."""
         frame = self._frames[-1]
         if frame.is_ignored:
             return make(), True
         scope = ""
-        if not self._in_layer:  # without the numbers that a graph adds to a scope that is entered again
+        if not self._in_layer:  # a graph numbers a scope that is entered again
             inner = tf.get_current_name_scope().removeprefix(self._outer_scope).strip("/")
             scope = re.sub(r"_\d+(?=/|$)", "", inner)
         key = (frame.owner, *key, scope)
-        if not self._is_first and key not in self._objects:  # control flow begins with another scope in a graph
+        if not self._is_first and key not in self._objects:  # in a graph, control flow has another scope
             others = [other for other in self._objects if other[:-1] == key[:-1]]
             key = others[0] if len(others) == 1 else key
         made, number = self._objects.get(key, []), frame.counts[key]
@@ -199,13 +202,13 @@ class BuildCall:
         if number < len(made):
             return made[number], False
         new = make()
-        # An object that only a later call makes has no variables, and may hold tensors of that call's graph.
+        # An object that only a later call makes has no variables, and may hold tensors of its graph.
         if self._is_first:
             self._objects.setdefault(key, []).append(new)
         return new, True
 
     def obtain(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
-        """Return the object that the first call made with the same arguments, or else a new one of `make`."""
+        """Return the object that the first call made with the same arguments, or a new one from `make`."""
         outline = _outline((args, kwargs), issubclass(kind, _TABLES))
         key = (f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), outline)
         found, is_new = self._find_or_make(key, make)
@@ -215,21 +218,21 @@ class BuildCall:
         return found
 
     def is_initialized(self, found: Any) -> bool:
-        """Whether an object whose `__init__` is about to run was made by an earlier call; True once for each."""
+        """Return whether an object whose `__init__` is about to run exists since an earlier call; True only once."""
         is_given, self._given = found is self._given, None
         return is_given
 
     def variable(self, arguments: Mapping[str, Any], make: Callable[[], tf.Variable]) -> tf.Variable:
-        """Return the `tf.Variable` that the first call made with the same arguments, or else the result of `make`."""
+        """Return the `tf.Variable` that the first call made with the same arguments, or the result of `make`."""
         value: Any = arguments.get("initial_value")
-        # Only a call of an initializer would tell the shape.
+        # The shape of an initializer's value is unknown without calling it.
         shape = None if callable(value) else tf.TensorShape(value.shape if hasattr(value, "shape") else np.shape(value))
         found, _ = self._find_or_make(("tf.Variable", arguments.get("name"), str(shape)), make)
         self.variables.append(found)
         return found
 
     def adds(self, model: keras.Sequential, layer: Any) -> bool:
-        """Whether to add a layer to a Sequential: a later call has the model of the first, and must add the same."""
+        """Return whether to add a layer to a Sequential; later calls reuse the model and must add the same layers."""
         layer = history(layer)[0][0] if isinstance(layer, keras.KerasTensor) else layer
         found, is_new = self._find_or_make((_ADDED, model.name, id(model)), lambda: layer)
         if found is not layer or (is_new and self.is_done(model)):
@@ -237,7 +240,7 @@ class BuildCall:
         return not self.is_done(model)
 
     def _check_left_out(self) -> None:
-        """Raise a ModelError if an object with weights was left out that only the order tells from a used one."""
+        """Raise a ModelError if the call left out an object with weights that only its order identifies."""
         for key, made in self._objects.items():
             left_out = made[self._frames[0].counts[key] :]
             if not 0 < len(left_out) < len(made):
@@ -254,11 +257,11 @@ class BuildCall:
     # -- changes that happen once -------------------------------------------------------------------------------------
 
     def is_done(self, changed: Any) -> bool:
-        """Whether the first call has made a one-time change of this object, such as building a layer."""
+        """Return whether the first call has made a one-time change of this object, such as building a layer."""
         return not (self._is_first or self._in_layer or id(changed) in self._new)
 
     def assign(self, variable: Any, value: Any, assign: Callable[[Any, Any], Any]) -> Any:
-        """Let `assign` set a Keras variable, unless the first call has set it once and for all."""
+        """Assign a value to a Keras variable, unless it is a one-time assignment of the first call."""
         if not self.updates_metrics and variable.value.synchronization == tf.VariableSynchronization.ON_READ:
             return value
         is_computed = tf.is_tensor(value) or isinstance(value, KerasVariable)
@@ -275,46 +278,46 @@ class BuildCall:
         with self.ignoring():
             assigned = assign(variable, value)
         for part in components(variable.value):
-            self._before.pop(id(raw_handle(part)), None)  # what was assigned stays
+            self._before.pop(id(raw_handle(part)), None)  # keep the assigned value
         return assigned
 
     def note_use(self, variable: Any) -> None:
-        """In the first call, keep the value of a variable that is about to be used.
+        """Save the value of a variable before its first use in the first call.
 
-        A layer may count in a `tf.Variable` that Keras does not know, and an op may change a random generator's state,
-        but all that uses a variable from Python reads its handle first, which is reported.
+        A layer may update a `tf.Variable` that Keras does not know, and an op may change the state of a random
+        generator. In each case, Python code reads the variable's handle first, which calls this method.
         """
-        handle = raw_handle(variable)  # not the property, which leads here
+        handle = raw_handle(variable)  # the property would call this method again
         if not self._is_first or id(handle) in self._before or any(frame.is_ignored for frame in self._frames):
             return
         with tf.init_scope():
-            # A variable that a graph is making has no value yet, nor has one that is being initialized.
+            # A variable that is being created or initialized has no value yet.
             if tf.executing_eagerly() and hasattr(handle, "numpy") and tf.raw_ops.VarIsInitializedOp(resource=handle):
-                # A tensor keeps its value: only a variable that changes is copied.
+                # A tensor keeps its value; TensorFlow copies only a variable that changes.
                 value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
                 self._before[id(handle)] = (variable, value)
 
     # -- losses, variables and seeds ----------------------------------------------------------------------------------
 
     def note_taken(self, layer: Any, losses: list[Any]) -> None:
-        """Note that the losses of a layer were read: if `build` did it, it adds them to its own loss."""
+        """Record that a layer's losses were read; if `build` itself reads them, it adds them to its own loss."""
         if not self._in_layer:
             self._taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
 
     def losses_left(self, weights: list[Any]) -> list[Any]:
-        """The losses of layers, and of the regularizers of these weights, that `build` has not read."""
+        """Return the losses of layers and of the weights' regularizers that `build` has not read."""
         found = [loss for loss in self.losses if id(loss) not in self._taken]
         return found + [w.regularizer(w) for w in weights if w.regularizer is not None and id(w) not in self._taken]
 
     def take_losses(self) -> list[Any]:
-        """The losses of layers that `build` has called so far, which count as read from now on."""
+        """Return the unread losses of the layers that `build` has called so far, and mark them as read."""
         weights = {id(w): w for layer in self.called.values() for w in layer.trainable_weights}
         found = self.losses_left(list(weights.values()))
         self._taken |= {*map(id, self.losses), *weights}
         return found
 
     def trainable_variables(self) -> list[Any]:
-        """The trainable variables of layers that `build` has called so far, and those that it has made itself."""
+        """Return the trainable variables of the layers that `build` has called so far, and those it has made itself."""
         weights = [weight for layer in self.called.values() for weight in layer.weights]
         trained = {id(weight) for layer in self.called.values() for weight in layer.trainable_weights}
         found = {id(weight.value): weight.value for weight in weights if id(weight) in trained}
@@ -323,12 +326,12 @@ class BuildCall:
         return list(found.values())
 
     def seed_state(self, state: Any) -> Any:
-        """The variable that the present tower uses instead of the state of a `SeedGenerator`, or None."""
+        """Return the variable that the current tower uses as the state of a `SeedGenerator`, or None."""
         return self._seeds.get(base_name(state)) if self._seeds else None
 
 
 def base_name(variable: Any) -> str:
-    """A variable's name without the output number, such as ``fc0/kernel``."""
+    """Return a variable's name without the output number, such as ``fc0/kernel``."""
     return str(variable.name).split(":")[0]
 
 
@@ -340,15 +343,19 @@ def _added_others(name: str) -> ModelError:
 
 
 def _floating(made: Any) -> list[str]:
-    """The names of an object's variables of floats."""
+    """Return the names of an object's floating-point variables."""
     held: list[Any] = [made] if isinstance(made, (KerasVariable, tf.Variable)) else getattr(made, "variables", [])
     return [getattr(v, "path", None) or base_name(v) for v in held if tf.as_dtype(v.dtype).is_floating]
 
 
 def _outline(value: Any, has_contents: bool, within: tuple[Any, ...] = ()) -> Any:
-    """The part of an argument that is the same in every call of `build`; `within` are functions that contain it.
+    """Return a hashable outline of an argument that is the same in every call of `build`.
 
-    Arrays are compared by their contents for lookup tables only: initial weights may be drawn again in each call.
+    Args:
+        value: the argument.
+        has_contents: whether to include the contents of arrays. Only lookup tables need it: initial weights may be
+            drawn again in each call.
+        within: the functions that contain the argument.
     """
     if value is None or isinstance(value, (bool, bytes, complex, float, int, str)):
         return value
@@ -361,7 +368,7 @@ def _outline(value: Any, has_contents: bool, within: tuple[Any, ...] = ()) -> An
     if isinstance(value, keras.KerasTensor):
         return tuple(_outline(step, has_contents, within) for step in history(value))
     if isinstance(value, FunctionType) and value not in within:
-        # A layer keeps the function of the first call: one that sees other values is another function.
+        # A layer keeps the function of the first call, so a function with other closure values is a different one.
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL]
         seen = [*cells, value.__defaults__, value.__kwdefaults__]
         return value.__qualname__, _outline(seen, has_contents, (*within, value))
@@ -398,7 +405,7 @@ def _hook_constructor(kind: type) -> None:
             _hook_initializer(type(made))
             return made
 
-        # Constructors call those of their base classes, and not always with the arguments.
+        # Constructors call base constructors, possibly with other arguments.
         call = None if getattr(_thread, "constructing", False) else present_call()
         if call is None:
             return plain()
@@ -410,7 +417,7 @@ def _hook_constructor(kind: type) -> None:
 
 
 def _hook_initializer(kind: type) -> None:
-    """Make a class initialize each object once."""
+    """Make a class initialize each object only once."""
     if not hasattr(kind.__init__, "asks_first"):  # type: ignore[misc]
         method = _with_hook(kind.__init__, _initialize)  # type: ignore[misc]
         method.asks_first = True
@@ -434,14 +441,14 @@ def _build(layer: Any, call: BuildCall, original: Any, *args: Any, **kwargs: Any
 
 
 def _with_hook(original: Any, hook: Callable[..., Any]) -> Any:
-    """A method that calls `hook` with the present call of `build`, `original` and the arguments, if there is a call."""
+    """Wrap a method to call `hook(call, original, ...)` while this thread is in a call of `build`."""
 
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
         call = present_call()
         return original(*args, **kwargs) if call is None else hook(call, original, *args, **kwargs)
 
-    setattr(method, "__signature__", inspect.signature(original))  # noqa: B010 - which Keras reads
+    setattr(method, "__signature__", inspect.signature(original))  # noqa: B010 - Keras reads it
     return method
 
 
@@ -485,7 +492,7 @@ def _next_seed(call: BuildCall, original: Any, self: Any, *args: Any, **kwargs: 
 
 
 def _get_weights(call: BuildCall, original: Any, self: Any) -> Any:
-    with tf.init_scope():  # the arrays are read once, outside of the graph that is traced
+    with tf.init_scope():  # read the arrays once, outside of the traced graph
         return original(self)
 
 

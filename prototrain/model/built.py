@@ -1,4 +1,4 @@
-"""A model built on some towers: its datasets, its variables, and what can be asked of it without training."""
+"""A model built on towers: its datasets, its variables, and its evaluation."""
 
 from __future__ import annotations
 
@@ -44,31 +44,34 @@ if TYPE_CHECKING:
 
 
 class BuiltModel:
-    """A model built on some towers: its data, its variables, and its compiled evaluations.
+    """A model built on towers: its data, its variables, and its compiled evaluations.
 
     Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`, to be trained or only used.
-        placement: the towers; one on the default device if None.
-        datasets: instead of the model's `datasets`.
-        repeats_data: whether finite training data is repeated.
-        share: which of several workers reads the data.
-        look: called with this object when the data is there, before the model is built.
-        check: called with what `build` returns for training; raises an error if it cannot be trained on.
-        stop: ends an evaluation; one that prints nothing if None.
-        counter: counts the completed steps; one that stays at 0 if None.
+        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
+        placement: the towers; by default one tower on the default device.
+        datasets: replaces the model's `datasets`.
+        repeats_data: whether to repeat finite training data.
+        share: the worker that reads the data.
+        look: called with this object after the data is loaded, before the model is built.
+        check: called with the result of `build` for training; raises an error if it cannot be trained on.
+        stop: ends an evaluation when a stop is requested; by default a silent request.
+        counter: counts the completed steps; by default a counter at 0.
         log: prints a line for the user.
 
     Attributes:
-        model, config, placement, counter, stop: what was given.
+        model, config, placement, counter, stop: the arguments.
         data: the training data and its position.
-        datasets: everything that the model's `datasets` returned, by name.
-        element_spec: the form of a training batch.
+        datasets: the datasets of the model by name.
+        element_spec: the spec of a training batch.
         layers: the layers and variables that all calls of `build` share.
-        variables: the model's variables by name; `trainable` and `decayed` are the chosen ones among them.
-        policy: the name of the Keras policy that says in which precision layers compute.
+        variables: the model's variables by name.
+        trainable: the variables that are trained, by name.
+        decayed: the trained variables with weight decay, by name.
+        policy: the name of the Keras dtype policy of the layers.
 
     Raises:
-        ModelError, DataError, ConfigError: the model does not keep to the protocol.
+        ModelError, DataError, ConfigError: the model violates the protocol.
+        OutOfMemoryError: the model does not fit into memory.
     """
 
     def __init__(
@@ -92,13 +95,13 @@ class BuiltModel:
         self.counter = StepCounter() if counter is None else counter
         self.counter.prepare()
         self._evaluations: dict[str, Evaluation] = {}
-        # Kept here, since Keras has it per thread (each tower is traced in its own thread) and clears it below.
+        # Keras stores the policy per thread, each tower is traced in its own thread, and `clear_session` resets it.
         self.policy: str = self.config["model.mixed_precision"] or keras.config.dtype_policy().name
         seed = self.config["trainer.random_seed"]
-        # Layer names count up per process; a run's variables must have the same names in every process.
+        # Keras numbers layer names per process, but a run's variables need the same names in every process.
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(seed)
-        self._sources = file_digests([self.source])  # before anyone edits what this process has imported
+        self._sources = file_digests([self.source])  # before the imported files are edited
         limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
         self.data = DataIterator(
             limited(partial(datasets_of, model, share) if datasets is None else datasets, **limits),
@@ -128,7 +131,7 @@ class BuiltModel:
         self.choose_trained()
 
     def _create_variables(self, check: Callable[[Any], object], log: Callable[[str], None]) -> None:
-        """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
+        """Call `build` on a real batch to create the variables, then trace it once to check that it reuses them."""
         parts = self.placement.parts * self.config["model.accumulate_steps"]
         first = first_part(self.data.first_batch, parts)
         spec = self.element_spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
@@ -160,7 +163,7 @@ class BuiltModel:
 
     @contextmanager
     def _building(self, train_phase: bool, tower: int | None = None) -> Iterator[None]:
-        """Let `current_tower` answer, and layers compute in the precision of `policy`."""
+        """Context manager that sets `current_tower`, and the dtype policy of new layers."""
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(self.policy)
         try:
@@ -170,7 +173,18 @@ class BuiltModel:
             keras.config.set_dtype_policy(before)
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Build one tower on its batch, with the variables that all towers and modes share; returns tensors by name."""
+        """Build one tower on its batch, with the variables that all towers and modes share.
+
+        Args:
+            inputs: the tower's batch.
+            train_phase: whether to build for training.
+
+        Returns:
+            the tensors that the model's `build` returned, by name.
+
+        Raises:
+            ModelError: `build` does not return a mapping, or makes other layers or variables than its first call.
+        """
         tower = self.placement.tower_to_build()
         with self._building(train_phase, tower), self.layers.sharing(), without_summaries():
             return check_net(self.model.build(inputs, train_phase))
@@ -178,7 +192,7 @@ class BuiltModel:
     # -- what is trained ----------------------------------------------------------------------------------------------
 
     def choose_trained(self) -> bool:
-        """Choose the variables that are trained and those that decay; returns whether they are others than before."""
+        """Select the trained and decayed variables; returns whether the selection changed since the last call."""
         weights = self.layers.trainable
         if weights.keys() == self._weights.keys():
             return False
@@ -190,10 +204,16 @@ class BuiltModel:
         return True
 
     def weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
-        """The weights that a regular expression matches, see `LayerCache.matching`, by name.
+        """Return the weights that a regular expression matches, by name; see `LayerCache.matching`.
+
+        Args:
+            who: start of error messages.
+            regex: the regular expression.
+            value: whether the weights are to be trained.
 
         Raises:
-            CallbackError: there are none, or they cannot be trained although `value` is true; `who` begins the message.
+            CallbackError: the regular expression is invalid or matches no weight, or a weight is to be trained and
+                ``model.trainable_variables`` excludes it.
         """
         try:
             found = {name: self.variables[name] for name in self.layers.matching(regex)}
@@ -216,7 +236,7 @@ class BuiltModel:
 
     @property
     def frozen(self) -> dict[str, bool]:
-        """False for each weight whose layer is not trainable, by name."""
+        """The names of the weights whose layers are not trainable, each with the value False."""
         return {name: False for name, v in self.variables.items() if v.trainable and name not in self._weights}
 
     # -- Keras's part -------------------------------------------------------------------------------------------------
@@ -227,42 +247,43 @@ class BuiltModel:
         return dict(self.layers.layers)
 
     def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
-        """Variables of the model by name, as optimizers want them: those that hold them in Keras, if there are."""
+        """Return variables by name, as Keras variables where layers have them, for optimizers."""
         names = {id(variable): name for name, variable in self.variables.items()}
         return {names[id(variable)]: self.layers.keras_variable(variable) for variable in variables}
 
     def with_keras_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """A gradient processor that replaces TensorFlow's variables with Keras's, which know their constraints."""
+        """Replace TensorFlow variables in (gradient, variable) pairs by Keras variables, which have constraints."""
         return [(gradient, self.layers.keras_variable(variable)) for gradient, variable in pairs]
 
     def layer_loss(self) -> tf.Tensor | None:
-        """The sum of the layers' losses in the last `build` of this tower; None if there are none; traced."""
+        """Return the sum of the layers' losses in this tower's last `build`, or None without any; traced."""
         return self.layers.loss()
 
     # -- using it -----------------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """The number of completed steps that the variables are of."""
+        """The number of completed steps."""
         return self.counter.step
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Average the model's scalars over a dataset, without training; see `Evaluation`.
 
         Args:
-            dataset: its name, such as "vld".
-            batches: how many batches from the start; 0 for all.
+            dataset: name of the dataset, such as "vld".
+            batches: number of batches from the start; 0 for all.
 
         Returns:
             the scalars by name, or None if a stop was requested before the end.
 
         Raises:
-            DataError, StepError: there is no such dataset, it is empty, or reading or evaluating failed.
+            DataError: there is no such dataset, it is empty, or all weights are 0.
+            StepError: reading or evaluating failed.
         """
         return self.evaluation(dataset).run(self.stop, batches, step=self.step)
 
     def evaluation(self, dataset: str) -> Evaluation:
-        """The compiled evaluation of a dataset; raises a DataError if there is no such dataset."""
+        """Return the compiled evaluation of a dataset; raises a DataError if there is no such dataset."""
         if dataset not in self.datasets:
             raise DataError(f"datasets() gives no {dataset!r}; it gives {', '.join(self.datasets)}")
         if dataset not in self._evaluations:
@@ -275,23 +296,30 @@ class BuiltModel:
         return scalars(net, require_loss=False), loss_weight(net)
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
-        """A function from arrays to arrays; see `Predictor`."""
+        """Return a function from arrays to arrays; see `Predictor`."""
         return Predictor(self, input_names, output_names)
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def load_weights(self, source: Source, **options: Any) -> str:
-        """Load the weights that match, see `prototrain.checkpoint.weights.load_weights`; returns a table of them."""
+        """Load the matching weights and return a table of them; see `prototrain.checkpoint.weights.load_weights`."""
         report = load_weights(self.variables, source, **options)
         self.layers.note_loaded(report["loaded"])
         where = f"{len(source)} arrays" if isinstance(source, Mapping) else source
         return f"weights from {where}\n{load_report_table(report)}"
 
     def restore_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
-        """Load the weights of a checkpoint of the same model; returns whether they are moving averages.
+        """Load the weights of a checkpoint of the same model, preferring moving averages.
+
+        Args:
+            checkpoint: the checkpoint.
+            cure: the remedy at the end of an error message.
+
+        Returns:
+            whether the weights are moving averages.
 
         Raises:
-            CheckpointError: it is damaged, or of another model; the message ends with `cure`.
+            CheckpointError: the checkpoint is damaged, or belongs to another model.
         """
         saved = checkpoint.tensors() if checkpoint.meta["variables"] else {}
         averages = averaged_weights(saved)
@@ -300,10 +328,15 @@ class BuiltModel:
         return bool(averages)
 
     def assign(self, values: Mapping[str, Any], where: str, *, cure: str) -> None:
-        """Set every variable to its value among these, by name.
+        """Assign a value to every variable.
+
+        Args:
+            values: the values by variable name; other names are ignored.
+            where: source of the values, for an error message.
+            cure: the remedy at the end of an error message.
 
         Raises:
-            CheckpointError: one is missing or has another shape; the message names `where` and ends with `cure`.
+            CheckpointError: a value is missing or has another shape.
         """
         mine = {name: value for name, value in values.items() if name in self.variables}
         check_fit(self.variables, mine, where, cure=cure)
@@ -314,24 +347,29 @@ class BuiltModel:
 
     @property
     def source(self) -> Path | None:
-        """The package or file that the model was written in."""
+        """The package or file that defines the model."""
         return self.model.source if hasattr(self.model, "source") else source_of(self.model)
 
     @property
     def name(self) -> str:
-        """What tables call the model."""
+        """The model's name in tables."""
         return str(getattr(self.model, "name", type(self.model).__name__))
 
     def table(self, decays: str = "decays") -> Table:
-        """The variables, and what happens to each of them; `decays` is the last column's header."""
+        """Return a table of the variables; `decays` is the header of the last column."""
         return variable_table(self.variables, self.trainable, self.decayed, decays=decays)
 
     def facts(self) -> Facts:
-        """The config and the files of the model, for the record in a checkpoint."""
+        """Return the config and the source file digests of the model, for a checkpoint."""
         return {"config": self.config.facts(), "sources": self._sources}
 
     def origin(self) -> dict[str, Any]:
-        """What the model and its data were made from: the "model" by name with its "modules", and the "data"."""
+        """Return the origin of the model and its data.
+
+        Returns:
+            a dict with "data", the description of the pipeline; and for a model loaded by name, "model", its name, and
+            "modules", the path of its module.
+        """
         data = {name: self.data.fingerprint.get(name) for name in ("stages", "file names", "file sizes")}
         found: dict[str, Any] = {"data": data}
         if isinstance(self.model, Model):
@@ -343,6 +381,6 @@ class BuiltModel:
 
 
 def datasets_of(model: ModelProtocol, share: Share) -> dict[str, tf.data.Dataset]:
-    """What a model's `datasets` gives one of several workers, as datasets."""
+    """Return the `tf.data` datasets of a model for a worker."""
     found: dict[str, tf.data.Dataset] = as_datasets(for_worker(model.datasets, share)(), model.config)
     return found

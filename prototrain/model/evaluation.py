@@ -1,4 +1,4 @@
-"""Compiled passes over held-out data."""
+"""Compiled evaluation of datasets."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from prototrain.towers import components
 
 Batch = dict[str, Any]
 REHEARSED = 2
-"""How many batches show whether an evaluation works: the variables, if any, are new in the first one only."""
+"""Number of batches to rehearse an evaluation with; variables are created in the first one only."""
 OR_BATCHES = "leave out its repeat(), or say how much of it with batches="
-"""What to do about a dataset without an end, for `require_end`."""
+"""A remedy for infinite datasets, for the message of `require_end`."""
 
 
 class CompiledPass:
-    """A compiled pass over a dataset, or over its first batches, that sums vectors over the batches.
+    """A compiled pass over the batches of a dataset, or over the first of them, that sums vectors.
 
     Args:
-        dataset: of batches.
-        measure: from a batch to as many vectors as there are `dtypes`, always of the same lengths; traced.
-        dtypes: of the vectors.
+        dataset: the dataset of batches.
+        measure: maps a batch to one vector for each of `dtypes`, always of the same length; traced.
+        dtypes: dtypes of the vectors.
     """
 
     def __init__(
@@ -47,7 +47,11 @@ class CompiledPass:
         self._call = compiled(self._iterate)
 
     def run(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
-        """Evaluate the first batches, or all if the number is 0.
+        """Run the pass.
+
+        Args:
+            stop: ends the pass when a stop is requested.
+            batches: maximum number of batches; 0 for all.
 
         Returns:
             the number of batches and the sums, or None if a stop was requested before the end.
@@ -64,16 +68,26 @@ class CompiledPass:
         return None if stop.signum is not None else (int(count), sums)
 
     def rehearse(self, name: str, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
-        """Trace the pass and evaluate the first two batches at most, so that mistakes show; nothing is changed by it.
+        """Trace the pass and run it on at most two batches, to find errors early without side effects.
 
-        Data that is reshuffled in each pass is not read, since that would change the order of the next pass: then, too,
-        it returns None. It raises as `run` does.
+        Data that is reshuffled in each pass is not read, since reading would change the order of the next pass.
+
+        Args:
+            name: name of the dataset, for messages.
+            stop: ends the pass when a stop is requested.
+            batches: maximum number of batches; 0 for two.
+
+        Returns:
+            the same as `run`; also None if the data is reshuffled.
+
+        Raises:
+            tf.errors.OpError: reading or measuring failed.
         """
         with random_state_kept():
             graph = self._call.get_concrete_function(tf.data.IteratorSpec(self._dataset.element_spec)).graph
             if reshuffles(self._dataset):
                 return None
-            read = self._given.take(min(batches or REHEARSED, REHEARSED)).cache()  # is not read again
+            read = self._given.take(min(batches or REHEARSED, REHEARSED)).cache()  # read once
             what = f"the first batches of {name!r}"
             with announcing(f"waiting for {what}", stop.announce), stop.waiting_for(what, when="before the first step"):
                 interruptibly(lambda: sum(1 for _ in read), check=stop.check)
@@ -103,14 +117,14 @@ class CompiledPass:
 
 
 def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    # The sums begin as an empty vector: how many numbers there are is known only once the model is traced.
+    # The sums start as empty vectors, since their length is known only after the model is traced.
     return tf.pad(sums, [[0, tf.size(values) - tf.size(sums)]]) + values
 
 
 @contextmanager
 def values_kept(variables: Iterable[Any]) -> Iterator[None]:
-    """Restore the values of variables at the end, in each tower."""
-    # A tensor that was read from a variable keeps its value: only a variable that changes is copied.
+    """Context manager that restores the values of variables on exit, in each tower."""
+    # A tensor keeps the value it was read with; TensorFlow copies only a variable that changes.
     kept = [(part, part.read_value()) for variable in variables for part in components(variable)]
     try:
         yield
@@ -120,10 +134,15 @@ def values_kept(variables: Iterable[Any]) -> Iterator[None]:
 
 
 def require_end(name: str, dataset: tf.data.Dataset, cure: str = "leave out its repeat()") -> None:
-    """Check that a dataset is not infinite; one of unknown length, or of another class, passes.
+    """Check that a dataset is not infinite; datasets of unknown length and other classes pass.
+
+    Args:
+        name: name of the dataset, for the message.
+        dataset: the dataset.
+        cure: the remedy that the message suggests.
 
     Raises:
-        DataError: it has no end.
+        DataError: the dataset is infinite.
     """
     if isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise DataError(f"dataset {name!r} has no end, so the whole of it cannot be evaluated; {cure}")
@@ -132,16 +151,16 @@ def require_end(name: str, dataset: tf.data.Dataset, cure: str = "leave out its 
 class Evaluation:
     """Averages a model's scalars over a dataset, in float64.
 
-    A batch is weighted by the model's "loss_weight", or by its number of examples. If the first dimensions of a batch's
-    tensors differ somewhere, all batches have the same weight.
+    The weight of a batch is the model's "loss_weight", or the number of examples. If the first dimensions of the
+    tensors differ in any batch, all batches have the same weight.
 
     Args:
-        name: the dataset's, for messages.
-        dataset: of batches.
-        evaluate_batch: from a batch to the model's scalars by name, and their weight or None; traced.
+        name: name of the dataset, for messages.
+        dataset: the dataset of batches.
+        evaluate_batch: maps a batch to the model's scalars by name, and their weight or None; traced.
 
     Attributes:
-        examples: how many examples the last pass was over.
+        examples: number of examples in the last pass.
     """
 
     def __init__(
@@ -158,7 +177,12 @@ class Evaluation:
         self._pass = CompiledPass(dataset, self._measure, [tf.float64] * 3)
 
     def run(self, stop: StopRequest, batches: int, *, step: int) -> dict[str, float] | None:
-        """Evaluate the first batches, or all if the number is 0; `step` is for messages.
+        """Evaluate the model.
+
+        Args:
+            stop: ends the pass when a stop is requested.
+            batches: maximum number of batches; 0 for all.
+            step: number of completed steps, for messages.
 
         Returns:
             the scalars by name, or None if a stop was requested before the end.
@@ -180,7 +204,7 @@ class Evaluation:
         return dict(zip(self._names, means.numpy().tolist(), strict=True))
 
     def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> list[str]:
-        """Evaluate two batches at most, so that mistakes show, and return the scalars' names; raises as `run` does."""
+        """Evaluate at most two batches to find errors early; returns the names of the scalars, raises like `run`."""
         self._checked(lambda: self._pass.rehearse(self._name, stop, batches), step)
         return self._names
 
@@ -196,7 +220,7 @@ class Evaluation:
         return found
 
     def _measure(self, inputs: Batch) -> tuple[Any, ...]:
-        """Totals (examples, batches that do not agree on them, weight), weighted scalars, scalars; traced."""
+        """Return [examples, whether first dimensions differ, weight], weighted scalars, and scalars; traced."""
         values, weight = self._evaluate_batch(inputs)
         examples, agree = counted_examples(inputs)
         self._names, self._has_weight = list(values), weight is not None
@@ -204,6 +228,6 @@ class Evaluation:
         weight = tf.cast(examples, tf.float64) if weight is None else weight
         scalars = [tf.cast(value, tf.float64) for value in values.values()]
         vector = tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
-        # A batch without weight may have divided by it.
+        # A batch with weight 0 may have divided by it.
         by_weight = tf.math.multiply_no_nan(vector, weight)
         return tf.stack([tf.cast(examples, tf.float64), different, weight]), by_weight, vector

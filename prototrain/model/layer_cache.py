@@ -1,7 +1,7 @@
 """Layers and variables that all calls of a model's `build` share.
 
-`build` is called once eagerly, to create everything, and then traced for each tower, for training and for evaluation. A
-later call gets the objects of the first call where it would make new ones; see `build_call`.
+`build` is called once eagerly to create all objects, then traced for each tower, for training and for evaluation. Later
+calls get the objects of the first call instead of new ones; see `build_call`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from prototrain.towers import components, tower_index
 class LayerCache:
     """The layers and variables of a model, by name.
 
-    The first call of `build`, under `creating`, makes them; `adopt` adds variables that existed before. In every later
-    call, under `sharing`, each Keras object (layer, metric, seed generator, optimizer), each lookup table and each
-    `tf.Variable` that `build` makes is the one of the first call. A later call may leave objects out, such as layers
-    that only training has, but it cannot add any with variables.
+    The first call of `build`, in `creating`, makes them; `adopt` adds variables that existed before. In later calls, in
+    `sharing`, `build` gets the Keras objects (layers, metrics, seed generators, optimizers), lookup tables and
+    `tf.Variable` objects of the first call. A later call may leave out objects, such as layers that only training uses,
+    but cannot add objects with variables.
 
     Attributes:
-        variables: by unique name, in the order of creation; TensorFlow's names without ``:0``.
+        variables: the variables by unique name, TensorFlow's name without ``:0``, in the order of creation.
         layers: the Keras layers that `build` makes or calls, by unique name.
-        of_tower: by tower index, the variables that this tower uses instead of the seed states of these names.
+        of_tower: by tower index, the seed variables that the tower uses, by the name of the seed state they replace.
     """
 
     def __init__(self) -> None:
@@ -45,32 +45,33 @@ class LayerCache:
         self.of_tower: dict[int, dict[str, tf.Variable]] = {}
         self._objects: Objects = {}
         self._created: list[tf.Variable] = []
-        self._weights: dict[int, Any] = {}  # Keras variables by the id of the tf.Variable that each holds
+        self._weights: dict[int, Any] = {}  # Keras variables by the id of their tf.Variable
         self._thread = threading.local()  # towers are traced in threads
-        self._held: set[str] = set()  # variables without a layer that are frozen for now
-        self._flags: list[tuple[Any, bool]] = []  # what was trainable before `set_trainable`, outer layers first
-        self._sums: dict[str, bytes] = {}  # of the variables, when a run began
+        self._held: set[str] = set()  # names of frozen variables without a layer
+        self._flags: list[tuple[Any, bool]] = []  # `trainable` of each part before `set_trainable`, outer layers first
+        self._sums: dict[str, bytes] = {}  # sums of the variables at the start of a run
 
     @contextmanager
     def creating(
         self, strategy: tf.distribute.Strategy | None = None, declare: Callable[..., dict[str, Any]] = dict
     ) -> Iterator[None]:
-        """Create layers and variables, and restore afterwards what running on a batch has changed.
+        """Context manager for the first call of `build`, which creates layers and variables.
 
-        What `build` assigns once, by `load_weights`, `set_weights` or `assign` of an array, stays.
+        On exit, variables that changed by running on a batch are restored. One-time assignments of `build`, by
+        `load_weights`, `set_weights` or `assign` of an array, are kept.
 
         Args:
-            strategy: places the variables; the present one by default.
+            strategy: places the variables; by default the current strategy.
             declare: maps the arguments of a new variable to those that the strategy needs.
         """
         strategy = strategy if strategy is not None else tf.distribute.get_strategy()
         placing = False
 
         def take_over(layer: keras.layers.Layer) -> None:
-            """Place the variables of a layer that existed before on the towers."""
+            """Place the variables of an existing layer on the towers."""
             for variable in layer.variables:
                 if not strategy.extended.variable_created_in_scope(variable.value):
-                    _place_again(variable)  # by way of `create`
+                    _place_again(variable)  # calls `create`
 
         def create(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
             nonlocal placing
@@ -81,7 +82,7 @@ class LayerCache:
                 nonlocal placing
                 placing = True
                 try:
-                    with strategy.scope():  # for variables only: synchronized layers cannot run there
+                    with strategy.scope():  # only for the variable: synchronized layers cannot run in the scope
                         variable = tf.Variable(**declare(**arguments))
                 finally:
                     placing = False
@@ -96,10 +97,11 @@ class LayerCache:
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Return the existing layers and variables instead of making new ones.
+        """Context manager for later calls of `build`, which get the existing layers and variables.
 
         Raises:
-            ModelError: `build` does not make the same layers and variables as its first call, or assigns weights.
+            ModelError: `build` does not make the same layers and variables as its first call, or assigns a computed
+                value to a trainable variable.
         """
         call = BuildCall(self._objects, seeds=self.of_tower.get(tower_index()))
 
@@ -116,22 +118,23 @@ class LayerCache:
 
             return call.variable(arguments, refuse)
 
-        # Keras draws a seed for each initializer. A later call does not use them, and must not change what is drawn.
+        # Keras draws a seed for each initializer. Later calls do not use them and must not advance the generator.
         with random_state_kept(), call.running(), tf.variable_creator_scope(find):
             yield
         self._thread.call = call
 
     def adopt(self, build: Callable[[Any], Any], inputs: Any) -> None:
-        """Trace `build` once, sharing, and add the variables that it uses but has not created.
+        """Trace `build` once in `sharing`, and add the variables that it uses but has not created.
 
-        These belong to layers that existed before the first call, such as attributes of a model. A model that cannot
-        be called twice fails here, before a run writes anything.
+        These variables belong to layers that existed before the first call, such as attributes of a model. A model that
+        cannot be called twice fails here, before a run writes anything.
 
         Args:
-            build: called with one batch, whose specification is `inputs`; returns tensors.
+            build: called with one batch; returns tensors.
+            inputs: the spec of the batch.
 
         Raises:
-            ModelError: as `sharing`; or two layers have one name.
+            ModelError: see `sharing`; or two layers have the same name.
         """
 
         def traced(batch: Any) -> Any:
@@ -150,7 +153,7 @@ class LayerCache:
 
         Args:
             called: the layers that `build` has called, by id.
-            before: the variables that it uses and has not created.
+            before: the variables that `build` uses but has not created.
         """
         made = {id(item): item for key, items in self._objects.items() if key[0] == 0 for item in items}
         named = [item for key, items in self._objects.items() if key[0] == 0 and key[2] for item in items]
@@ -163,11 +166,11 @@ class LayerCache:
                     self._weights.setdefault(id(variable.value), variable)
 
         prefixes = _model_names([item for item in named if isinstance(item, functional_kinds())])
-        owners: dict[int, Any] = {}  # of each variable, the innermost layer that `build` gives a name to
+        owners: dict[int, Any] = {}  # the innermost layer with a given name, by the id of each variable
         for layer in sorted((item for item in named if hasattr(item, "variables")), key=lambda one: len(one.variables)):
             for weight in layer.variables:
                 owners.setdefault(id(weight.value), layer)
-        # Layers from before come last, whether they were built in the first call or for an earlier trainer.
+        # Layers that existed before come last, whether the first call or an earlier trainer has built them.
         outer = {id(v.value): v.value for key, layer in called.items() if key not in made for v in layer.variables}
         known = {id(variable): variable for variable in [*self._created, *before]}
         mine = [variable for variable in self._created if id(variable) not in outer]
@@ -185,36 +188,39 @@ class LayerCache:
         paths = Counter(holder.path for holder in self._weights.values())
         for name, holder in self.holders.items():
             if isinstance(holder, KerasVariable) and paths[holder.path] > 1:
-                call_by(holder, name)  # unlike Keras's path, it has the name scope
+                call_by(holder, name)  # unlike Keras's path, the name includes the scope
 
     # -- what Keras knows of the variables ----------------------------------------------------------------------------
 
     def keras_variable(self, variable: Any) -> Any:
-        """The Keras variable that holds a variable, or the variable itself if no layer has it."""
+        """Return the Keras variable of a `tf.Variable`, or the `tf.Variable` itself if it has none."""
         return self._weights.get(id(variable), variable)
 
     @property
     def holders(self) -> dict[str, Any]:
-        """For each variable, by name, the Keras variable that holds it, or the variable itself."""
+        """The Keras variables by name; a variable without one stands for itself."""
         return {name: self.keras_variable(variable) for name, variable in self.variables.items()}
 
     @property
     def trainable(self) -> dict[str, tf.Variable]:
-        """The variables that are trainable, as their layers say at present."""
+        """The variables that are trainable and not frozen at the moment, by name."""
         found = [(name, v) for name, v in self.variables.items() if name not in self._held]
         return {name: v for name, v in found if v.trainable and self.keras_variable(v).trainable}
 
     @property
     def frozen(self) -> set[int]:
-        """The ids of all variables of layers that are not trainable at present, with their statistics."""
+        """The ids of all variables, including statistics, of the layers that are frozen at the moment."""
         return {id(v.value) for layer in self.all_layers() if not layer.trainable for v in own_weights(layer)}
 
     def all_layers(self) -> list[Any]:
-        """The layers of the model and all layers inside them, outer ones first."""
+        """Return the layers of the model and all layers inside them, outer layers first."""
         return list({id(layer): layer for root in self.layers.values() for layer in layers_within(root)}.values())
 
     def matching(self, regex: str) -> list[str]:
-        """The names of the variables that a regular expression matches, or of whose layers it matches the name."""
+        """Return the names of the variables for which a regular expression matches the full name, or that of a layer.
+
+        A prefix of the name up to a slash counts as a layer name.
+        """
         pattern = re.compile(regex)
         of_layers = {
             id(v.value) for name, layer in self.layers.items() if pattern.fullmatch(name) for v in layer.variables
@@ -226,7 +232,7 @@ class LayerCache:
         return [name for name, variable in self.variables.items() if id(variable) in of_layers or matches(name)]
 
     def set_trainable(self, regex: str, value: bool) -> None:
-        """Freeze or unfreeze the variables of `matching`, and the layers all of whose variables are among them."""
+        """Freeze or unfreeze the variables of `matching`, and each layer if all its variables match."""
         names = self.matching(regex)
         chosen = {id(self.variables[name]) for name in names}
         layers, holders = self.all_layers(), list(self._weights.values())
@@ -250,27 +256,35 @@ class LayerCache:
     # -- layers that several trainers use -----------------------------------------------------------------------------
 
     def trained_before(self) -> list[str]:
-        """The variables, by name, that have the values to which an earlier trainer of this process has trained them."""
+        """Return the names of the variables that still have values trained earlier in this process.
+
+        This also stores the present values for `note_trained`.
+        """
         self._sums = {name: _sum(variable) for name, variable in self.variables.items()}
         marks = {name: getattr(holder, "trained_to", None) for name, holder in self.holders.items()}
         return [name for name, mark in marks.items() if mark == self._sums[name]]
 
     def note_trained(self) -> None:
-        """Mark the variables that have changed since `trained_before`."""
+        """Mark the variables that have changed since `trained_before` as trained."""
         for name, holder in self.holders.items():
             if (after := _sum(self.variables[name])) != self._sums[name]:
                 holder.trained_to = after
 
     def note_loaded(self, names: Iterable[str]) -> None:
-        """Remove the marks of variables: whoever loads trained values wants them."""
+        """Remove the marks of variables with loaded values: their trained values are intended."""
         for name in names:
             self.holders[name].trained_to = None
 
     # -- losses -------------------------------------------------------------------------------------------------------
 
     def loss(self) -> tf.Tensor | None:
-        """The sum of the layers' losses in the last `build` of this thread, a float32 scalar, without those that
-        `build` has read itself and so adds to its own loss; None if there are none; traced."""
+        """Return the sum of the layers' losses in this thread's last `build`; traced.
+
+        Losses that `build` has read are excluded, since it adds them to its own loss.
+
+        Returns:
+            a float32 scalar, or None if there are no losses.
+        """
         call: BuildCall | None = getattr(self._thread, "call", None)
         losses = [] if call is None else call.losses_left([v for v in self._weights.values() if v.trainable])
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else None
@@ -286,7 +300,7 @@ def _sum(variable: Any) -> bytes:
 
 
 def _place_again(variable: Any) -> None:
-    """Make a Keras variable hold a new `tf.Variable` of the same value, placed by the present strategy."""
+    """Replace the `tf.Variable` of a Keras variable by a copy that the current strategy places."""
     held = variable.value
     new = tf.Variable(
         tf.convert_to_tensor(held),
@@ -308,10 +322,10 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _model_names(models: list[Any]) -> dict[int, str]:
-    """The names of the functional models that a variable is in, by its id, with slashes.
+    """Return the path of functional models around each variable, such as ``outer/inner``, by the variable's id.
 
-    Keras makes these variables when a layer is called, before there is a model. A layer of several models gets the
-    name of the first.
+    Keras creates these variables when a layer is called, before the model exists. A layer of several models gets the
+    path of the first.
     """
     found: dict[int, str] = {}
 

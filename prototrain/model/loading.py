@@ -1,4 +1,4 @@
-"""What a model is, and how one is loaded by name."""
+"""The model protocol, and loading of models by name."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 
 class ModelProtocol(Protocol):
-    """Anything with a config, datasets and a build function."""
+    """An object with a config, datasets and a build function."""
 
     @property
     def config(self) -> Config: ...
 
     def datasets(self) -> dict[str, tf.data.Dataset]:
-        """Return datasets by name ("trn" and, if there are, "vld" and "tst"); each element is a dict of batches.
+        """Return datasets by name: "trn", and optionally "vld" and "tst"; each element is a dict of batched tensors.
 
-        It may take an argument: which of several workers reads, see `prototrain.data.source.Share`.
+        It may take an argument, the worker that reads the data; see `prototrain.data.source.Share`.
         """
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Return named tensors for one tower's batch, with "loss" (a scalar) when the labels are in `inputs`."""
+        """Return named tensors for one tower's batch, including a scalar "loss" if `inputs` has the labels."""
 
 
 class ModelDict(dict[str, Any]):
-    """Named tensors in the order they were set, also as attributes; `last` is the one set last.
+    """A dict of tensors with attribute access, in the order they were set; `last` is the tensor set last.
 
     >>> net = ModelDict()
     >>> net.examples = 1
@@ -50,7 +50,7 @@ class ModelDict(dict[str, Any]):
     """
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.pop(name, None)  # setting a name again moves it to the end, where `last` is
+        self.pop(name, None)  # setting a name again makes it the last one
         super().__setitem__(name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -76,16 +76,16 @@ class ModelDict(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Model:
-    """A model package as `load_model` found it.
+    """A model package loaded by `load_model`.
 
     Attributes:
         name: the name it was loaded by.
-        config: its configuration, shared with the package.
-        datasets: its function that returns the datasets.
-        build: its function that builds one tower.
-        source: the package's directory or the module's file, for the snapshot.
-        callbacks: its function that returns more callbacks, if it has one.
-        serving: its function that makes a batch of new data, if it has one.
+        config: the config, shared with the package.
+        datasets: function that returns the datasets.
+        build: function that builds one tower.
+        source: directory of the package or file of the module, for the snapshot.
+        callbacks: optional function that returns additional callbacks.
+        serving: optional function that makes a batch from new data.
     """
 
     name: str
@@ -104,17 +104,17 @@ _HOMES = {
     "callbacks": "callbacks",
     "serving": "datasets",
 }
-"""The module of a package that each part of a model may be in."""
+"""The module of a package that may define each part of a model."""
 
 _REQUIRED = ("config", "datasets", "build")
 _FUNCTIONS = ("datasets", "build", "callbacks", "serving")
 
 
 def check_model(model: Any) -> None:
-    """Check that something is a model, before it is used as one.
+    """Check that an object is a model.
 
     Raises:
-        ModelError: it is a name or a class, or it lacks a part.
+        ModelError: it is a name or a class, or a required part is missing.
     """
     if isinstance(model, str):
         raise ModelError(f"a trainer takes the model itself: load_model({model!r})")
@@ -126,24 +126,25 @@ def check_model(model: Any) -> None:
 
 
 def load_model(name: str) -> Model:
-    """Import a model package from the current directory or from any installed package.
+    """Import a model package from the current directory or from an installed package.
 
-    The package gives `config`, `datasets` and `build` itself, or has them in its modules ``config.py``, ``datasets.py``
-    and ``definition.py``. Optional, there too: `callbacks` (in ``callbacks.py``) adds callbacks to those that the
-    config asks for; `serving(inputs)` (in ``datasets.py``) makes a batch of new data for `predict` and `evaluate`.
+    The package defines `config`, `datasets` and `build` directly, or in its modules ``config.py``, ``datasets.py`` and
+    ``definition.py``. Two parts are optional: `callbacks` (in ``callbacks.py``) returns callbacks to add to those of
+    the config, and `serving(inputs)` (in ``datasets.py``) makes a batch from new data for `predict` and `evaluate`.
 
-    A model may be a class as well, with these as attributes and methods: then `name` is ``module:Class``, and it is
-    made without arguments.
+    A model may also be a class with these parts as attributes and methods. Its name is ``module:Class``, and it is
+    constructed without arguments.
 
     Args:
         name: a dotted module name such as ``models.simple``, or ``module:Class``.
 
     Returns:
-        the model; its config is the package's own object, so a change is seen by both.
+        the model; its config is the same object as the package's if that is a `Config`.
 
     Raises:
-        ModelError: there is no such module or class, a required part is missing, or the module itself fails to import
-            (its own traceback is printed to stderr).
+        ModelError: there is no such module or class, a part is missing or has the wrong type, or importing the module
+            fails (its traceback is printed to stderr).
+        ConfigError: the config is invalid.
     """
     module_name, colon, attribute = name.partition(":")
     module = import_own(module_name, what="model")
@@ -154,7 +155,7 @@ def load_model(name: str) -> Model:
         parts: dict[str, Any] = {part: getattr(made, part, None) for part in _HOMES}
     else:
         parts = {part: _find_part(module, part) for part in _HOMES}
-        home = Path(getattr(module, "__file__", None) or name).name  # modules of the interpreter itself have no file
+        home = Path(getattr(module, "__file__", None) or name).name  # builtin modules have no file
     if missing := [part for part in _REQUIRED if parts[part] is None]:
         if not colon and hasattr(module, "__path__"):
             home += f" or in its {' and '.join(f'{_HOMES[part]}.py' for part in missing)}"
@@ -174,33 +175,33 @@ def load_model(name: str) -> Model:
 
 
 def require_module(name: str) -> None:
-    """Check, without importing it, that there is a module for `load_model`.
+    """Check that the module of a model exists, without importing it.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no such module.
     """
     module = name.partition(":")[0]
     _look_here()
     try:
         found = importlib.util.find_spec(module)
-    except Exception:  # of a package around it, or no name for a module: `load_model` says more
+    except Exception:  # a parent package fails, or the name is invalid: `load_model` explains
         return
     if found is None:
         raise _no_model(module)
 
 
 def import_own(name: str, *, what: str) -> ModuleType | None:
-    """Import a user's module from the current directory or from any installed package.
+    """Import a user's module from the current directory or from an installed package.
 
     Args:
-        name: with dots.
-        what: its kind, for messages.
+        name: the dotted module name.
+        what: the kind of module, for messages.
 
     Returns:
-        the module, or None if there is none of that name.
+        the module, or None if it does not exist.
 
     Raises:
-        ModelError: `name` cannot be a module's, or the module itself fails (its own traceback is printed to stderr).
+        ModelError: the name is invalid, or importing the module fails (its traceback is printed to stderr).
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise ModelError(f"{name!r} is not a module name; write it with dots, such as models.simple")
@@ -209,7 +210,7 @@ def import_own(name: str, *, what: str) -> ModuleType | None:
         return importlib.import_module(name)
     except PrototrainError as error:
         raise ModelError(f"{what} {name}: {error}") from error
-    except (Exception, SystemExit) as error:  # of the module's code
+    except (Exception, SystemExit) as error:  # raised by the module's code
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             return None
@@ -220,7 +221,7 @@ def import_own(name: str, *, what: str) -> ModuleType | None:
 
 
 def _look_here() -> None:
-    """Let modules of the current directory be imported."""
+    """Add the current directory to `sys.path`."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -228,7 +229,7 @@ def _look_here() -> None:
 
 def _no_model(name: str) -> ModelError:
     wrong, found = name, modules_here(name.rpartition(".")[0])
-    while "." in wrong and not found:  # suggest a module of the current directory
+    while "." in wrong and not found:  # look for similar modules in the current directory
         wrong = wrong.rpartition(".")[0]
         found = modules_here(wrong.rpartition(".")[0])
     near = did_you_mean(wrong, found)
@@ -236,7 +237,7 @@ def _no_model(name: str) -> ModelError:
 
 
 def modules_here(package: str) -> list[str]:
-    """The full names of the modules in a package of the current directory, or at its top if the name is empty."""
+    """Return the full names of the modules in a package of the current directory; an empty name is its top level."""
     directory = Path(*package.split(".")) if package else Path()
     entries = directory.iterdir() if directory.is_dir() else ()
     names = (entry.stem for entry in entries if entry.suffix == ".py" or entry.is_dir())
@@ -245,7 +246,7 @@ def modules_here(package: str) -> list[str]:
 
 
 def _made(module: ModuleType, attribute: str, name: str) -> Any:
-    """The model that a module has as an object, or as a class or function that makes one."""
+    """Return the model that a module defines as an object, or as a class or function that makes it."""
     thing = getattr(module, attribute, None)
     if thing is None:
         raise ModelError(f"there is no model {name}: {module.__name__} has no {attribute or 'name behind the colon'}")
@@ -259,7 +260,7 @@ def _made(module: ModuleType, attribute: str, name: str) -> Any:
 
 
 def _find_part(module: ModuleType, part: str) -> Any:
-    """A part of a model from a package or from its module for the part; None if there is none."""
+    """Return a part of a model from the package or from the part's module, or None."""
     value = getattr(module, part, None)
     if value is not None and not isinstance(value, ModuleType):
         return value

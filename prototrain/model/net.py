@@ -1,4 +1,4 @@
-"""Checks of what a model's `build` returned, and its scalars."""
+"""Checks of the tensors that a model's `build` returns, and its scalars."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ OF_ENGINE = (
     "loss_scale",
     "loss_total",
 )
-"""The names of the scalars that a step adds to those of the model."""
+"""Names of the scalars that a step adds to those of the model."""
 
 
 def check_net(net: Any) -> Mapping[str, Any]:
-    """Check what a model's `build` returned.
+    """Check that a model's `build` returned a mapping.
 
     Raises:
-        ModelError: it is not a mapping of names to tensors.
+        ModelError: it returned anything else.
     """
     if not isinstance(net, Mapping):
         cure = "end it with `return net`" if net is None else 'write return {"loss": loss, ...}'
@@ -40,10 +40,10 @@ def check_net(net: Any) -> Mapping[str, Any]:
 
 
 def check_names(net: Mapping[str, Any]) -> None:
-    """Check that no scalar of a model has the name of one of the step's own scalars.
+    """Check that no scalar of a model has a name from `OF_ENGINE`.
 
     Raises:
-        ModelError: one has.
+        ModelError: a scalar has such a name.
     """
     taken = [name for name in scalars(net, require_loss=False) if name in OF_ENGINE]
     if taken:
@@ -55,7 +55,7 @@ def check_names(net: Mapping[str, Any]) -> None:
 
 @contextmanager
 def naming_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Around a call of `build`: a KeyError becomes an error that lists what the batch has."""
+    """Context manager that converts a KeyError in `build` to a ModelError that lists the tensors of the batch."""
     try:
         yield
     except KeyError as error:
@@ -68,10 +68,13 @@ def naming_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
 
 
 def loss_weight(net: Mapping[str, Any]) -> tf.Tensor | None:
-    """What a model's loss is a mean over, such as the number of tokens: float64; None if the model does not say.
+    """Return the weight of a model's loss, such as the number of tokens it averages over.
+
+    Returns:
+        a float64 scalar, or None if the model returns no "loss_weight".
 
     Raises:
-        ModelError: it is not a scalar.
+        ModelError: the weight is not a numeric scalar.
     """
     given = net.get(LOSS_WEIGHT)
     if given is None:
@@ -86,12 +89,16 @@ def loss_weight(net: Mapping[str, Any]) -> tf.Tensor | None:
 
 
 def scalars(net: Mapping[str, Any], *, require_loss: bool = True) -> dict[str, tf.Tensor]:
-    """The numeric scalars among a model's tensors, by name, without "loss_weight".
+    """Return the numeric scalars among a model's tensors by name, without "loss_weight".
+
+    Args:
+        net: the tensors that `build` returned, by name.
+        require_loss: whether a floating-point "loss" is required.
 
     Raises:
-        ModelError: there is no floating "loss" among them.
+        ModelError: a required "loss" is missing or not a floating-point scalar.
     """
-    # The dtype of a Keras variable, such as that of a metric, is a text.
+    # The dtype of a Keras variable, such as a metric's, is a string.
     read = {name: tf.convert_to_tensor(one) if isinstance(one, KerasVariable) else one for name, one in net.items()}
     tensors = {name: one for name, one in read.items() if tf.is_tensor(one) and one.shape.rank == 0}
     numbers = {name: one for name, one in tensors.items() if one.dtype.is_floating or one.dtype.is_integer}

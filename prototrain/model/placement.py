@@ -1,4 +1,4 @@
-"""Placement of one batch, its gradients and the variables on towers."""
+"""Placement of batches, gradients and variables on towers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from prototrain.model.layer_cache import LayerCache
 from prototrain.towers import OF_TOWER, components, is_local, is_seed, seed_of_tower
 
 PACKED_ELEMENTS = 2**14
-"""Tensors of at most so many elements are averaged together; larger ones would take longer to pack than to pass on."""
+"""Maximum size of tensors that are averaged in one vector; packing larger tensors takes longer than it saves."""
 
 
 class Placement:
-    """Towers as a TensorFlow strategy places them, each with its own copy of the variables.
+    """Towers placed by a TensorFlow strategy, each with its own copy of the variables.
 
     Args:
-        strategy: places the towers; one tower on the default device if None.
-        first_tower: the index of this process's first tower among those of all processes.
-        own_towers: the number of this process's towers, if it reads the data of these only.
-        combines_by_copies: whether values of several towers are combined by ordinary ops, which may fail.
+        strategy: places the towers; by default one tower on the default device.
+        first_tower: index of this process's first tower among those of all processes.
+        own_towers: number of this process's towers, if it reads only their data.
+        combines_by_copies: whether ordinary ops, which may fail, combine the values of several towers.
 
     Attributes:
-        towers: the number of towers in all processes.
-        parts: the number of towers that a batch read here is divided among.
-        may_fail: whether the next step can run after a failed one: collective ops would still wait.
+        strategy: the TensorFlow strategy.
+        towers: number of towers in all processes.
+        first_tower: index of this process's first tower.
+        parts: number of towers that a batch of this process is divided among.
+        may_fail: whether a step may run after a failed one; False if collective ops would wait forever.
     """
 
     def __init__(
@@ -52,27 +54,27 @@ class Placement:
     # -- building -----------------------------------------------------------------------------------------------------
 
     def scope(self) -> AbstractContextManager[Any]:
-        """The scope that variables are made in."""
+        """Return the context manager for creating variables."""
         scope: AbstractContextManager[Any] = self.strategy.scope()
         return scope
 
     def declare_variable(self, **arguments: Any) -> dict[str, Any]:
-        """The arguments of `tf.Variable` for a variable of the model, as the strategy needs them."""
+        """Return the arguments of `tf.Variable` for a variable of the model."""
         return arguments
 
     def tower_to_build(self) -> int | None:
-        """The index of the tower that `build` is called for, or None if TensorFlow's strategy knows it."""
+        """Return the index of the tower that `build` is called for, or None to ask TensorFlow's strategy."""
         return None
 
     def adopt(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
-        """Take a model that was built, and let the random layers of every tower draw other numbers.
+        """Adopt a built model, and give the random layers of each tower different seeds.
 
         Args:
-            variables: the model's, by name; a shared seed is replaced by that of the first tower.
+            variables: the variables of the model by name; a shared seed is replaced by the first tower's.
             cache: the layers and variables of the model.
 
         Returns:
-            by name, for a checkpoint, the variables that only one tower has.
+            the variables that belong to a single tower, by name, for checkpoints.
         """
         self._variables, self._cache = variables, cache
         return self._separate(variables)
@@ -91,7 +93,7 @@ class Placement:
         return found
 
     def _add_seeds(self, variables: Mapping[str, tf.Variable], towers: range) -> dict[str, tf.Variable]:
-        """Give each of several towers that share all variables a seed; returns the new variables by name."""
+        """Create a seed for each of `towers`, which share all other variables; returns the new variables by name."""
         found = {}
         for name, variable in variables.items():
             if is_seed(name, variable):
@@ -108,48 +110,48 @@ class Placement:
         """Call a function in every tower with its part of a global batch; traced."""
         if self.parts == 1:
             return self.strategy.run(function, args=(inputs,))
-        # Copies, so that what waits for a batch in a tower waits on its own device.
+        # Copies, so that ops that wait for a batch wait on the device of their tower.
         return self.strategy.run(lambda part: function(_copied(part)), args=(self._split(inputs),))
 
     def _split(self, inputs: Batch) -> Any:
-        with tf.device("CPU:0"):  # where it was read: only its own part goes to each tower
+        with tf.device("CPU:0"):  # the batch is on the host: each tower receives only its part
             parts = split_batch(inputs, self.parts)
         return self.strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group - self._first_part]
         )
 
     def local_results(self, value: Any) -> Sequence[Any]:
-        """The results of the towers of this process."""
+        """Return the results of this process's towers."""
         results: Sequence[Any] = self.strategy.experimental_local_results(value)
         return results
 
     def mean(self, values: list[Any]) -> list[Any]:
-        """Average tensors, dense or sparse, over all towers, from inside one; traced. All towers get the same bits."""
+        """Average dense or sparse tensors over all towers, from inside a tower; traced. Results are bitwise equal."""
         return values if self.towers == 1 or not values else _all_reduce_mean(values)
 
     def moving_statistics(self) -> list[tf.Variable]:
-        """The variables that each tower assigns from its own part of a batch, and that are averaged after each step."""
+        """Return the statistics that each tower updates from its part of a batch; each step averages them."""
         frozen, found = self._cache.frozen, self._variables.values()
         return [v for v in found if v.dtype.is_floating and is_local(v) and id(v) not in frozen]
 
     def own_variables(self) -> list[tf.Variable]:
-        """The seeds of single towers, where the towers share all other variables."""
+        """Return the seeds of single towers, if the towers share all other variables."""
         return [variable for own in self._cache.of_tower.values() for variable in own.values()]
 
 
 class CentralPlacement(Placement):
-    """Towers that read one copy of the variables.
+    """Towers that share one copy of the variables.
 
     Args:
-        devices: of the towers, such as ``CPU:0``.
-        parameter_device: the device of the variables.
+        devices: devices of the towers, such as ``CPU:0``.
+        parameter_device: device of the variables.
     """
 
     def __init__(self, devices: Sequence[str], parameter_device: str) -> None:
         super().__init__(tf.distribute.experimental.CentralStorageStrategy(list(devices), parameter_device))
 
     def declare_variable(self, **arguments: Any) -> dict[str, Any]:
-        # There is one copy that all towers assign, so TensorFlow asks how to combine what they assign.
+        # All towers assign to one copy, so TensorFlow must know how to combine their values.
         if arguments.get("trainable") is False and arguments.get("aggregation") in (None, tf.VariableAggregation.NONE):
             kind = tf.as_dtype(arguments.get("dtype") or tf.float32)
             mean, first = tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -158,17 +160,17 @@ class CentralPlacement(Placement):
 
     def _separate(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
         found = self._add_seeds(variables, range(self.towers)) if self.towers > 1 else {}
-        variables.update({name: own for name, own in found.items() if name in variables})  # the first tower's
+        variables.update({name: own for name, own in found.items() if name in variables})  # the first tower's seeds
         return found
 
 
 class OwnPacePlacement(Placement):
     """Towers that share one copy of the variables and do not wait for each other; each sees a whole batch.
 
-    For TensorFlow's strategies this is one tower; `on_tower` sets which of them is being built.
+    TensorFlow's strategy sees a single tower; `on_tower` selects the tower to build.
 
     Args:
-        devices: of the towers, such as ``CPU:0``.
+        devices: devices of the towers, such as ``CPU:0``.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -178,7 +180,7 @@ class OwnPacePlacement(Placement):
 
     @contextmanager
     def on_tower(self, index: int) -> Iterator[None]:
-        """Trace what follows for one of the towers."""
+        """Context manager for tracing on one of the towers."""
         outer, self._building = self._building, index
         try:
             with tf.device(self.devices[index]):
@@ -198,15 +200,15 @@ def _copied(values: Any) -> Any:
 
 
 def _all_reduce_mean(values: list[Any]) -> list[Any]:
-    """Average tensors over all towers of the strategy whose tower this is called in."""
-    # Copies, since TensorFlow must know that a tensor is on the tower's device.
+    """Average tensors over all towers of the current strategy, from inside a tower."""
+    # Copies, so that TensorFlow knows that each tensor is on the tower's device.
     found: list[Any] = [_copied(value) for value in values]
     context = tf.distribute.get_replica_context()
-    # Collective ops pack tensors of one kind only.
+    # Collective ops pack only tensors of the same kind.
     kinds = [(isinstance(value, tf.IndexedSlices), value.dtype) for value in found]
     for kind in dict.fromkeys(kinds):
         places = [place for place, other in enumerate(kinds) if other == kind and _elements(found[place]) != 0]
-        # What is small goes as one vector: to pass a tensor between devices takes as long as some ops.
+        # Small tensors are packed into one vector: passing a tensor between devices takes as long as several ops.
         small = [place for place in places if _elements(found[place]) in range(1, PACKED_ELEMENTS + 1)]
         alone = [place for place in places if place not in small]
         vectors = [tf.concat([tf.reshape(found[place], [-1]) for place in small], 0)] if small else []
@@ -222,5 +224,5 @@ def _all_reduce_mean(values: list[Any]) -> list[Any]:
 
 
 def _elements(value: Any) -> int | None:
-    """How many there are, where that is known; None for a sparse gradient."""
+    """Return the static number of elements; None if it is unknown or the gradient is sparse."""
     return None if isinstance(value, tf.IndexedSlices) else value.shape.num_elements()

@@ -1,4 +1,4 @@
-"""The variables of a model: chosen by filters, shown in a table."""
+"""Filters and tables of a model's variables."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ _MOST_ROWS = 20
 
 
 def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str) -> dict[str, tf.Variable]:
-    """Choose the variables that ``<namespace>.filter_fn`` and ``<namespace>.filter_regex`` accept.
+    """Select the variables that ``<namespace>.filter_fn`` and ``<namespace>.filter_regex`` accept.
+
+    A variable is selected if the function, if set, returns True for it, and the regular expression, if set, matches its
+    name from the start (`re.match`).
 
     Args:
-        variables: by name.
-        config: a variable is chosen when the function, if given, returns True for it and the regular expression, if
-            given, matches its name from the start (`re.match`).
-        namespace: such as ``model.trainable_variables``.
+        variables: the variables by name.
+        config: the config with the filters.
+        namespace: key prefix of the filters, such as ``model.trainable_variables``.
 
     Raises:
-        ConfigError: a filter is set and accepts none of the variables.
+        ConfigError: the filters accept none of the variables.
     """
     filters = {name: config[f"{namespace}.{name}"] for name in ("filter_fn", "filter_regex")}
     accept, pattern = filters.values()
@@ -45,7 +47,7 @@ def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str)
 
 
 def layer_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any]) -> str:
-    """The parameters of each layer, in at most 20 rows, and a line with the numbers of all."""
+    """Return a table of the parameters of each layer, in at most 20 rows, and a line of totals."""
     rows: list[tuple[object, ...]] = []
     for layer, names in _by_layer(variables).items():
         kinds = ", ".join(dict.fromkeys(name.rpartition("/")[2] for name in names))
@@ -58,7 +60,7 @@ def layer_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any]
 
 
 def _by_layer(variables: Mapping[str, tf.Variable]) -> dict[str, list[str]]:
-    """Names of variables by layer, by parts of the model if there are many layers, the smallest of these as one."""
+    """Group variable names by layer, or by outer scopes if there are many layers; the smallest groups become one."""
     for depth in range(max([1, *(name.count("/") for name in variables)]), 0, -1):
         layers: dict[str, list[str]] = {}
         for name in variables:
@@ -82,7 +84,14 @@ def variable_table(
     *,
     decays: str = "decays",
 ) -> Table:
-    """Name, shape, number of parameters, and what happens to each variable, as a table."""
+    """Return a table with the name, shape and number of parameters of each variable, and whether it trains and decays.
+
+    Args:
+        variables: all variables by name.
+        trained: the trained variables by name.
+        decayed: the decayed variables by name.
+        decays: header of the last column.
+    """
     rows: list[tuple[object, ...]] = [
         (name, str(list(one.shape)), _size([one]), *("yes" if name in chosen else "" for chosen in (trained, decayed)))
         for name, one in variables.items()

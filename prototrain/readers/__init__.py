@@ -1,10 +1,10 @@
-"""Readers of files, and of a DataFlow: each returns a `tf.data.Dataset` of dictionaries of *unbatched* tensors.
+"""Readers of files and of DataFlows. Each returns a `tf.data.Dataset` of dictionaries of *unbatched* tensors.
 
-The model shuffles, batches and maps them. All but `dataflow` are made of operations whose position `tf.data` can save:
-everything that needs Python happens once, up front. With `shuffle="index"` the order is a permutation of the examples'
-numbers, and the position is one of these numbers.
+The model shuffles, batches and maps these datasets. All readers except `dataflow` run Python code only once, up front,
+and consist of operations whose position `tf.data` can save. With `shuffle="index"`, the order is a permutation of the
+example indices, and the position is a number.
 
-Files may lie at URLs, such as ``s3://bucket/trn.csv``; they are downloaded once and kept.
+Files may be at URLs, such as ``s3://bucket/trn.csv``. They are downloaded once and cached.
 """
 
 from prototrain.readers.csv_files import csv

@@ -1,4 +1,4 @@
-"""CSV files with a line of names."""
+"""A reader of CSV files."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ def csv(
     shuffle: Shuffle = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
-    """Reads CSV files, whose first line names the columns.
+    """Read CSV files whose first line names the columns.
 
-    The files are parsed and checked whole, now, and kept in memory. Empty lines are skipped, and so are columns that no
-    feature is made of. Fields may be quoted, with line ends in them; the text is UTF-8.
+    The files are parsed and checked completely when this is called, and kept in memory. Empty lines and unused columns
+    are skipped. Quoted fields may contain line breaks. The encoding is UTF-8.
 
     Args:
-        paths: one file or several, read in the order given; URLs are downloaded.
+        paths: one or more files, read in this order; URLs are downloaded.
         features: name -> (dtype, shape) of every feature, e.g. `{"age": ("float32", []), "label": ("int32", [])}`.
-            The dtype is an integer, a floating, `bool` (true, false, 1, 0) or `string`; the shape is fixed.
-        columns: of a feature that is no scalar, the names of the columns of its values, in row-major order, e.g.
-            `{"position": ["x", "y"]}`. By default a scalar is the column of the same name.
+            The dtype is an integer or float type, `bool` (true, false, 1, 0) or `string`; the shape is fixed.
+        columns: for each feature that is not a scalar, the columns of its values in row-major order, e.g.
+            `{"position": ["x", "y"]}`. By default, a scalar is read from the column with its name.
         delimiter: the character between two fields.
-        header: the columns' names, of files whose first line is an example.
-        defaults: the value of an empty field, by feature, e.g. `{"age": 0.0, "city": "unknown"}`. Without one an empty
-            field is an empty text, and an error where a number is wanted.
-        shuffle: "index" gives all examples in a new random order in each pass.
-        seed: of that order; None for the run's.
+        header: the column names, for files without a line of names.
+        defaults: the value of an empty field by feature, e.g. `{"age": 0.0, "city": "unknown"}`. Without a default, an
+            empty field is an empty string, or an error for other dtypes.
+        shuffle: "index" returns all examples in a new random order in each pass.
+        seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of dictionaries name -> tensor of that dtype and shape, one per row, in the order of the files.
 
     Raises:
-        DataError: a file cannot be read or has no examples, has no such columns, or a row has more or fewer fields or
-            a value that is not of its dtype, not finite, or does not fit.
+        DataError: a file cannot be read, is empty or lacks a column; a row has too many or too few fields; or a value
+            has the wrong dtype, is not finite, or is out of range.
         StorageError: a file at a URL cannot be downloaded.
     """
     made = columns_of(features)
@@ -66,7 +66,7 @@ def csv(
             )
     if unknown := [name for name in defaults or {} if name not in sources]:
         raise DataError(f"defaults: there is no feature {unknown[0]!r}; there are: {', '.join(sources)}")
-    # While a file is parsed, each of its columns is one of scalars, so that messages name it.
+    # Each column of the file is parsed as a column of scalars, so that messages name it.
     fields = [Column(name, column.dtype, ()) for column in made for name in sources[column.name]]
     empty = {name: value for feature, value in (defaults or {}).items() for name in sources[feature]}
 
@@ -99,14 +99,14 @@ def csv(
 
 
 def _value(field: Column, empty: Mapping[str, Any], text: str) -> Any:
-    """The value of a field; a text that is not of its type is returned, and then refused, as it is."""
+    """Convert a field; text that does not parse is returned unchanged and rejected later."""
     if field.name in empty and not text.strip():
         return empty[field.name]
     if field.is_text:
         return text
     if not field.is_number:
         return _BOOLEANS.get(text.strip().lower(), text)
-    try:  # Python accepts 1_000, and CSV has no such numbers
+    try:  # Python accepts 1_000, which is no number in CSV
         return text if "_" in text else int(text) if field.dtype.is_integer else float(text)
     except ValueError:
         return text

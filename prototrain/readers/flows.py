@@ -1,4 +1,4 @@
-"""Examples that Python code gives one by one: a DataFlow of tensorpack's."""
+"""A reader of tensorpack's DataFlow, or of any iterable of data points."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from prototrain.errors import DataError
 from prototrain.system.waiting import announcing
 
 PARTS = ("x", "y", "sample_weight")
-"""The names of the parts of a tuple."""
-_LIVE = "is_live_for_prototrain"  # on the Python object of a dataset
+"""The names of a tuple's parts."""
+_LIVE = "is_live_for_prototrain"  # an attribute of the dataset's Python object
 
 
 def dataflow(
@@ -24,32 +24,31 @@ def dataflow(
     spec: Mapping[str, tf.TensorSpec] | None = None,
     live: bool = False,
 ) -> tf.data.Dataset:
-    """Reads a DataFlow of tensorpack's, or whatever gives one data point after the other.
+    """Read a tensorpack DataFlow, or any other iterable of data points.
 
-    Its `reset_state()` is called once, now, if it has one, as tensorpack does: each pass iterates over the flow again.
-    Its first data point is read to see what it is like, unless `spec` tells it. Make the flow within `datasets()`, from
-    seeds. A resumed run reads the pass again from its start; a flow that continues its random numbers from pass to pass
-    is read again from the first pass.
+    As in tensorpack, `reset_state()` is called once, if the flow has it, and each pass iterates over the flow again.
+    The first data point is read to find the dtypes and shapes, unless `spec` gives them. Create the flow in
+    `datasets()` and seed its random generators. A resumed run reads the pass again from its start. If the flow
+    continues its random numbers across passes, all earlier passes are read again too.
 
-    What a flow gives may also come from the run itself, such as from games that are played with the model as it is
-    (``live=True``). Then nothing of it is read before it is trained on, so that it may wait for its callback's
-    `before_train`, and a resumed run continues with what it gives then.
+    With ``live=True``, the data may come from the run itself, such as from games played with the current model. Such a
+    flow is not read before training, so it may wait for its callback's `before_train`. A resumed run continues with new
+    data.
 
     Args:
-        flow: gives lists, tuples or dicts of arrays and numbers; each iteration is a new pass.
-        names: of the components of a list or tuple, by default "x", "y" and "sample_weight"; of a dict, those that are
-            taken, by default all.
-        batched: whether a data point is a batch, whose first axis may have another length in another one.
-        spec: what a data point looks like, by name; then the first one is not read for that.
-        live: whether it gives something else each time; needs `spec`.
+        flow: an iterable of lists, tuples or dicts of arrays and numbers; each iteration is a new pass.
+        names: names of the components of a list or tuple, by default "x", "y" and "sample_weight"; for a dict, the keys
+            to use, by default all.
+        batched: whether a data point is a batch; the first axis may vary in length.
+        spec: the specs of a data point's components by name.
+        live: whether the data is new each time it is read; requires `spec`.
 
     Returns:
-        A dataset of dictionaries name -> tensor, of the dtypes and shapes of the first data point. It has `len(flow)`
-        elements, if the flow has a length.
+        A dataset of dictionaries name -> tensor, with the dtypes and shapes of the first data point or of `spec`, and
+        with `len(flow)` elements if the flow has a length.
 
     Raises:
-        DataError: the flow is empty or can be read once only, the names do not fit its data points, or it is live and
-            has no `spec`.
+        DataError: the flow is empty or an iterator, the names do not fit its data points, or it is live without `spec`.
     """
     kind = type(flow).__name__
     if live and spec is None:
@@ -75,19 +74,26 @@ def dataflow(
     setattr(dataset, _LIVE, live)
     try:
         length = len(flow)  # type: ignore[arg-type]
-    except (TypeError, ValueError, NotImplementedError):  # it has none, or no end
+    except (TypeError, ValueError, NotImplementedError):  # no length, or infinite
         return dataset
     return dataset.apply(tf.data.experimental.assert_cardinality(length))
 
 
 def is_live(stage: Any) -> bool:
-    """Whether a stage of a dataset is a `dataflow` that is live."""
+    """Return whether a stage of a dataset is a live `dataflow`."""
     return getattr(stage, _LIVE, False) is True
 
 
 def named_parts(point: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """A dict, a tuple or list, or one array as a dict: with `names`, or all of a dict, and `PARTS` of a tuple that are
-    not None."""
+    """Convert a dict, a tuple or list, or a single array to a dict.
+
+    Args:
+        point: the value to convert.
+        names: names of the parts; by default all keys of a dict, or `PARTS` for the parts of a tuple that are not None.
+
+    Raises:
+        DataError: the names do not fit.
+    """
     if isinstance(point, Mapping):
         missing = [name for name in names or () if name not in point]
         if missing:
@@ -103,7 +109,7 @@ def named_parts(point: Any, names: Sequence[str] | None = None) -> dict[str, Any
 
 
 def _look_at(flow: Iterable[Any], names: Sequence[str] | None, batched: bool) -> dict[str, tf.TensorSpec]:
-    """What the data points of a flow are like, from the first one."""
+    """Return the specs of a flow's first data point by name."""
     kind = type(flow).__name__
     with announcing(f"waiting for the first data point of {kind} (with spec=... none is read here)"):
         first = next(iter(flow), None)
@@ -123,7 +129,7 @@ def _dtype(array: np.ndarray[Any, Any]) -> tf.DType:
 
 
 def _check(what: str, value: Any, spec: tf.TensorSpec) -> None:
-    """Refuse a value of another shape or kind than the first one: TensorFlow would cut 0.5 to 0 for an integer."""
+    """Raise a DataError if a value does not fit its spec: TensorFlow would truncate 0.5 to 0 for an integer."""
     array = np.asarray(value)
     found = _dtype(array)
     fits = found == spec.dtype or np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind")

@@ -1,4 +1,4 @@
-"""Folders of images, with a directory for each class."""
+"""A reader of image folders that have one directory for each class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 
 
 def class_names(path: PathLike) -> list[str]:
-    """The classes of an image folder: its directories' names, sorted. A label of `image_folder` is an index into it."""
+    """Return the classes of an image folder: its directory names, sorted. Labels of `image_folder` are indices into it.
+
+    Raises:
+        DataError: the folder cannot be read, or has no directories.
+    """
     url = url_of(path)
     try:
         if url is not None:
@@ -35,7 +39,7 @@ def class_names(path: PathLike) -> list[str]:
 
 
 def image_files(path: PathLike, *, extensions: Sequence[str] = IMAGE_EXTENSIONS) -> list[str]:
-    """The paths of the images in one directory, sorted: the files with one of these endings, in any case."""
+    """Return the sorted paths of the images in a directory: files with one of these extensions, in any case."""
     endings = tuple(ending.lower() for ending in extensions)
     found = Path(path).iterdir()
     return sorted(str(file) for file in found if file.name.lower().endswith(endings) and file.is_file())
@@ -51,28 +55,28 @@ def image_folder(
     shuffle: bool | Literal["index"] = False,
     seed: int | None = None,
 ) -> tf.data.Dataset:
-    """Reads a directory that holds one directory of images for each class.
+    """Read a directory that has one subdirectory of images for each class.
 
-    Only the names are read now. Of an animated image, the first frame is taken.
+    When this is called, only the file names are read. Animated images contribute their first frame.
 
     Args:
-        path: the directory; what lies below a URL is downloaded.
-        size: (height, width) that every image is resized to, whatever its proportions.
-        channels: 1 for grey, 3 for colour, 4 for colour and opacity.
-        classes: names of the directories in the order of their labels, such as `class_names("data/trn")`, so that the
-            labels of several folders agree also where one lacks a class. By default those that are there, sorted.
-        extensions: endings of the files to take, in any case; other files are passed over.
-        shuffle: False gives class after class, sorted by name. "index" and True give another order in every epoch. True
-            shuffles names, where `Dataset.shuffle` on the result would hold, and save in every checkpoint, decoded
-            images; with "index" checkpoints hold neither.
-        seed: of the order; None for the run's.
+        path: the directory; images below a URL are downloaded.
+        size: (height, width) to resize every image to, without keeping its aspect ratio.
+        channels: 1 for grey, 3 for RGB, 4 for RGBA.
+        classes: the directory names in the order of their labels, such as `class_names("data/trn")`. Set it to make the
+            labels of several folders agree even if one lacks a class. By default, the sorted directory names.
+        extensions: file extensions to read, in any case; other files are ignored.
+        shuffle: False returns class after class, sorted by name. "index" and True return a new order in every epoch.
+            True shuffles file names: `Dataset.shuffle` on the result would buffer decoded images and save them in every
+            checkpoint. With "index", checkpoints hold neither.
+        seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of `{"image": float32 [height, width, channels] in 0..1, "label": int32 []}`.
 
     Raises:
-        DataError: the directory is missing, it or one of its classes is empty, or it has a class that is not in
-            `classes`.
+        DataError: the directory is missing, it or one of its classes is empty, it has a class that is not in `classes`,
+            or `classes` has a duplicate.
         StorageError: images at a URL cannot be downloaded.
     """
     files: list[str] = []
@@ -105,7 +109,7 @@ def image_folder(
 
 
 def _by_class(path: PathLike, extensions: Sequence[str]) -> dict[str, list[str]]:
-    """The images of each class, as files of this machine."""
+    """Return the local image files of each class."""
     url = url_of(path)
     if url is None:
         found = {name: image_files(local_path(path) / name, extensions=extensions) for name in class_names(path)}
@@ -124,16 +128,16 @@ def _by_class(path: PathLike, extensions: Sequence[str]) -> dict[str, list[str]]
 
 
 def decode_image(data: tf.Tensor, *, size: tuple[int, int], channels: int = 3) -> tf.Tensor:
-    """Decodes the content of a BMP, GIF, JPEG or PNG file and resizes it; traced or eager.
+    """Decode and resize a BMP, GIF, JPEG or PNG image; traced or eager.
 
     Args:
-        data: the bytes, a string scalar. Of an animated image, the first frame is taken.
-        size: (height, width) of the result, whatever the image's proportions.
-        channels: 1 for grey, 3 for colour, 4 for colour and opacity.
+        data: the content of the file, a string scalar; only the first frame of an animated image is used.
+        size: (height, width) of the result; the aspect ratio is not kept.
+        channels: 1 for grey, 3 for RGB, 4 for RGBA.
 
     Returns:
         float32 [height, width, channels] in 0..1.
     """
     image = tf.io.decode_image(data, channels=channels, expand_animations=False)
     image.set_shape([None, None, channels])
-    return tf.clip_by_value(tf.image.resize(image, size, antialias=True) / 255.0, 0.0, 1.0)  # it can overshoot
+    return tf.clip_by_value(tf.image.resize(image, size, antialias=True) / 255.0, 0.0, 1.0)  # resizing can overshoot

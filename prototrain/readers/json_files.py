@@ -1,4 +1,4 @@
-"""JSON lines: one object per line."""
+"""A reader of JSON lines files, with one object per line."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def json_lines(
     shuffle: Shuffle = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
-    """Reads files that hold one JSON object per line.
+    """Read files that hold one JSON object per line.
 
-    The files are parsed and checked whole, now, and kept in memory. Empty lines are skipped, and so are members of an
-    object that `features` does not name.
+    The files are parsed and checked completely when this is called, and kept in memory. Empty lines and members that
+    are not in `features` are skipped.
 
     Args:
-        paths: one file or several, read in the order given; URLs are downloaded.
+        paths: one or more files, read in this order; URLs are downloaded.
         features: name -> (dtype, shape) of every feature, e.g. `{"example": ("uint8", [64]), "label": ("int32", [])}`.
-            The dtype is an integer, a floating, `bool` or `string`; the shape is fixed, `[]` is a scalar.
-        shuffle: "index" gives all examples in a new random order in each pass.
-        seed: of that order; None for the run's.
+            The dtype is an integer or float type, `bool` or `string`; the shape is fixed, `[]` for a scalar.
+        shuffle: "index" returns all examples in a new random order in each pass.
+        seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of dictionaries name -> tensor of that dtype and shape, one per line, in the order of the files.
 
     Raises:
-        DataError: a file cannot be read or has no examples, or a line is not an object with these features: one is
-            missing, has another shape or type, is not finite, or does not fit into its dtype.
+        DataError: a file cannot be read or is empty, a line is not a JSON object, or a feature is missing, has the
+            wrong shape or type, is not finite, or is out of range.
         StorageError: a file at a URL cannot be downloaded.
     """
     columns = columns_of(features)

@@ -1,7 +1,7 @@
-"""A random order of any number of examples, whose place is a number.
+"""A random order of any number of examples, with a single number as its position.
 
-The order is a permutation of the numbers of all examples, computed number by number: nothing is buffered. Each reading
-of the dataset has another one, and can begin at any of its places.
+The order is a permutation of the example indices, computed index by index without a buffer. Each iteration over the
+dataset has a new order and can start at any position in it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from prototrain.system.terminal import say
 Shuffle: TypeAlias = Literal["index", False] | None
 
 ABOUT = "about_for_prototrain"
-"""An attribute of a dataset's Python object: its description in lines, and its files; TensorFlow knows neither."""
+"""An attribute of a dataset's Python object: lines that describe it, and its files; TensorFlow has neither."""
 PARALLEL: Any = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
-"""Arguments of a parallel stage that has the same order in every run."""
-_ORDER = "order_for_prototrain"  # on the Python object of a dataset
-_BLOCK, _BLOCK_BYTES = 1024, 2**20  # examples that are read at once, and about how much
-_ROUNDS = 8  # of the cipher that a permutation is made by; an even number
-_as_it_is = tf.autograph.experimental.do_not_convert  # there is no Python control flow in what the readers trace
+"""Arguments of a parallel stage whose order is the same in every run."""
+_ORDER = "order_for_prototrain"  # an attribute of the dataset's Python object
+_BLOCK, _BLOCK_BYTES = 1024, 2**20  # maximum number of examples read at once, and their approximate size
+_ROUNDS = 8  # rounds of the cipher that computes the permutation; must be even
+_as_it_is = tf.autograph.experimental.do_not_convert  # the readers trace no Python control flow
 _thread = threading.local()
 
 
 def pass_being_made() -> int:
-    """The number, from 0, of the pass that a model's `datasets` is called for in this thread."""
+    """Return the index, from 0, of the pass that this thread calls a model's `datasets` for."""
     _thread.is_asked = True
     found: int = getattr(_thread, "number", 0)
     return found
@@ -41,8 +41,10 @@ def pass_being_made() -> int:
 
 @contextmanager
 def making_pass(number: int) -> Iterator[Callable[[], bool]]:
-    """Context manager around the call of a model's `datasets` for a pass; yields whether `pass_being_made` was called,
-    as a function."""
+    """Context manager around a call of a model's `datasets` for a pass.
+
+    Yields a function that returns whether `pass_being_made` was called.
+    """
     _thread.number, _thread.labels, _thread.is_asked = number, {}, False
     try:
         yield lambda: _thread.is_asked
@@ -51,7 +53,7 @@ def making_pass(number: int) -> Iterator[Callable[[], bool]]:
 
 
 def compare_labels(source: str, classes: Sequence[str]) -> None:
-    """Warn if a class has another label here than in a source that was read earlier in the same call of `datasets`."""
+    """Print a warning if a class has different labels in two sources of the same call of `datasets`."""
     known: dict[str, list[str]] | None = getattr(_thread, "labels", None)
     if known is None or _thread.number:
         return
@@ -66,9 +68,11 @@ def compare_labels(source: str, classes: Sequence[str]) -> None:
 
 
 class Order:
-    """The orders of a number of examples: each reading has its own, which follows from a seed and its number.
+    """The random orders of a dataset's examples, one for each iteration, derived from a seed.
 
-    Without a seed, it comes from Python's global generator, which in `datasets` depends on the run's seed.
+    Args:
+        length: number of examples.
+        seed: seed of the orders. None draws one from Python's global generator, which `datasets` seeds by the run.
     """
 
     def __init__(self, length: int, seed: int | None) -> None:
@@ -79,14 +83,14 @@ class Order:
         self._reading, self._start, self._is_cut = 0, 0, False
 
     def go_to(self, reading: int, start: int) -> None:
-        """Have the next reading be that of this number, from 0, and start at this place in it."""
+        """Set the index of the next iteration, from 0, and its first position in the order."""
         with self._lock:
             self._reading, self._start, self._is_cut = reading, start, False
 
     def begin(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Begin a reading; returns the number of its first example, and the seed of its order.
+        """Start an iteration; returns its first position (int64 []) and the seed of its order (int32 [3]).
 
-        `random_order` asks once more at the end of a reading that did not start at 0, for one without examples.
+        After an iteration that did not start at 0, `random_order` starts one more, which has no examples.
         """
         with self._lock:
             if self._is_cut:
@@ -99,7 +103,7 @@ class Order:
 
 
 def order_of(stage: Any) -> Order | None:
-    """The order of a stage of a dataset, if `random_order` has made it."""
+    """Return the order of a stage that `random_order` made, or None."""
     return getattr(stage, _ORDER, None)
 
 
@@ -111,11 +115,14 @@ def random_order(
     files: list[str],
     each: float | None,
 ) -> tf.data.Dataset:
-    """Examples in an order.
+    """Return a dataset of examples in random order.
 
-    `read` returns the examples of many numbers, or the example of one number, traced. `about` says what the examples
-    are, in a word; `files` are those that they are read from. `each` is about the size of an example in bytes, to read
-    many at once; None to read one by one.
+    Args:
+        order: the order.
+        read: returns the examples at several indices, or the example at one index if `each` is None; traced.
+        about: a noun for the examples, such as "rows".
+        files: the files that the examples are read from.
+        each: approximate size of an example in bytes, to read several at once; None to read one by one.
     """
     block = _BLOCK if each is None else block_of(each, _BLOCK)
 
@@ -132,27 +139,27 @@ def random_order(
         examples = numbers.unbatch().map(_as_it_is(read), **PARALLEL)
     else:
         examples = numbers.map(_as_it_is(read), **PARALLEL).unbatch()
-    # So TensorFlow knows the length, of a dataset that has fewer examples when it is begun in the middle: what is taken
-    # from has no end, and yet ends where it is begun again and has no examples.
+    # `take` gives TensorFlow a static length, although an iteration that starts in the middle has fewer examples.
+    # The endless `repeat` ends when an iteration has no examples; see `Order.begin`.
     found = examples.repeat().take(order.length)
     setattr(found, _ORDER, order)
     return found
 
 
 def _permuted(numbers: tf.Tensor, seed: tf.Tensor, length: int) -> tf.Tensor:
-    """The places of some numbers in a permutation of all."""
-    # `tf.random.experimental.index_shuffle` has four rounds, and of five numbers some orders come twice as often.
+    """Map indices through a random permutation of all indices below `length`."""
+    # `tf.random.experimental.index_shuffle` has four rounds. With five indices, some orders are then twice as likely.
     last = tf.constant(length - 1, tf.int64)
     return tf.raw_ops.RandomIndexShuffle(index=numbers, seed=seed, max_index=last, rounds=_ROUNDS)
 
 
 def block_of(each: float, most: int) -> int:
-    """How many examples of this size in bytes to read or parse at once."""
+    """Return how many examples of `each` bytes to read or parse at once, at most `most`."""
     return max(1, min(most, int(_BLOCK_BYTES / max(each, 1))))
 
 
 def is_by_index(shuffle: Shuffle) -> bool:
-    """Whether a reader's `shuffle` asks for a random order; a DataError if it is not known."""
+    """Return whether a reader's `shuffle` is "index"; raises a DataError if it is unknown."""
     if shuffle not in (None, False, "index"):
         raise DataError(f'shuffle={shuffle!r} is not known; give "index", or Dataset.shuffle(...) behind the reader')
     return shuffle == "index"

@@ -1,4 +1,4 @@
-"""Parquet files, read by pyarrow."""
+"""A reader of Parquet files, based on pyarrow."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ def parquet(
     shuffle: Shuffle = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
-    """Reads Parquet files; the extra `parquet`, which is pyarrow.
+    """Read Parquet files. Requires pyarrow, which the extra `parquet` installs.
 
-    The columns that are features are read and checked whole, now, and kept in memory.
+    The columns of the features are read and checked completely when this is called, and kept in memory.
 
     Args:
-        paths: one file or several, read in the order given; URLs are downloaded.
-        features: name -> (dtype, shape) of every feature, each the column of its name, e.g.
-            `{"example": ("float32", [64]), "label": ("int32", [])}`. The dtype is an integer, a floating, `bool` or
-            `string` (texts and bytes); a shape that is not `[]` is that of lists, or of lists in lists, of fixed
-            lengths.
-        shuffle: "index" gives all examples in a new random order in each pass.
-        seed: of that order; None for the run's.
+        paths: one or more files, read in this order; URLs are downloaded.
+        features: name -> (dtype, shape) of every feature, read from the column with its name, e.g.
+            `{"example": ("float32", [64]), "label": ("int32", [])}`. The dtype is an integer or float type, `bool` or
+            `string` (strings and bytes). A shape other than `[]` requires (nested) lists of these fixed lengths.
+        shuffle: "index" returns all examples in a new random order in each pass.
+        seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of dictionaries name -> tensor of that dtype and shape, one per row, in the order of the files.
 
     Raises:
-        DataError: pyarrow is not installed, a file cannot be read or has no examples, or a row group has no such
-            features: one is missing or null, has another shape or type, is not finite, or does not fit into its dtype.
+        DataError: pyarrow is not installed, a file cannot be read or is empty, or a feature is missing or null, has the
+            wrong shape or type, is not finite, or is out of range.
         StorageError: a file at a URL cannot be downloaded.
     """
     columns = columns_of(features)
@@ -72,13 +71,13 @@ def _read(columns: list[Column], name: str, path: str) -> Iterator[Arrays]:
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own has none
+        if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own errors have no errno
             raise
         raise DataError(f"{where}: not Parquet ({first_line(error)})") from None
 
 
 def _array(values: Any, column: Column) -> np.ndarray[Any, Any]:
-    """The checked values of a column of a row group."""
+    """Convert a column of a row group to a checked array, [rows, *shape]."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -106,7 +105,7 @@ def _array(values: Any, column: Column) -> np.ndarray[Any, Any]:
     if not fits:
         raise DataError(f"{column.name!r} holds {values.type}, not {column.dtype.name}")
     array = values.to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):  # which is infinite then
+    with np.errstate(over="ignore"):  # overflows become infinite
         found = column.array_of_checked(array, rows)
     if column.is_number:
         flat = found.ravel()

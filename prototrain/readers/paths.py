@@ -1,4 +1,4 @@
-"""The files that a reader is given, as files of this machine."""
+"""Resolution of a reader's paths, patterns and URLs to local files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def several(paths: PathLike | Iterable[PathLike]) -> list[PathLike]:
-    """One path or several as a list."""
+    """Return one or several paths as a list."""
     return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
 
 
 def local_files(paths: PathLike | Iterable[PathLike]) -> list[tuple[str, str]]:
-    """The names for messages and the paths of files, in the order given; those at URLs are downloaded."""
+    """Return (name for messages, local path) of each file, in this order; downloads files at URLs.
+
+    Raises:
+        DataError: `paths` is empty.
+    """
     urls = [(path, url_of(path)) for path in several(paths)]
     found = [(shown(path), str(local_path(path) if url is None else downloaded(url))) for path, url in urls]
     if not found:
@@ -33,9 +37,8 @@ def local_files(paths: PathLike | Iterable[PathLike]) -> list[tuple[str, str]]:
 def matching_files(pattern: PathLike) -> list[str]:
     """Return the files that match a glob pattern, sorted by name.
 
-    The pattern may be a URL; there `*` matches slashes as well.
-    What exists is meant literally: a file of exactly this name, and directories in front of the pattern such as
-    `lr=[0.1]`.
+    The pattern may be a URL; there, `*` also matches slashes. Names that exist are taken literally: a file with exactly
+    this name, and parent directories such as `lr=[0.1]`.
     """
     url = url_of(pattern)
     if url is None:
@@ -57,12 +60,12 @@ def matching_files(pattern: PathLike) -> list[str]:
 
 
 def unreadable(path: PathLike, error: OSError) -> DataError:
-    """The error to raise where a file cannot be read."""
+    """Return the error for a file that cannot be read."""
     return DataError(f"{shown(path)}: cannot be read ({error.strerror})")
 
 
 def shown(path: PathLike) -> str:
-    """A path as the user would type it: relative if it is below the current directory."""
+    """Return a path for messages: relative if it is below the current directory."""
     if (url := url_of(path)) is not None:
         return url
     absolute, here = local_path(path).absolute(), Path.cwd()

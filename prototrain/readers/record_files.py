@@ -1,4 +1,4 @@
-"""TFRecord files of `tf.train.Example` messages."""
+"""A reader of TFRecord files of `tf.train.Example` messages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from prototrain.system.tracebacks import cause
 from prototrain.system.urls import cache_home, url_of
 from prototrain.system.waiting import announcing
 
-_HEADER, _FOOTER = 12, 4  # bytes around each record: its length and a checksum of that, and one of its content
-_PARSED = 256  # records at once at most, in the files' order; more are no quicker, and all of a block is in checkpoints
+_HEADER, _FOOTER = 12, 4  # bytes around each record: its length with a checksum, and a checksum of its content
+_PARSED = 256  # maximum records parsed at once in file order; more is not faster, and checkpoints contain the block
 
 
 def tfrecords(
@@ -34,23 +34,24 @@ def tfrecords(
     shuffle: Shuffle = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
-    """Reads TFRecord files of `tf.train.Example` messages, several files at a time, always in the same order.
+    """Read TFRecord files of `tf.train.Example` messages, several files at a time, in a deterministic order.
 
     Args:
-        patterns: one file or glob pattern, or several; what they match is sorted. What URLs match is downloaded.
-        features: name -> (dtype, shape) with dtype float32, int64 or string, or any feature of `tf.io`.
+        patterns: one or more files or glob patterns; the matches are sorted. Matches of URLs are downloaded.
+        features: name -> (dtype, shape) with dtype float32, int64 or string, or any `tf.io` feature.
         compression: None, "GZIP" or "ZLIB".
-        cycle_length: how many files are read in turn, one example of each.
-        shuffle: "index" gives all examples in a new random order in each pass, whatever their number. Where each record
-            lies is found out, and its checksum verified, once, and again when the files have changed.
-        seed: of that order; None for the run's.
+        cycle_length: number of files to interleave, one example at a time.
+        shuffle: "index" returns all examples in a new random order in each pass, for any number of examples. The first
+            call scans the files for the offsets of the records and verifies the checksums. The result is cached until
+            the files change.
+        seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of dictionaries name -> tensor.
 
     Raises:
-        DataError: a pattern matches no file, a feature has a dtype that examples do not hold, or files that are to be
-            shuffled by index are compressed or damaged.
+        DataError: a pattern matches no file, a feature has a dtype that examples cannot have, or the files are
+            compressed or damaged with `shuffle="index"`.
         StorageError: files at a URL cannot be downloaded.
     """
     files: list[str] = []
@@ -77,7 +78,7 @@ def tfrecords(
 
     records = names.interleave(read, cycle_length=cycle_length, **PARALLEL)
     if _are_fixed(parsed) and all(tf.as_dtype(feature.dtype) != tf.string for feature in parsed.values()):
-        # To parse numbers one by one takes ten times as long. What holds texts may be large: pictures, for example.
+        # Parsing numbers one by one takes ten times as long. Strings may be large, such as images.
         sizes = [tf.TensorShape(one.shape).num_elements() * tf.as_dtype(one.dtype).size for one in parsed.values()]
         blocks = records.batch(block_of(sum(sizes), _PARSED))
         return blocks.map(lambda block: tf.io.parse_example(block, parsed), **PARALLEL).unbatch()
@@ -112,14 +113,14 @@ def _by_index(files: list[str], features: dict[str, Any], seed: int | None) -> t
 
 
 def _are_fixed(features: dict[str, Any]) -> bool:
-    """Whether examples that are parsed together are the same as one by one."""
+    """Return whether parsing examples in blocks gives the same result as one by one."""
     return all(isinstance(feature, tf.io.FixedLenFeature) for feature in features.values())
 
 
 def _places(files: list[str]) -> np.ndarray[Any, Any]:
-    """Return the number of the file, the first byte and the length of each record, int64 [records, 3].
+    """Return the file index, byte offset and length of each record, int64 [records, 3].
 
-    The files are read once for that, which verifies the checksums; the result is kept in the cache until they change.
+    The files are read once, which verifies the checksums. The result is cached until they change.
     """
     home = cache_home() / "tables"
     names = shown(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
@@ -158,7 +159,7 @@ def _scan(number: int, file: str) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def _record_feature(name: str, feature: Any) -> Any:
-    if type(feature) is not tuple:  # the `tf.io` features are named tuples, subclasses of it
+    if type(feature) is not tuple:  # `tf.io` features are named tuples, a subclass
         return feature
     dtype = tf.as_dtype(feature[0])
     if dtype not in (tf.float32, tf.int64, tf.string):

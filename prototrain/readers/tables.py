@@ -1,4 +1,4 @@
-"""Tables of features with a fixed dtype and shape: rows of files are checked, and kept in memory as arrays."""
+"""In-memory tables of features with fixed dtypes and shapes, checked while the files are read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,23 @@ from prototrain.errors import DataError
 from prototrain.readers.order import ABOUT, Order, Shuffle, is_by_index, random_order
 from prototrain.readers.paths import PathLike, local_files, unreadable
 
-Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # dtype (or its name) and shape of each
-Arrays: TypeAlias = list[np.ndarray[Any, Any]]  # one for each column, of as many rows
+Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # name -> (dtype or its name, shape)
+Arrays: TypeAlias = list[np.ndarray[Any, Any]]  # one for each column, with the same number of rows
 
-CHUNK = 4096  # rows that are parsed and checked at once
+CHUNK = 4096  # number of rows to parse and check at once
 
 
 class Column:
-    """One feature, as a column of a table: of an integer, a floating, `bool` or `string`, with a fixed shape."""
+    """One feature as a column of a table.
+
+    Args:
+        name: name of the feature.
+        dtype: an integer or float type, `bool` or `string`.
+        shape: the fixed shape of a value.
+
+    Raises:
+        DataError: the dtype is not supported.
+    """
 
     def __init__(self, name: str, dtype: Any, shape: Sequence[int]) -> None:
         self.name = name
@@ -34,11 +43,11 @@ class Column:
             raise DataError(f"{name!r}: files hold no {self.dtype.name}; use an integer, a floating, bool or string")
         number = int if self.dtype.is_integer else float
         self._types = (int, number) if self.is_number else (str if self.is_text else bool,)
-        # Python's numbers compare with JSON integers of any size, NumPy's do not.
+        # Python's numbers compare with integers of any size; NumPy's do not.
         self._low, self._high = map(number, (self.dtype.min, self.dtype.max) if self.is_number else (0, 0))
 
     def array(self, values: Sequence[Any]) -> np.ndarray[Any, Any]:
-        """An array of the values of several rows, scalars or nested lists; a DataError names one that is wrong."""
+        """Return an array of several rows, scalars or nested lists; raises a DataError for a bad value."""
         flat = list(values)
         for size in self.shape:
             for value in flat:
@@ -53,8 +62,8 @@ class Column:
         return self.array_of_checked(flat, len(values))
 
     def array_of_checked(self, flat: Any, rows: int) -> np.ndarray[Any, Any]:
-        """An array of values that fit, in row-major order; texts may be bytes."""
-        if self.is_text:  # as objects: a NumPy string drops the zero bytes at its end
+        """Return an array of checked values in row-major order; strings may be bytes."""
+        if self.is_text:  # objects: a NumPy string drops trailing zero bytes
             found = np.empty(len(flat), object)
             found[:] = [value if isinstance(value, bytes) else value.encode() for value in flat]
         else:
@@ -62,7 +71,7 @@ class Column:
         return found.reshape((rows, *self.shape))
 
     def _problem(self, value: Any) -> str | None:
-        if type(value) not in self._types:  # exactly: a bool is an int to Python
+        if type(value) not in self._types:  # an exact type: bool is a subclass of int
             return f"is not of type {self.dtype.name}"
         if not self.is_number or self._low <= value <= self._high:
             return None
@@ -70,7 +79,7 @@ class Column:
 
 
 def columns_of(features: Features) -> list[Column]:
-    """The columns of features."""
+    """Return the columns of features; raises a DataError if there are none or a dtype is not supported."""
     if not features:
         raise DataError("features={} names nothing to read: give name -> (dtype, shape)")
     return [Column(name, dtype, shape) for name, (dtype, shape) in features.items()]
@@ -79,9 +88,16 @@ def columns_of(features: Features) -> list[Column]:
 def arrays_of(
     file: str, rows: Iterator[tuple[int, Any]], columns: list[Column], parse: Callable[[Any], list[Any]]
 ) -> Iterator[Arrays]:
-    """Make arrays of the rows of a file, each with the number of its line, many rows at a time.
+    """Yield arrays of the rows of a file, `CHUNK` rows at a time.
 
-    `parse` returns a row's values, one for each column. A DataError names the first line that is wrong.
+    Args:
+        file: the file's name for messages.
+        rows: (line number, row) of each row.
+        columns: the columns to convert.
+        parse: returns the values of a row, one for each column.
+
+    Raises:
+        DataError: a row is wrong; names the first such line.
     """
 
     def arrays(chunk: list[tuple[int, Any]]) -> Arrays:
@@ -109,10 +125,17 @@ def dataset_of(
     shuffle: Shuffle,
     seed: int | None,
 ) -> tf.data.Dataset:
-    """All rows of some files, which are read now.
+    """Read files into memory and return a dataset of their rows.
 
-    `read` returns the columns of some rows at a time, from a file's name for messages and its path. The other arguments
-    are as a reader was given them.
+    Args:
+        paths: the reader's argument.
+        columns: the columns of the table.
+        read: returns the arrays of several rows at a time, from a file's name for messages and its local path.
+        shuffle: the reader's argument.
+        seed: the reader's argument.
+
+    Raises:
+        DataError: a file cannot be read or has no rows.
     """
     by_index, files = is_by_index(shuffle), local_files(paths)
     local = [path for _, path in files]
@@ -128,7 +151,7 @@ def dataset_of(
     names = [column.name for column in columns]
     arrays = [np.concatenate(parts) for parts in zip(*chunks, strict=True)]
     if not by_index:
-        with tf.device("/cpu:0"):  # or the data would go to the GPU now and come back for every batch
+        with tf.device("/cpu:0"):  # on a GPU, every batch would be copied back
             dataset = tf.data.Dataset.from_tensor_slices(dict(zip(names, arrays, strict=True)))
         setattr(dataset, ABOUT, ([], local))
         return dataset
@@ -146,6 +169,6 @@ def dataset_of(
 
 
 def short(value: Any) -> str:
-    """A value in one line of at most 40 characters, as JSON has it."""
+    """Return a value as JSON of at most 40 characters."""
     text = "a nested list" if isinstance(value, list | dict) else json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."

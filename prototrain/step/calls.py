@@ -1,4 +1,4 @@
-"""Compiled calls as Python sees them: how they are made, how many steps a call has, its result, why it failed."""
+"""Compiled calls of many steps: their length, their results and their errors."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 _NODE = re.compile(r"\[\[(?:\{\{function_node [^}]*\}\})?(?:\{\{node )?([^\]}]*)")
 _EMPTY_ELEMENT = "components but got"
-"""Part of TensorFlow's message for a dataset element that does not have the structure its stage declares."""
+"""Part of TensorFlow's message for a dataset element whose structure differs from the declared one."""
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """`tf.function` without AutoGraph, for a method or an inner function.
+    """Return a `tf.function` without AutoGraph, for a method or an inner function.
 
-    TensorFlow counts traces by code object and warns at the fifth: it would warn at the fifth evaluation in a loop,
-    although each evaluation traces its own model once. A `partial` has its own count.
+    TensorFlow counts traces by code object and warns at the fifth, even if each trace is of another object. A `partial`
+    is counted separately.
     """
     return tf.function(partial(function), autograph=False)
 
 
 class ConcreteCall:
-    """A function that is traced once and then called by the op that runs it.
+    """A function that is traced once and then called by a single op.
 
-    The Python code of `tf.function` around that op takes longer than a small training step, which matters when a
-    callback asks for every step.
+    The Python code of `tf.function` around that op takes longer than a small training step, which matters if a callback
+    runs after every step.
 
     Args:
         function: maps nested structures of tensors to nested structures of tensors.
-        towers: the number of towers. With several, `tf.function` makes the call: one op cannot be on all devices.
+        towers: number of towers. With several, `tf.function` makes the call, since one op cannot be on all devices.
     """
 
     def __init__(self, function: Callable[..., Any], *, towers: int = 1) -> None:
@@ -58,7 +58,7 @@ class ConcreteCall:
         return None if self._traced is None else self._traced.graph
 
     def trace(self, *arguments: Any) -> None:
-        """Trace the function, unless it is traced already."""
+        """Trace the function if it is not traced yet."""
         if self._traced is None:
             self._traced = self._function.get_concrete_function(*arguments)
             self._types = [tensor.dtype for tensor in self._traced.outputs]
@@ -77,19 +77,19 @@ class ConcreteCall:
 
 @dataclass(kw_only=True, slots=True)
 class StepResult:
-    """What a call of many steps did.
+    """The result of a call of many steps.
 
     Attributes:
-        steps: the number of completed steps.
-        outputs: the last step's scalars by name; those of the failed step if `is_finite` is False.
+        steps: number of completed steps.
+        outputs: scalars of the last step by name, or of the non-finite step if `is_finite` is False.
         is_finite: False if the call ended at a non-finite step, whose update was not applied.
         data_ended: whether the call reached the end of the data.
-        watched: tensors of the last step by name, if it was a watched one.
-        summary_events: TensorBoard events of `tf.summary` calls in the last step, if it was a watched one.
+        watched: tensors of the last step by name, if it was watched.
+        summary_events: TensorBoard events of `tf.summary` calls in the last step, if it was watched.
         waiting: seconds spent waiting for batches.
-        tracing: seconds of a first call, which are mostly tracing.
-        error: why the step after the completed ones failed, or None.
-        is_whole: whether the variables are those of the last completed step.
+        tracing: duration of a first call in seconds, which is mostly tracing; otherwise 0.
+        error: the error of the step after the completed ones, or None.
+        is_whole: whether the variables have the values of the last completed step.
     """
 
     steps: int
@@ -105,7 +105,7 @@ class StepResult:
 
 
 class ScalarPacker:
-    """Packs a dict of scalars into two vectors, so that one copy brings all of them to the host.
+    """Packs a dict of scalars into a float32 and a float64 vector, to copy all of them to the host at once.
 
     float32 values stay float32; all others become float64.
     """
@@ -147,10 +147,10 @@ def _stack(values: dict[str, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
 
 
 def failed_stage(error: tf.errors.OpError) -> str:
-    """The part of an iteration that raised a TensorFlow error: "data" or "model".
+    """Return the part of an iteration that raised a TensorFlow error: "data" or "model".
 
-    The message ends with the op that failed and, if it failed inside another one, with that one: a dataset's ops fail
-    inside the op that reads the iterator.
+    The error message ends with the failed op and the ops around it. Ops of a dataset fail inside the op that reads the
+    iterator.
     """
     text = str(error.message)
     if _EMPTY_ELEMENT in text:
@@ -161,13 +161,13 @@ def failed_stage(error: tf.errors.OpError) -> str:
 
 
 class StepCalls(ABC):
-    """Runs the steps of a plan, many in one call. Subclasses decide where the steps run.
+    """Runs the steps of a plan, many in one call. Subclasses define where the steps run.
 
     Args:
-        plan: what an iteration does.
+        plan: the plan of the step.
 
     Attributes:
-        longest: how many steps the next call may have to take about `CALL_SECONDS`, learned from the calls before.
+        longest: maximum number of steps of the next call, to take about `CALL_SECONDS` judging by earlier calls.
         has_summaries: whether a watched step would record `tf.summary` calls; None before the step is traced.
     """
 
@@ -180,31 +180,31 @@ class StepCalls(ABC):
 
     @abstractmethod
     def _run(self, iterator: Any, n: int, start: int) -> StepResult:
-        """As `run`; may raise a `tf.errors.OpError`."""
+        """Run up to `n` steps like `run`; may raise a `tf.errors.OpError`."""
 
     @abstractmethod
     def completed(self) -> int:
-        """The number of completed steps, also during a call and after a failed one."""
+        """Return the number of completed steps; correct during a call and after a failed call."""
 
     @property
     def graph(self) -> Any:
-        """The traced graph, or None if there is none yet or none in this process."""
+        """The traced graph; None before tracing, or if another process traces."""
         return None
 
     @property
     def may_be_watched(self) -> bool:
-        """Whether a watched step returns, or may return, more than its scalars."""
+        """Whether a watched step may return more than its scalars."""
         return False
 
     def run(self, start: int, n: int) -> StepResult:
-        """Do up to `n` steps, the first of which follows `start` completed ones."""
+        """Run up to `n` steps after `start` completed ones."""
         begin = time.perf_counter()
         try:
             result = self._run(self._plan.data.iterator, min(n, self.longest), start)
         except tf.errors.OpError as error:
             return self._failed(error, start)
         elapsed = max(time.perf_counter() - begin, 1e-6)
-        if not self._has_run:  # a first call spends its time on tracing and says nothing about a step
+        if not self._has_run:  # a first call is mostly tracing
             self._has_run = True
             result.tracing, result.waiting = elapsed, 0.0
         elif result.steps:
@@ -212,7 +212,7 @@ class StepCalls(ABC):
         return self._checked(result, start)
 
     def run_watched(self, start: int) -> StepResult:
-        """Do one step and return its watched tensors and summary events as well."""
+        """Run one step and also return its watched tensors and summary events."""
         return self.run(start, 1)
 
     def _checked(self, result: StepResult, start: int) -> StepResult:
@@ -221,20 +221,20 @@ class StepCalls(ABC):
         return result
 
     def _failed(self, error: tf.errors.OpError, start: int) -> StepResult:
-        """The result of a call that raised a TensorFlow error."""
+        """Return the result of a call that raised a TensorFlow error."""
         completed = self.completed()
         shown = self._plan.guard.failed_with(error)
         if shown is not None:
             self._plan.guard.restore()
             return StepResult(steps=completed - start, is_finite=False, error=_non_finite(completed, shown))
-        # Only an iterator that never ends is read without asking first whether there is a batch.
+        # Only an endless iterator is read without checking for its end first.
         where = "data" if isinstance(error, tf.errors.OutOfRangeError) else failed_stage(error)
-        # A dataset's ops are not in the graph, but other ops there may have their names.
+        # Ops of a dataset are not in the graph, but ops in the graph may have the same names.
         found = source_line(error, self.graph if where == "model" else None)
         message = f"{cause(error)} ({found})" if found else cause(error)
         failure = StepError(f"step {completed + 1} failed in the {where}: {message}")
         failure.__cause__ = error
-        # A failed read leaves every variable as the last completed step left it; a failed model may not.
+        # A failed read leaves the variables unchanged since the last completed step; a failed model may not.
         return StepResult(steps=completed - start, error=failure, is_whole=where == "data")
 
 

@@ -1,7 +1,7 @@
 """The compiled loop: many iterations over the batches of an iterator, traced once.
 
-The loop ends after the requested number of steps, at the end of the data, when a stop is requested, and at the step
-whose loss or gradient is not finite. When a callback runs after every step, it is one iteration without a loop.
+The loop ends after the requested number of steps, at the end of the data, at a requested stop, and at a non-finite
+step. If a callback runs after every step, a call is a single iteration without a loop.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from prototrain.towers import components
 Batch = dict[str, Any]
 
 State = dict[str, Any]
-"""The loop's variables by name, which one iteration passes to the next."""
+"""The loop variables by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """Everything that a compiled call needs to know of a trainer.
+    """The parts of a trainer that a compiled call needs.
 
     Attributes:
-        train_step: one tower's iteration, from its batch to scalars by name; traced.
-        placement: a `Placement`, which runs it on the towers.
-        data: the training data: `iterator`, `endless` and `element_spec`.
+        train_step: maps one tower's batch to scalars by name; traced.
+        placement: the `Placement` that runs `train_step` on the towers.
+        data: the training data, with `iterator`, `endless` and `element_spec`.
         guard: the policy for non-finite steps.
         changed_early: returns the variables that a step may change before it is known to be finite.
-        must_be_finite: whether the guard checks all scalars, not only those of an update.
-        before_run: called while each iteration is traced, with the number of completed steps.
-        after_run: called after it with the scalars, or None.
-        watched_names: names of the tensors to return from a watched step.
-        may_be_watched: whether the last step of a call can be run as a watched one.
-        alone: whether every call is a single step, which needs no loop.
-        stop_requested: whether the run is to stop.
+        must_be_finite: whether the guard checks all scalars, or only those of an update.
+        before_run: called with the number of completed steps (int64 tensor) before an iteration; traced.
+        after_run: called with the scalars after an iteration, or None; traced.
+        watched_names: names of the tensors that a watched step returns.
+        may_be_watched: whether the last step of a call may be a watched one.
+        alone: whether every call is a single step, without a loop.
+        stop_requested: returns whether a stop was requested.
         log: prints a line for the user.
     """
 
@@ -67,7 +67,7 @@ class StepPlan:
 
 
 class Iteration:
-    """One iteration on all towers: hooks, the towers' steps, the mean over them, the guard.
+    """One iteration on all towers: hooks, the towers' steps, their mean, and the guard.
 
     Args:
         plan: the plan of the step.
@@ -80,20 +80,25 @@ class Iteration:
     def __call__(
         self, inputs: Batch, step: tf.Tensor, *, watched: bool = False
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
-        """Trace it on a global batch, after `step` completed steps (int64).
+        """Trace an iteration.
+
+        Args:
+            inputs: the global batch.
+            step: number of completed steps, int64.
+            watched: whether to return the tensors of `watched_names`.
 
         Returns:
-            the step's scalars by name, averaged over the towers; whether it counts as a step (a bool tensor: False if
-            the guard found it not finite); the tensors of `watched_names` by name, if it is watched.
+            the scalars by name, averaged over the towers; whether the iteration counts as a step, a bool tensor that is
+            False if the guard found it non-finite; and the watched tensors by name.
         """
         plan = self._plan
         with _after(inputs):
-            # Every tower's own copy, since assigning through a replicated variable would combine what the towers have.
+            # Each tower's copy: assigning to a replicated variable would combine the values of the towers.
             plan.guard.begin([copy for variable in plan.changed_early() for copy in components(variable)], step)
             plan.before_run(step)
             outputs, finite, seen = plan.placement.run(lambda part: self._tower(part, watched), inputs)
             seen = {name: _join(plan.placement.local_results(value)) for name, value in seen.items()}
-            # Both are the same in all towers.
+            # Scalars and `finite` are the same in all towers.
             outputs = {name: plan.placement.local_results(value)[0] for name, value in outputs.items()}
             finite = plan.placement.local_results(finite)[0]
             after_run = plan.after_run
@@ -102,7 +107,7 @@ class Iteration:
         return outputs, counts, seen
 
     def _tower(self, inputs: Batch, watched: bool) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
-        """One tower's part of it."""
+        """Trace one tower's part of the iteration."""
         trace = TowerTrace(self._plan.guard, watched)
         with _after(inputs), tracing(trace), tf.variable_creator_scope(self._warn_of_variable):
             outputs = self._plan.train_step(inputs)
@@ -118,7 +123,7 @@ class Iteration:
         return outputs, finite, seen
 
     def _average(self, outputs: dict[str, Any]) -> dict[str, tf.Tensor]:
-        """Average outputs and moving statistics over the towers, together; from inside a tower."""
+        """Average outputs and moving statistics over the towers in one call; from inside a tower."""
         placement = self._plan.placement
         if placement.towers == 1:
             return outputs
@@ -134,7 +139,7 @@ class Iteration:
             f"WARNING: train_step() created the variable {arguments.get('name')!r}, which no checkpoint holds; "
             "build the model with self.build(), and make optimizers attributes of the trainer"
         )
-        with tf.init_scope():  # the call is traced once only, and cannot begin with making a variable
+        with tf.init_scope():  # the call is traced only once and cannot create variables
             return make(**arguments)
 
 
@@ -142,10 +147,10 @@ class CompiledCalls(StepCalls):
     """Runs the iterations of a plan in one compiled loop.
 
     Args:
-        plan: what an iteration does.
-        stop: ends a call.
-        stride: the difference of the step numbers of two successive iterations.
-        towers: the number of towers that a call runs on; the plan's by default.
+        plan: the plan of the step.
+        stop: flag that ends a call.
+        stride: difference between the step numbers of successive iterations.
+        towers: number of towers that a call runs on; by default the plan's.
     """
 
     def __init__(self, plan: StepPlan, stop: StopVariable, *, stride: int = 1, towers: int | None = None) -> None:
@@ -154,8 +159,8 @@ class CompiledCalls(StepCalls):
         self._iteration = Iteration(plan)
         self._packer = ScalarPacker()
         self._stop, self._stride = stop, stride
-        self._completed = scratch_variable(0, dtype=tf.int64, name="completed")  # correct also after a failed call
-        self._counted = -1  # its value, where that is known
+        self._completed = scratch_variable(0, dtype=tf.int64, name="completed")  # correct even after a failed call
+        self._counted = -1  # the value of `_completed`, or -1 if unknown
         self._call = ConcreteCall(self._iterate, towers=plan.placement.towers if towers is None else towers)
         self._watched = tf.function(
             self._iterate_watched,
@@ -178,11 +183,11 @@ class CompiledCalls(StepCalls):
         self._counted = -1  # unknown until the call has returned
 
     def trace(self, iterator: Any) -> None:
-        """Trace the loop, unless it is traced already."""
+        """Trace the loop if it is not traced yet."""
         self._call.trace(iterator, _constant(1))
 
     def do(self, iterator: Any, n: int) -> StepResult:
-        """Do up to `n` steps; raises a `tf.errors.OpError` if one fails."""
+        """Run up to `n` steps; raises a `tf.errors.OpError` if one fails."""
         results = self._call(iterator, _constant(n))
         return self._result(dict(zip(self._returned, results, strict=True)))
 
@@ -196,7 +201,7 @@ class CompiledCalls(StepCalls):
         steps, is_finite = int(state["done"]), bool(state.get("finite", True))
         return StepResult(
             steps=steps,
-            # Without a step there are no scalars, except those of one that was not finite.
+            # A call without a completed step has scalars only if a step was not finite.
             outputs=self._packer.unpack((state["single"], state["double"])) if steps or not is_finite else {},
             is_finite=is_finite,
             data_ended=bool(state.get("ended", False)),
@@ -229,7 +234,7 @@ class CompiledCalls(StepCalls):
         return self._checked(result, start)
 
     def _iterate_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:
-        """One step that also returns its watched tensors; traced."""
+        """Run one step that also returns its watched tensors; traced."""
         assert self._file is not None
         with recording(self._file.writer, start + 1):
             return self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched=True)
@@ -251,11 +256,11 @@ class CompiledCalls(StepCalls):
                 shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in first}
                 (state,) = tf.while_loop(has_more, body, [first], shape_invariants=[shapes])
         self.has_summaries = self._plan.may_be_watched and has_summaries()
-        self._returned = sorted(state)  # the order in which TensorFlow flattens a dict
+        self._returned = sorted(state)  # TensorFlow flattens a dict in this order
         return state
 
     def _first_state(self) -> State:
-        # Only what can change: each loop variable costs some ops in every iteration.
+        # Only the variables that can change: each one costs several ops in every iteration.
         first: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
         first |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
         first |= {"finite": tf.constant(True)} if self._plan.guard.may_end else {}
@@ -286,12 +291,12 @@ class CompiledCalls(StepCalls):
     def _step(
         self, start: tf.Tensor, inputs: Batch, done: Any, waited: Any, *, watched: bool = False
     ) -> tuple[State, dict[str, tf.Tensor]]:
-        """The state after one iteration, and the watched tensors."""
+        """Return the state after one iteration, and the watched tensors."""
         number = start + tf.cast(done * self._stride, tf.int64)
         outputs, counts, seen = self._iteration(inputs, number, watched=watched)
         single, double = self._packer.pack(outputs)
         completed = tf.cast(counts, tf.int32) if self._plan.guard.may_end else tf.constant(1)
-        # After the update, so that a failing call leaves the number of steps that were completed.
+        # Count after the update, so that the number of completed steps is correct if the call fails.
         with tf.control_dependencies([counts, single, double]):
             self._completed.assign_add(tf.cast(completed, tf.int64))
         state = {"done": done + completed, "finite": counts, "ended": tf.constant(False), "waited": waited}
@@ -304,19 +309,19 @@ def _constant(n: int) -> tf.Tensor:
 
 
 def _after(inputs: Batch) -> Any:
-    """Let nothing begin before the batch is there: a failed read must not find that a seed or a rate has changed."""
+    """Make ops wait for the batch, so that a failed read leaves seeds and learning rates unchanged."""
     return tf.control_dependencies(tf.nest.flatten(inputs, expand_composites=True))
 
 
 def _time_after(tensors: list[Any]) -> tf.Tensor:
-    if is_deterministic():  # TensorFlow refuses to read the clock then, and the waiting time is unknown
+    if is_deterministic():  # TensorFlow refuses to read the clock; the waiting time is unknown
         return tf.zeros([], tf.float64)
     with tf.device("CPU:0"), tf.control_dependencies(tensors):
         return tf.timestamp()
 
 
 def _pick(names: frozenset[str], nets: Sequence[Mapping[str, Any]], inputs: Batch) -> dict[str, tf.Tensor]:
-    """Find tensors of one tower by name in what `build` returned, or in the batch, joined over its micro-batches."""
+    """Return one tower's tensors by name, from `build` or from the batch, joined over its micro-batches."""
     found = {}
     for name in sorted(names):
         values = [at_path(net, name) for net in nets if has_path(net, name)]
@@ -329,7 +334,7 @@ def _pick(names: frozenset[str], nets: Sequence[Mapping[str, Any]], inputs: Batc
 
 
 def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Put the parts of a tensor together again: scalars are averaged, all others concatenated."""
+    """Join the parts of a tensor: average scalars, concatenate all others."""
     if len(parts) == 1:
         return parts[0]
     return tf.concat(parts, 0) if parts[0].shape.rank else tf.reduce_mean(tf.stack(parts), 0)

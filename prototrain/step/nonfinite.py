@@ -1,8 +1,8 @@
-"""Policies for steps whose loss, gradients or learning rate are not finite, and the loss scale of float16.
+"""Policies for non-finite losses, gradients and learning rates, and loss scaling for float16.
 
-An iteration calls its guard three times while it is traced: `begin` first, `apply` for each update from inside a tower,
-`finish` after all towers. What a step changes before it is known to be finite, such as batch statistics and seeds, is
-copied in `begin` and restored if it is not.
+A traced iteration calls its guard three times: `begin` first, `apply` for each update from inside a tower, and `finish`
+after all towers. Variables that a step changes before it is known to be finite, such as batch statistics and seeds, are
+copied in `begin` and restored after a non-finite step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _SHOWN = re.compile(re.escape(_MARK) + r"\] \[(\d+)\] \[([^\]]*)\]")
 
 
 def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
-    """Whether all of them are finite: a sum is not finite if one part is not, and costs less than many tests."""
+    """Return whether all tensors are finite, a bool scalar; traced or eager.
+
+    It tests their sum, which costs less than many tests and is not finite if any part is not.
+    """
     dense = [
         tensor.values if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor) for tensor in tensors
     ]
@@ -42,11 +45,11 @@ class Update:
     """An update of variables, from inside a tower.
 
     Attributes:
-        optimizer: a Keras optimizer, or anything with its `learning_rate` and `apply_gradients`.
-        gradients: the same in all towers.
-        variables: as many.
-        loss: the mean over all towers.
-        when: a scalar bool, the same in all towers: whether to update; always if None.
+        optimizer: a Keras optimizer, or an object with its `learning_rate` and `apply_gradients`.
+        gradients: gradients, the same in all towers.
+        variables: the variable of each gradient.
+        loss: the mean loss over all towers, a scalar.
+        when: whether to update, a scalar bool that is the same in all towers; None for always.
     """
 
     optimizer: Any
@@ -57,18 +60,20 @@ class Update:
 
 
 class NoCheck:
-    """Checks nothing; the base of the guards that do.
+    """A guard without checks, and the base class of all guards.
 
     Attributes:
-        may_end: whether an iteration can report that it was not finite, which ends the call.
+        may_end: whether an iteration may report that it was not finite, which ends the call.
     """
 
     may_end = False
 
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        """Begin a step that may change these variables, of all towers, before it is known to be finite; traced.
+        """Start a step; traced.
 
-        `step`, the number of completed steps, is a tensor of the iteration's own graph.
+        Args:
+            variables: variables of all towers that the step may change before it is known to be finite.
+            step: number of completed steps, an int64 tensor in the graph of the iteration.
         """
 
     def apply(self, trace: TowerTrace, update: Update) -> None:
@@ -78,12 +83,12 @@ class NoCheck:
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
     ) -> tf.Tensor:
-        """After all towers, call `after_run`, or restore what the step has changed; traced.
+        """Finish a step after all towers: call `after_run`, or restore changed variables; traced.
 
         Args:
-            outputs: scalars that must be finite as well.
-            finite: whether all updates of the step were.
-            after_run: follows a step that counts.
+            outputs: additional scalars that must be finite, by name.
+            finite: whether all updates of the step were finite, a bool tensor.
+            after_run: called after a step that counts, or None.
 
         Returns:
             whether the step counts, a bool tensor.
@@ -93,24 +98,24 @@ class NoCheck:
         return tf.constant(True)
 
     def failed_with(self, error: tf.errors.OpError) -> Mapping[str, float] | None:
-        """The values to show, by name, if the error comes from this guard, else None."""
+        """Return the values to show by name if this guard raised the error, otherwise None."""
         return None
 
     def restore(self) -> None:
-        """Undo what a failed step has changed, after `failed_with` has recognised it."""
+        """Undo the changes of a failed step, after `failed_with` has recognized its error."""
 
 
 class AssertFinite(NoCheck):
-    """Lets the call itself fail at a step that is not finite, before its update.
+    """A guard that makes the call fail at a non-finite step, before its update.
 
-    A conditional around the update costs a tenth of a small model's step; an op that fails costs next to nothing. For
-    towers whose steps may fail (`Placement.may_fail`). All of them check the same averages, so that none updates
-    anything where another one does not.
+    An assertion costs almost nothing, while a conditional around the update takes a tenth of a small model's step. It
+    requires towers whose steps may fail (`Placement.may_fail`). All towers check the same averages, so either all
+    update or none.
     """
 
     def __init__(self) -> None:
         self._shadows: dict[int, tuple[tf.Variable, tf.Variable]] = {}
-        self._shown: list[list[str]] = []  # by check, over all traces: the names of what its message shows
+        self._shown: list[list[str]] = []  # names of the values in the message, for each check of all traces
         self._begun: list[Any] = []
         self._checks: list[tf.Operation] = []
         self._graph: Any = None
@@ -127,10 +132,10 @@ class AssertFinite(NoCheck):
     def apply(self, trace: TowerTrace, update: Update) -> None:
         rate = tf.convert_to_tensor(update.optimizer.learning_rate)
         finite = all_finite([*update.gradients, update.loss, rate])
-        if update.when is not None:  # gradients that update nothing may be anything
+        if update.when is not None:  # gradients that are not applied may be non-finite
             finite |= ~update.when
         with tf.control_dependencies([self._require(finite, {"loss": update.loss, "learning_rate": rate})]):
-            # A copy, since an update between the towers knows of no control dependency of one of them.
+            # A copy, since a merged update ignores the control dependencies of a single tower.
             when = None if update.when is None else tf.identity(update.when)
             update_if(when, update.optimizer, update.gradients, update.variables)
 
@@ -139,12 +144,12 @@ class AssertFinite(NoCheck):
     ) -> tf.Tensor:
         if outputs:
             self._require(all_finite(list(outputs.values())), outputs)
-        # Those in the iteration's own graph, not inside a user's loop.
+        # Only the checks in the graph of the iteration, not those inside a user's loop.
         with tf.control_dependencies([check for check in self._checks if check.graph is self._graph]):
             return super().finish(outputs, finite, after_run)
 
     def _require(self, finite: tf.Tensor, shown: Mapping[str, tf.Tensor]) -> tf.Operation:
-        """Make the op that fails unless the step is finite, with scalars to appear in its message."""
+        """Create an op that fails unless the step is finite; its message shows the scalars."""
         with tf.control_dependencies(self._begun):
             values = tf.stack([tf.cast(value, tf.float32) for value in shown.values()])
             number = tf.constant(len(self._shown))
@@ -166,11 +171,11 @@ class AssertFinite(NoCheck):
 
 
 class SkipNonFinite(NoCheck):
-    """Updates on condition that everything is finite; for any number of towers.
+    """A guard that updates only if all values are finite; for any number of towers.
 
     Args:
-        loss_scale: is adapted to what was finite; a gradient that overflows because of it costs its update only.
-        ends: whether a step that is not finite ends the call; otherwise only its update is left out.
+        loss_scale: the loss scale to adapt, or None. If it makes a gradient overflow, only the update is skipped.
+        ends: whether a non-finite step ends the call; otherwise only its update is skipped.
     """
 
     def __init__(self, loss_scale: LossScale | None = None, *, ends: bool = True) -> None:
@@ -191,7 +196,7 @@ class SkipNonFinite(NoCheck):
                 strategy.run(lambda given: update_with(update.optimizer, given, update.variables), args=(gradients,))
                 return tf.constant(True)
 
-            # The condition stands between the towers: an update inside one tower cannot be conditional.
+            # The condition is outside the towers: an update inside a tower cannot be conditional.
             good = strategy.experimental_local_results(finite)[0]
 
             def apply_if_good() -> tf.Tensor:
@@ -203,11 +208,11 @@ class SkipNonFinite(NoCheck):
 
             if update.when is None:
                 return apply_if_good()
-            # Gradients that update nothing may be anything.
+            # Gradients that are not applied may be non-finite.
             return tf.cond(strategy.experimental_local_results(wanted)[0], apply_if_good, lambda: tf.constant(True))
 
         if self.may_end:
-            # Into the loss, since an overflow, which costs the update only, can come of the gradients alone.
+            # Add the rate to the loss, so that a non-finite rate does not count as an overflow of the gradients.
             loss = tf.cast(loss, tf.float32) + tf.cast(tf.convert_to_tensor(update.optimizer.learning_rate), tf.float32)
         wanted = tf.constant(True) if update.when is None else update.when
         arguments = (all_finite([*update.gradients, loss]), update.gradients, loss, wanted)
@@ -233,13 +238,13 @@ class SkipNonFinite(NoCheck):
 
 
 class LossScale:
-    """A factor on the loss while gradients are computed; it adapts to what float16 can hold (arXiv:1710.03740).
+    """A factor on the loss that keeps gradients in the range of float16 (arXiv:1710.03740).
 
-    It halves at an overflow, whose update is left out, and doubles after 2,000 updates without one.
+    The factor halves after an overflow, whose update is skipped, and doubles after 2,000 updates without an overflow.
 
     Attributes:
         scale: the factor, a float32 scalar variable, at least 1.
-        good_steps: updates since it last changed.
+        good_steps: number of updates since the factor changed, an int32 scalar variable.
     """
 
     def __init__(self) -> None:
@@ -247,20 +252,20 @@ class LossScale:
         self.good_steps = tf.Variable(0, trainable=False, name="good_steps")
 
     def variables(self) -> dict[str, tf.Variable]:
-        """Its variables for a checkpoint, by name."""
+        """Return the variables for a checkpoint, by name."""
         return {"loss_scale/scale": self.scale, "loss_scale/good_steps": self.good_steps}
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
-        """The gradients of a loss, computed with the factor."""
+        """Compute the gradients of a loss multiplied by the factor, and divide them by it."""
         scaled = tape.gradient(loss, variables, output_gradients=tf.cast(self.scale, loss.dtype))
         return [divide(found, self.scale) for found in scaled]
 
     def is_overflow(self, loss: tf.Tensor) -> tf.Tensor:
-        """Whether gradients that are not finite may be so because of the factor alone; traced, before `adjust`."""
+        """Return whether the factor may be the only cause of non-finite gradients; traced, before `adjust`."""
         return tf.math.is_finite(tf.cast(loss, tf.float32)) & (self.scale > 1.0)
 
     def adjust(self, finite: tf.Tensor) -> None:
-        """Adapt the factor after an update, or after one that was left out; traced, once for all towers."""
+        """Adapt the factor after an applied or skipped update; traced, once for all towers."""
         good = tf.where(finite, self.good_steps + 1, 0)
         grows = good >= _GROWTH_STEPS
         grown = tf.minimum(self.scale * 2.0, 2.0**60)
@@ -270,10 +275,10 @@ class LossScale:
 
 
 class VariableBackup:
-    """Restores variables that became non-finite while several towers updated them without waiting for each other.
+    """A backup of variables that several towers update without waiting for each other.
 
-    A non-finite step restores the statistics that it changed, but another step may have read them in between. The
-    backup is taken while no step is running.
+    A non-finite step restores the statistics that it changed, but another tower may have read them in between. The
+    backup replaces variables that became non-finite. Call `take` while no step is running.
 
     Args:
         variables: returns the variables that a step may change before it is known to be finite.
@@ -284,12 +289,12 @@ class VariableBackup:
         self._kept: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def take(self) -> None:
-        """Copy the present values."""
+        """Copy the current values."""
         copies = [copy for variable in self._variables() for copy in components(variable)]
         self._kept = [(copy, _read(copy)) for copy in copies if copy.dtype.is_floating]
 
     def restore(self) -> None:
-        """Restore the copied values of variables that are not finite now."""
+        """Restore the copied values of variables that are not finite."""
         for variable, value in self._kept:
             if not bool(tf.reduce_all(tf.math.is_finite(variable))):
                 variable.assign(value)

@@ -1,7 +1,7 @@
-"""Recording of `tf.summary` calls: in a watched step, and in Python code outside of compiled steps.
+"""Recording of `tf.summary` calls in watched steps, and in Python code outside of compiled steps.
 
-The long compiled call records none of them. A watched step is traced a second time with `recording`, and is run only
-when a callback wants to see that very step.
+Compiled calls of many steps do not record summaries. A watched step is a second trace, in `recording`, and runs only
+when a callback watches that step.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class SummaryFile:
-    """The events of `tf.summary` calls. They go through a file, since TensorFlow's writers know no other place.
+    """A buffer for the events of `tf.summary` calls, in a temporary file: TensorFlow can write to files only.
 
     Attributes:
-        writer: TensorFlow's.
+        writer: the TensorFlow summary writer.
     """
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ class SummaryFile:
         self._offset = 0
 
     def take(self) -> list[Event]:
-        """The events since the last time."""
-        from tensorboard.compat.proto.event_pb2 import Event  # only where something was recorded
+        """Return the events since the last call."""
+        from tensorboard.compat.proto.event_pb2 import Event  # imported only if something was recorded
 
         from prototrain.experiment.event_files import records
 
@@ -49,7 +49,7 @@ class SummaryFile:
             file.seek(self._offset)
             events = [Event.FromString(record) for record in records(file.read())]
             self._offset = file.tell()
-        os.truncate(path, 0)  # the writer keeps its offset; the hole before it takes no space on the disk
+        os.truncate(path, 0)  # the writer keeps its offset; the gap before it takes no disk space
         return [event for event in events if event.HasField("summary")]
 
 
@@ -58,14 +58,14 @@ class SummaryFile:
 
 @contextmanager
 def recording(writer: tf.summary.SummaryWriter, step: tf.Tensor) -> Iterator[None]:
-    """Let a step that is traced in the block record its `tf.summary` calls.
+    """Context manager that makes a step traced in it record its `tf.summary` calls.
 
-    Scalars are kept for their mean over micro-batches and towers. In a branch, a loop or a `tf.function` inside the
-    step there is no mean: the value of the first micro-batch of the first tower is recorded, as of images.
+    Scalars are averaged over micro-batches and towers. Images, and scalars in a branch, a loop or a `tf.function`
+    inside the step, are recorded for the first micro-batch of the first tower.
 
     Args:
-        writer: writes the events.
-        step: the number of the step.
+        writer: the summary writer.
+        step: the number of the step, int64.
     """
 
     def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None, name: str | None = None) -> Any:
@@ -89,22 +89,25 @@ def recording(writer: tf.summary.SummaryWriter, step: tf.Tensor) -> Iterator[Non
 
 
 class _NotingWriter(ChangingWriter):
-    """Notes that something would be written, and writes nothing."""
+    """A writer that notes whether something would be written, but writes nothing."""
 
     asked = False
 
     def present(self) -> tf.summary.SummaryWriter:
-        raise AssertionError("nothing is written")  # `note` keeps TensorFlow from asking
+        raise AssertionError("nothing is written")  # `note` prevents the call
 
     def note(self) -> bool:
-        """Whether to record: never."""
+        """Note the request; returns False, so that TensorFlow records nothing."""
         self.asked = True
         return False
 
 
 @contextmanager
 def noting_summaries() -> Iterator[Callable[[], bool]]:
-    """Leave `tf.summary` calls out of what is traced inside; yields a function that tells whether there were any."""
+    """Context manager that omits `tf.summary` calls from traced code.
+
+    Yields a function that returns whether there were any calls.
+    """
     writer = _NotingWriter()
     with writer.as_default(), tf.summary.record_if(writer.note):
         yield lambda: writer.asked
@@ -114,7 +117,7 @@ def noting_summaries() -> Iterator[Callable[[], bool]]:
 
 
 class PythonSummaries(ChangingWriter):
-    """Records the `tf.summary` calls of Python code that has no writer; costs nothing until something is written.
+    """Records the `tf.summary` calls of Python code that has no writer; free until something is written.
 
     Args:
         log: prints a line for the user.
@@ -127,9 +130,9 @@ class PythonSummaries(ChangingWriter):
 
     @contextmanager
     def recording(self, step: int) -> Iterator[None]:
-        """Record `tf.summary` calls in the block, at this step unless they name one.
+        """Context manager that records `tf.summary` calls, with `step` as the default step.
 
-        A writer that the user has set records them instead.
+        If the user has set a default writer, that writer records them instead.
         """
         writer = default_writer()
         if writer is not None and not isinstance(writer, PythonSummaries):
@@ -138,15 +141,15 @@ class PythonSummaries(ChangingWriter):
         with tf.summary.record_if(self._may_record), self.as_default(step=step):
             yield
             set_by_user = default_writer()
-        if set_by_user is not None and set_by_user is not self:  # such as by Keras's TensorBoard
+        if set_by_user is not None and set_by_user is not self:  # by Keras's TensorBoard callback, for example
             set_by_user.set_as_default(tf.summary.experimental.get_step())
 
     def _may_record(self) -> bool:
         if tf.executing_eagerly() or default_writer() is not self:
             return True
         if not self._has_warned:
-            self._has_warned = True  # first: another thread may be tracing as well
-            # It is called later as well, when its step is no longer that of its tracing.
+            self._has_warned = True  # set first: another thread may be tracing too
+            # Such a function is also called later, but its summaries would have the step of the trace.
             self._log(
                 "WARNING: tf.summary calls inside of a function that tf.function compiles are not recorded outside of "
                 "a compiled step; return the values and call monitors.put_image, put_histogram, put_text or put_scalar"
@@ -161,7 +164,7 @@ class PythonSummaries(ChangingWriter):
         return self._file.writer
 
     def take(self) -> list[Event]:
-        """The events since the last time."""
+        """Return the events since the last call."""
         if not self._is_asked or self._file is None:
             return []
         self._is_asked = False
@@ -169,6 +172,6 @@ class PythonSummaries(ChangingWriter):
 
 
 def without_summaries() -> AbstractContextManager[Any]:
-    """Leave `tf.summary` calls out of a model that is traced for something else than a step, such as an evaluation."""
+    """Context manager that omits `tf.summary` calls from a model that is traced for an evaluation, not a step."""
     is_traced = tower_trace() is None and not tf.executing_eagerly()
     return noting_summaries() if is_traced and isinstance(default_writer(), PythonSummaries) else nullcontext()

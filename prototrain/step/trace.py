@@ -1,4 +1,4 @@
-"""Values that the trace of one tower's step collects in addition to the scalars of `train_step`."""
+"""Values that tracing one tower's step collects in addition to the scalars of `train_step`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ScalarSummary:
     """A call of `tf.summary.scalar` in a watched step.
 
     Attributes:
-        value: a float32 scalar.
-        record: records the mean of such values over all micro-batches and towers.
+        value: the value, a float32 scalar.
+        record: records the mean of the value over all micro-batches and towers.
     """
 
     value: tf.Tensor
@@ -29,17 +29,17 @@ class ScalarSummary:
 
 @dataclass
 class TowerTrace:
-    """The step of one tower while it is traced; `tower_trace` finds it.
+    """One tower's step while it is traced; see `tower_trace`.
 
     Attributes:
-        guard: checks its updates.
+        guard: checks the updates of the step.
         is_watched: whether the step returns more than its scalars.
-        nets: what `build` returned, for each micro-batch of a watched step.
-        weight: the "loss_weight" of the last `build`, as long as it applies to what follows.
+        nets: tensors that `build` returned for each micro-batch of a watched step.
+        weight: the "loss_weight" of the last `build`, until it has been applied.
         summaries: calls of `tf.summary.scalar` in a watched step.
-        scalars: those to be reported in addition to those that `train_step` returns.
-        applied: for each guarded update whether everything was finite, the same in all towers.
-        graph: the graph that the step is traced into; a branch of a `tf.cond` has another one.
+        scalars: scalars to report in addition to those that `train_step` returns.
+        applied: for each guarded update, whether all values were finite; the same in all towers.
+        graph: the graph of the step; a branch of a `tf.cond` has another one.
     """
 
     guard: NoCheck
@@ -52,12 +52,12 @@ class TowerTrace:
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph)
 
     def add_net(self, net: Mapping[str, Any]) -> None:
-        """Keep what `build` returned, for callbacks that watch this step."""
+        """Store the tensors that `build` returned, if the step is watched."""
         if self.is_watched:
             self.nets.append(net)
 
     def add_scalar(self, name: str, value: tf.Tensor) -> None:
-        """Report a scalar; a number is added to a name that is taken."""
+        """Report a scalar; a number is appended to a name that exists."""
         unique, number = name, 1
         while unique in self.scalars:
             number += 1
@@ -69,14 +69,14 @@ _tracing = threading.local()  # each tower is traced in its own thread
 
 
 def tower_trace() -> TowerTrace | None:
-    """The tower's step that is being traced in this thread, or None outside of a compiled step."""
+    """Return the tower's step that this thread is tracing, or None outside of a compiled step."""
     found: TowerTrace | None = getattr(_tracing, "trace", None)
     return found
 
 
 @contextmanager
 def tracing(trace: TowerTrace) -> Iterator[None]:
-    """Let `tower_trace` find this one."""
+    """Context manager in which `tower_trace` returns this trace."""
     outer = tower_trace()
     _tracing.trace = trace
     try:

@@ -1,4 +1,4 @@
-"""Gradients from the micro-batches of a tower into the variables: accumulated, averaged, processed, applied."""
+"""Updates of variables: gradients are accumulated over micro-batches, averaged over towers, processed and applied."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from prototrain.tf_private import expect_averages
 
 Pairs = Sequence[tuple[Any, Any]]
 OF_ALL_TOWERS = frozenset({"learning_rate", "loss_scale"})
-"""Scalars of a step that do not depend on the batch."""
+"""Scalars of a step that do not depend on the batch and are the same in all towers."""
 
 
 class Computed(NamedTuple):
-    """The forward and backward pass of a batch, or of a part of it.
+    """Results of the forward and backward pass of a batch, or of a part of it.
 
     Attributes:
-        outputs: the model's scalars by name, and what is added to the loss unless there is a weight.
-        gradients: of the loss; None where there is none.
-        weight: what the loss is a mean over, a float64 scalar; None if all parts of a batch have the same weight.
-        added: with a weight, what is added to the loss by name: the weight does not apply to it.
-        added_gradients: of their sum.
+        outputs: the model's scalars by name; without a weight, also the losses added to the model's loss.
+        gradients: gradients of the loss; None for a variable without one.
+        weight: weight of the loss, a float64 scalar; None if all parts of a batch have the same weight.
+        added: with a weight, the losses added to the model's loss by name; the weight does not apply to them.
+        added_gradients: gradients of the sum of `added`.
     """
 
     outputs: dict[str, Any]
     gradients: list[Any]
     weight: tf.Tensor | None = None
-    added: dict[str, Any] = {}  # noqa: RUF012 - of a tuple, and never changed
+    added: dict[str, Any] = {}  # noqa: RUF012 - a field of a tuple, never changed
     added_gradients: list[Any] = []  # noqa: RUF012
 
 
 def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, count: int) -> Computed:
-    """Compute a tower's batch in `count` micro-batches, one after the other, and average by their weights; traced."""
+    """Compute a tower's batch in `count` successive micro-batches and return their weighted average; traced."""
     if count == 1:
         return compute(inputs)
     trace = tower_trace()
     summaries = [] if trace is None else trace.summaries
     start = len(summaries)
     total: tf.Tensor | None = None
-    sums: list[list[Any]] = []  # of outputs and summaries, gradients, added losses, their gradients
+    sums: list[list[Any]] = []  # outputs and summaries, gradients, added losses, gradients of the added losses
     for number, part in enumerate(split_batch(inputs, count)):
-        # Each waits for the one before, so that only one's activations are in memory.
+        # Each micro-batch waits for the one before, so that only one has its activations in memory.
         before = [gradient for gradient in sums[1] if gradient is not None] if sums else []
         with tf.control_dependencies(tf.nest.flatten(before, expand_composites=True)):
             part = tf.nest.map_structure(tf.identity, part, expand_composites=True)
@@ -61,12 +61,12 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
         outputs, gradients, weight = [*map(_as_float, found.outputs.values())], found.gradients, found.weight
         outputs += [one.value for one in summaries[start:]]
         if number == 0:
-            of_first = summaries[start:]  # others would not record
+            of_first = summaries[start:]  # only these record
         del summaries[start:]
         dtypes = [value.dtype for value in outputs]
         if weight is not None:
             total = weight if total is None else total + weight
-            # Sums of float64 keep the digits of large weights.
+            # float64 sums keep the digits of large weights.
             outputs = [_weighted(tf.cast(value, tf.float64), weight) for value in outputs]
             gradients = [_weighted(gradient, weight) for gradient in gradients]
         parts = [outputs, gradients, list(found.added.values()), found.added_gradients]
@@ -91,7 +91,7 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
 
 
 def for_all_towers(found: Computed, placement: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Scalars and gradients of this tower, whose plain means over the towers are those of the whole batch; traced."""
+    """Scale scalars and gradients of a tower, to make their means over towers those of the whole batch; traced."""
     if found.weight is None:
         return found.outputs, found.gradients
     share = _share(found.weight, placement)
@@ -99,7 +99,7 @@ def for_all_towers(found: Computed, placement: Any) -> tuple[dict[str, Any], lis
     gradients = [_weighted(gradient, share) for gradient in found.gradients]
     trace = tower_trace()
     if trace is not None:
-        trace.weight = None  # it is taken into account
+        trace.weight = None  # it has been applied
         trace.summaries = [replace(one, value=_weighted(one.value, share)) for one in trace.summaries]
     if found.added:
         loss = tf.cast(outputs["loss"], tf.float32)
@@ -109,7 +109,10 @@ def for_all_towers(found: Computed, placement: Any) -> tuple[dict[str, Any], lis
 
 
 def weighted_outputs(trace: TowerTrace, outputs: Mapping[str, Any], placement: Any) -> dict[str, Any]:
-    """The scalars that a `train_step` returned, and its summaries, multiplied by the tower's weight; traced."""
+    """Return the scalars of a `train_step` multiplied by the tower's share of the weight; traced.
+
+    The summaries of the trace are multiplied too.
+    """
     if trace.weight is None:
         return dict(outputs)
     share = _share(trace.weight, placement)
@@ -118,10 +121,9 @@ def weighted_outputs(trace: TowerTrace, outputs: Mapping[str, Any], placement: A
 
 
 def _share(weight: tf.Tensor, placement: Any) -> tf.Tensor:
-    """The weight of this tower, divided by the mean weight of all towers; traced.
+    """Return the weight of this tower divided by the mean weight of all towers, or 0 if all weights are 0; traced.
 
-    A plain mean over the towers of values that were multiplied by it is their weighted mean. It is 0 if all weights
-    are 0.
+    The plain mean over the towers of values multiplied by it is their weighted mean.
     """
     (mean,) = placement.mean([weight])
     return tf.math.divide_no_nan(weight, mean)
@@ -130,12 +132,12 @@ def _share(weight: tf.Tensor, placement: Any) -> tf.Tensor:
 def _weighted(value: Any, factor: tf.Tensor) -> Any:
     """Multiply a scalar or a gradient by a factor.
 
-    A part without weight may have divided by it, so that 0 times NaN is 0 here.
+    0 times NaN is 0, since a part with weight 0 may have divided by its weight.
     """
 
     def multiply(value: Any) -> tf.Tensor:
         tensor = _as_float(value)
-        if tensor.shape.rank == 0:  # costs nothing, and keeps the digits of sums
+        if tensor.shape.rank == 0:  # float64 is cheap here, and keeps the digits of sums
             return tf.cast(tf.math.multiply_no_nan(tf.cast(tensor, tf.float64), factor), tensor.dtype)
         return tf.math.multiply_no_nan(tensor, tf.cast(factor, tensor.dtype))
 
@@ -143,7 +145,7 @@ def _weighted(value: Any, factor: tf.Tensor) -> Any:
 
 
 def _add(first: Any, second: Any) -> Any:
-    """Add two scalars or gradients; rows of sparse ones are concatenated."""
+    """Add two scalars or gradients; the rows of sparse gradients are concatenated."""
     if first is None or second is None:
         return second if first is None else first
     if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
@@ -153,20 +155,20 @@ def _add(first: Any, second: Any) -> Any:
 
 
 def _as_float(value: Any) -> tf.Tensor:
-    """A tensor that a mean can be taken of: integers become float64."""
+    """Convert a value to a floating-point tensor; integers become float64."""
     tensor = tf.convert_to_tensor(value)
     return tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.float64)
 
 
 class GradientNotes:
-    """The variables with and without a gradient, over all updates of a step."""
+    """Records which variables have a gradient in any update of a step."""
 
     def __init__(self) -> None:
         self._found: set[str] = set()
         self._missing: dict[str, None] = {}
 
     def take(self, pairs: Pairs) -> None:
-        """Note the pairs of an update; traced."""
+        """Record the (gradient, variable) pairs of an update; traced."""
         for gradient, variable in pairs:
             if gradient is None:
                 self._missing[variable_name(variable)] = None
@@ -174,7 +176,7 @@ class GradientNotes:
                 self._found.add(variable_name(variable))
 
     def lines(self, processors: Sequence[Any]) -> list[str]:
-        """Warnings for the user about variables without a gradient and patterns of processors without a match."""
+        """Return warnings about variables without a gradient and processor patterns without a match."""
         said = [
             f"WARNING: {type(processor).__name__}: {pattern!r} matches no variable that has a gradient; it must match "
             f"whole names, such as {', '.join(sorted(self._found)[:3])}"
@@ -204,13 +206,13 @@ def apply_gradients(
     Args:
         gradients_and_variables, loss, optimizer, when: see `TowerTrainer.apply_gradients`.
         placement: the towers.
-        processors: from and to such pairs, called in order.
-        record_norm: whether the step gets the scalar "gradient_norm".
-        notes: notes the variables with and without a gradient.
+        processors: functions from pairs to pairs, called in order.
+        record_norm: whether to report the scalar "gradient_norm".
+        notes: records the variables with and without a gradient.
 
     Raises:
-        ModelError: there are no pairs, no variable has a gradient, `when` is no scalar bool, or the call is inside a
-            `tf.cond` or a loop.
+        ModelError: there are no pairs, no variable has a gradient, `when` is not a scalar bool, or the call is inside a
+            `tf.cond`, a loop or a `tf.function`.
     """
     trace = tower_trace()
     if trace is not None and tf.compat.v1.get_default_graph() is not trace.graph:
@@ -235,7 +237,7 @@ def apply_gradients(
         share = _share(trace.weight, placement)
         values = [_weighted(value, share) for value in values]
     *gradients, loss = placement.mean(values)
-    # Summed over the towers' rows too, before anything that is not linear in the gradient.
+    # Sum duplicate rows, also those of different towers, before any nonlinear function of the gradient.
     dense = updates_all_rows(optimizer)
     pairs = [
         (summed(gradient, dense=dense), variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)
@@ -248,7 +250,7 @@ def apply_gradients(
     if placement.towers > 1:
         expect_averages(optimizer)
     processed, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-    if trace is None:  # outside of a compiled step there is no guard
+    if trace is None:  # no guard outside of a compiled step
         update_if(condition, optimizer, processed, variables)
     else:
         trace.guard.apply(trace, Update(optimizer, processed, variables, loss, condition))

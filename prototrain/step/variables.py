@@ -1,4 +1,4 @@
-"""Variables of the engine that no checkpoint holds: the stop flag and the step counter."""
+"""Engine variables that checkpoints omit: the stop flag and the step counter."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 CALL_SECONDS = 0.2
-"""About how long a call of several steps lasts at most, so that a stop and the progress bar need not wait for it."""
+"""Approximate maximum duration of a call of several steps; limits how long a stop and the progress bar wait."""
 
 
 def scratch_variable(initial_value: Any, *, name: str, dtype: tf.DType | None = None) -> tf.Variable:
-    """Return a variable that is set before each use, so that no checkpoint needs it."""
-    # Without lifting, `tf.function` does not trace a second time for a variable made in `tf.init_scope` while tracing.
+    """Return a variable that is set before each use, so checkpoints do not need it."""
+    # Without lifting, `tf.function` does not trace twice for a variable created in `tf.init_scope` during tracing.
     variable = tf.Variable(
         initial_value, trainable=False, name=name, dtype=dtype, experimental_enable_variable_lifting=False
     )
@@ -22,12 +22,12 @@ def scratch_variable(initial_value: Any, *, name: str, dtype: tf.DType | None = 
 
 
 def is_scratch(variable: Any) -> bool:
-    """Whether `scratch_variable` made a variable."""
+    """Return whether `scratch_variable` made a variable."""
     return bool(getattr(variable, "is_scratch", False))
 
 
 class StopVariable:
-    """A flag that ends a compiled loop; a signal may set it at any moment.
+    """A flag that ends a compiled loop; signal handlers may set it at any time.
 
     Attributes:
         value: the bool variable.
@@ -37,23 +37,23 @@ class StopVariable:
         self.value = scratch_variable(False, name="stop")
 
     def set(self, stop: bool) -> None:
-        """Set the flag, also while a function is being traced in another thread."""
+        """Set the flag; works while a function is being traced."""
         with tf.init_scope():
             self.value.assign(stop)
 
 
 class StepCounter:
-    """Counts completed steps. Traced code reads a tensor with the number of each step, Python code a number."""
+    """A counter of completed steps. Traced code reads an int64 tensor, Python code a number."""
 
     def __init__(self) -> None:
         self._step = 0
         self._begun = 0
-        self._traced: Any = None  # the step tensor of the iteration that is, or was, traced
+        self._traced: Any = None  # the step tensor of the last traced iteration
         self._variable: Any = None
-        self._is_read = False  # by a graph, through the variable
+        self._is_read = False  # whether a graph reads the variable
 
     def prepare(self) -> None:
-        """Create the variable that graphs read; inside `build` it would be taken for one of the model's."""
+        """Create the variable that graphs read; call it outside `build`, which would add it to the model."""
         if self._variable is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._variable = scratch_variable(np.int64(self._step), name="global_step", dtype=tf.int64)
@@ -74,27 +74,27 @@ class StepCounter:
         self._traced = step
 
     def begin(self) -> None:
-        """Begin an iteration in Python."""
+        """Start an iteration in Python."""
         self._begun = self._step
 
     @property
     def begun(self) -> Any:
-        """Completed steps when the present iteration began; a tensor while it is traced."""
+        """The number of completed steps at the start of the iteration; a tensor while it is traced."""
         traced = self.in_iteration
         return self._begun if traced is None else traced
 
     @property
     def in_iteration(self) -> Any:
-        """The step tensor of the iteration that is being traced, or None; inner graphs belong to it."""
+        """The step tensor of the iteration being traced, also in its inner graphs; None outside an iteration."""
         if self._traced is None or tf.executing_eagerly():
             return None
-        graph = tf.compat.v1.get_default_graph()  # TensorFlow 2 has no other name for it
+        graph = tf.compat.v1.get_default_graph()  # only the compat.v1 API has it
         while graph is not None and graph is not self._traced.graph:
             graph = getattr(graph, "outer_graph", None)
         return None if graph is None else self._traced
 
     def read(self) -> Any:
-        """The number of completed steps; an int64 scalar tensor while something is traced."""
+        """Return the number of completed steps; an int64 scalar tensor during tracing."""
         if tf.executing_eagerly():
             return self._step
         if (traced := self.in_iteration) is not None:

@@ -1,7 +1,7 @@
 """Steps as one XLA program per call, for ``model.jit_compile = "loop"``.
 
-The pipeline stacks batches into blocks. A call runs some rows of the present block, so that its length is free, and
-nothing but the scalars of the last step leaves the program.
+The pipeline stacks batches into blocks. A call runs any number of rows of the current block, and returns only the
+scalars of the last step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST_BLOCK = 128  # batches
 
 
 def block_size(spec: Mapping[str, Any]) -> int:
-    """How many batches of this form make a block: up to 128, and up to 16 MB."""
+    """Return the number of batches with this spec in a block: at most 128 batches and about 16 MB."""
     size: int = sum(part.shape.num_elements() * part.dtype.size for part in tf.nest.flatten(spec))
     return max(1, min(_LONGEST_BLOCK, _BLOCK_BYTES // max(size, 1)))
 
@@ -34,7 +34,7 @@ class XlaLoop(StepCalls):
     """Runs the steps of one tower in one XLA program per call.
 
     Args:
-        plan: what an iteration does; its data gives blocks, and its guard does not let the call fail.
+        plan: the plan of the step; its data is read in blocks, and its guard must not make the call fail.
 
     Raises:
         ConfigError: a callback watches tensors of the step, which the program does not return.
@@ -49,7 +49,7 @@ class XlaLoop(StepCalls):
             )
         self._iteration = Iteration(plan)
         self._packer = ScalarPacker()
-        self._programs: dict[int, ConcreteCall] = {}  # by the number of batches in the block
+        self._programs: dict[int, ConcreteCall] = {}  # by the number of batches in a block
         self._completed = 0
 
     def completed(self) -> int:
@@ -82,7 +82,7 @@ class XlaLoop(StepCalls):
         if size in self._programs:
             return self._programs[size](*arguments)
         compiled = tf.function(self._program, autograph=False, jit_compile=True)
-        program = ConcreteCall(lambda *arguments: compiled(*arguments))  # XLA compiles what is called inside of a graph
+        program = ConcreteCall(lambda *arguments: compiled(*arguments))  # XLA compiles functions called inside a graph
         try:
             results = program(*arguments)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
@@ -93,13 +93,13 @@ class XlaLoop(StepCalls):
         return results
 
     def _program(self, block: Batch, row: tf.Tensor, n: tf.Tensor, start: tf.Tensor) -> tuple[Any, ...]:
-        """The steps of a call; traced."""
+        """Run the steps of a call; traced."""
 
         def one_step(inputs: Batch, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             outputs, counts, _ = self._iteration(inputs, step)
             return counts, *self._packer.pack(outputs)
 
-        # Traced alone first: the variables of an XLA loop have shapes, and the step says how many scalars it has.
+        # Trace one step first: the variables of an XLA loop need static shapes, and the step determines the scalars.
         step_function = tf.function(one_step, autograph=False)
         specs = tf.nest.map_structure(lambda stacked: tf.TensorSpec(stacked.shape[1:], stacked.dtype), block)
         with noting_summaries() as has_summaries:
