@@ -1,1 +1,1 @@
-"""The commands of `prototrain`, a module each: `add(commands)` declares its arguments and what runs it."""
+"""The commands of `prototrain`, one per module. `add(commands)` declares a command's arguments and function."""

@@ -18,7 +18,7 @@ ACTIONS: Final = {
     "inspect": "list the variables of a checkpoint, with shapes and values",
     "predict": "write the outputs of a trained model, for a dataset or for files",
 }
-"""The actions of prototrain, and what each does. Known here without TensorFlow, for `--help`."""
+"""The built-in actions and their help texts, which `--help` shows without importing TensorFlow."""
 
 
 def add(commands: Any) -> None:
@@ -50,13 +50,13 @@ def _act(options: argparse.Namespace) -> None:
     add_overrides(parser)
     if hasattr(action, "add_arguments"):
         action.add_arguments(parser)
-    # What stands before the action's name is in the namespace already, and stays there.
+    # The namespace already has the options before the name of the action, and keeps them.
     args = parser.parse_args(options.arguments, options)
     action.run(load(args, to_train=False), args)
 
 
 def _module(name: str) -> Any:
-    """The module of an action."""
+    """Import the module of an action."""
     found = import_own(f"prototrain.actions.{name}" if name in ACTIONS else name, what="action")
     if found is None:
         meant = did_you_mean(name, ACTIONS)

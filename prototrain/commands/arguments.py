@@ -1,4 +1,4 @@
-"""The parser of the command line, and arguments that several commands take."""
+"""The parser of the command line, and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _KEYS_OF_OPTIONS: Final = {
     "--seed": "trainer.random_seed",
     "--steps": "model.num_steps",
 }
-"""Options that people try for what is a config key."""
+"""Options that people try, and the config keys that they mean."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports wrong usage in one line, with the option that was probably meant."""
+    """A parser that reports wrong usage in one line and suggests the option that was probably meant."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the arguments; unlike argparse's own, it accepts no unknown ones."""
+        """Parse the arguments. Unlike the method of argparse, this rejects unknown arguments."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(self._unknown(unknown))
         return found, []
 
     def error(self, message: str) -> NoReturn:
-        """Exit with code 2."""
+        """Print a message and exit with code 2."""
         self.exit(2, f"prototrain: error: {message} (see {self.prog} --help)\n")
 
     def _unknown(self, words: Sequence[str]) -> str:
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def option(command: Any, spec: str, help: str, **more: Any) -> None:
-    """Declare an option by its names and the name of its value, such as "-o --output FILE", or a flag."""
+    """Declare an option with a value, such as "-o --output FILE", or a flag, such as "--json"."""
     *flags, last = spec.split()
     if last.startswith("-"):
         command.add_argument(*flags, last, help=help, **{"action": "store_true", **more})
@@ -68,7 +68,7 @@ def option(command: Any, spec: str, help: str, **more: Any) -> None:
 
 
 def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Let a command take a model's module, and values for its config."""
+    """Declare the arguments for the module of a model, and for config values."""
     command.add_argument(
         "model", nargs="?" if optional else None, help="the model's module, such as models.simple, or MODULE:CLASS"
     )
@@ -76,7 +76,7 @@ def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> No
 
 
 def add_overrides(command: argparse.ArgumentParser) -> None:
-    """Let a command take values for a config."""
+    """Declare the options for config values."""
     option(command, "-c --config FILE", "set config keys from a JSON or YAML file; what -s sets comes after it")
     option(
         command,
@@ -89,14 +89,14 @@ def add_overrides(command: argparse.ArgumentParser) -> None:
 
 
 def whole(text: str) -> int:
-    """Check a number of at least 1, for argparse."""
+    """Parse an integer of at least 1, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def real(low: float, high: float, what: str) -> Callable[[str], float]:
-    """A check of a number that is at least `low` and less than `high`, for argparse."""
+    """Return a function for argparse that parses a number of at least `low` and less than `high`."""
 
     def check(text: str) -> float:
         try:
@@ -113,15 +113,18 @@ def real(low: float, high: float, what: str) -> Callable[[str], float]:
 def load(
     options: argparse.Namespace, configure: Callable[[Config], None] | None = None, *, to_train: bool = True
 ) -> Model:
-    """The model that `add_model`'s arguments name, with the values they set, checked.
+    """Load a model, apply the config values of the command line, and validate the config.
 
-    `configure` is called with the model's config before they count.
+    Args:
+        options: the parsed arguments of `add_model`.
+        configure: called with the model's config before the values are applied.
+        to_train: whether the config must set the length of a run.
     """
     load_tensorflow()
     import keras
 
     values = given(options)
-    keras.utils.set_random_seed(early_value(values, "trainer.random_seed"))  # the module may make variables
+    keras.utils.set_random_seed(early_value(values, "trainer.random_seed"))  # the module may create variables
     model = load_model(options.model)
     if configure is not None:
         configure(model.config)
@@ -134,35 +137,35 @@ def load(
 
 
 def check_early(options: argparse.Namespace) -> None:
-    """Check the model's name and the engine's keys before TensorFlow is imported, which takes seconds."""
+    """Check the name of the model and prototrain's own keys before the slow import of TensorFlow."""
     require_module(options.model)
     texts = {text.partition("=")[0].strip(): text for text in given(options)}
     is_ours = {key: key in SCHEMA or is_strict(key) for key in texts}
-    # The module of a function may be the model's own.
+    # Function references are skipped, because their module may be the model, which is not imported yet.
     Config().override([text for key, text in texts.items() if is_ours[key] and ":" not in text])
 
 
 def load_tensorflow() -> None:
-    """Import TensorFlow, with a line about it."""
+    """Import TensorFlow, and print a message first."""
     if "tensorflow" not in sys.modules:
         print("loading TensorFlow ...", file=sys.stderr, flush=True)
     import_tensorflow()
 
 
 def given(options: argparse.Namespace) -> list[str]:
-    """The values for the config that the command line gives, as KEY=VALUE in the order in which they count."""
+    """Return the config values of the command line as KEY=VALUE texts, in the order in which they apply."""
     return [*([] if options.config is None else texts_of_file(options.config)), *options.set]
 
 
 def early_value(texts: Sequence[str], key: str) -> Any:
-    """The value of an engine's key before the model's config is read: the one that is given, or the default."""
+    """Return the given or default value of one of prototrain's own keys, before the model's config is read."""
     config = Config()
     config.override([text for text in texts if text.partition("=")[0].strip() == key])
     return config[key]
 
 
 def confirm(question: str) -> bool:
-    """Ask at the terminal."""
+    """Ask a question at the terminal; returns whether the answer is yes."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is no terminal to answer at; add --yes if that is what you want")
     try:

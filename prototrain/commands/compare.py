@@ -1,4 +1,4 @@
-"""`prototrain compare`: differences between runs, and their results."""
+"""`prototrain compare`: show the differences between runs, and their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_EACH_RUN = ("run_id", "started", "command")  # always differ
 _LONG = ("data.stages",)  # described in full by --json
 
 _AS_TEXT = {"disable_numparse": True}
-_NOTHING = "-"  # in a cell, where a run lacks what another one has
+_NOTHING = "-"  # in the cell of a run that has no value
 
 
 def add(commands: Any) -> None:
@@ -60,7 +60,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _apart(values: list[Any]) -> list[Any]:
-    """Of lists only what not all have."""
+    """Remove the elements that all lists have in common."""
     if not all(isinstance(value, list) for value in values):
         return values
     kept = [[one for one in value if not all(one in other for other in values)] for value in values]

@@ -1,4 +1,4 @@
-"""Completion of the command line in a shell, by argcomplete (the extra `completion`); TensorFlow is not imported."""
+"""Shell completion with argcomplete (the extra `completion`). TensorFlow is not imported."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from prototrain.model.loading import modules_here
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell and end the process, if it is the shell that asks."""
+    """If the shell asks for completions, answer and end the process."""
     try:
         import argcomplete
     except ModuleNotFoundError:
-        raise SystemExit(1) from None  # whatever is written here would stand in the user's line
+        raise SystemExit(1) from None  # any output would appear in the command line of the user
     completers = {
         "model": models,
         "program": models,
@@ -40,12 +40,12 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def models(prefix: str = "", **_: Any) -> list[str]:
-    """Modules and packages of the current directory, one level below what is typed already."""
+    """Return the modules and packages in the current directory, one level below the prefix."""
     return modules_here(prefix.rpartition(".")[0])
 
 
 def settings(prefix: str = "", **_: Any) -> Iterable[str]:
-    """Keys with their equals sign; behind it the values that a key has to choose from."""
+    """Return the keys with an equals sign, or, after the equals sign, the choices of a key."""
     key, equals, _value = prefix.partition("=")
     if not equals:
         return [f"{key}=" for key in SCHEMA]

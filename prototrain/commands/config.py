@@ -1,4 +1,4 @@
-"""`prototrain config`: the keys of a model's config with their values, defaults and types."""
+"""`prototrain config`: list the keys of a model's config with their values, defaults and types."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def _config(options: argparse.Namespace) -> None:
     for key, facts in shown.items():
         texts = {name: _text(facts[name]) for name in ("value", "default") if name in facts}
         default = "required" if facts["required"] else texts.get("default", "")
-        # At 80 columns there is no room for more of the type.
+        # At 80 columns, there is no room for the whole type.
         rows.append([key, texts.get("value", ""), default, facts["type"].partition("|")[0]])
     show(Table(rows, _HEADERS, cut=("value", "default"), options={"disable_numparse": True}))
 
 
 def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What `--json` says of a key; "value" and "default" are left out where there is none.
+    """Return the JSON data about a key. "value" and "default" are left out if there is none.
 
-    The default of a model's own key is what the model's config has.
+    The default of a model's own key is its value in the model's config.
     """
     spec = SCHEMA.get(key)
     default = own.get(key, UNSET) if spec is None else spec.default

@@ -37,7 +37,7 @@ def _new(name: str) -> None:
                 if source.name.endswith(".py"):
                     text = source.read_text(encoding="utf-8")
                     (package / source.name).write_text(_renamed(text, name), encoding="utf-8")
-            os.rename(package, target)  # whole or not at all
+            os.rename(package, target)  # atomic
     except OSError as error:
         raise ModelError(f"cannot write {target}: {error.strerror}") from error
     for path in sorted(target.iterdir()):
@@ -51,7 +51,7 @@ def _renamed(text: str, name: str) -> str:
 
 
 def _free_place(name: str) -> Path:
-    """Where the package goes."""
+    """Return the path of the new package."""
     parts = name.split(".")
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise ModelError(f"{name!r} is not a module name; take letters, digits and underscores, such as mymodel")

@@ -1,4 +1,4 @@
-"""`prototrain plot`: curves of scalars, of one run or several."""
+"""`prototrain plot`: draw curves of scalars of one or several runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_look(parser: argparse.ArgumentParser) -> None:
 
 
 def look_of(options: argparse.Namespace) -> Look:
-    """The values of the options of `add_look`."""
+    """Return the values of the options that `add_look` declares."""
     return Look(log=options.log, smooth=options.smooth)
 
 
@@ -52,7 +52,7 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def write_result(path: Path, content: str | bytes) -> None:
-    """Write a command's result, and print its path."""
+    """Write the result of a command to a file, and print its path."""
     try:
         write_atomic(path, content)
     except OSError as error:

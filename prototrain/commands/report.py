@@ -1,4 +1,4 @@
-"""`prototrain report`: one HTML page about a run, or about several."""
+"""`prototrain report`: write one HTML page about one or several runs."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _run(options: argparse.Namespace) -> None:
 
 @contextmanager
 def _shortened(options: argparse.Namespace) -> Iterator[None]:
-    """Set the keys that options for shorter runs stand for, behind those of the command line."""
+    """Set the config keys of the options for short runs, which override those of the command line."""
     for name in ("limit_batches", "overfit_batches"):
         if (batches := getattr(options, name)) is not None:
             options.set.append(f"trainer.{name}={batches}")
@@ -139,7 +139,7 @@ def _shortened(options: argparse.Namespace) -> Iterator[None]:
         raise ConfigError(
             "--fast-dev-run leaves the experiment alone, so there is nothing to delete; leave out --fresh"
         )
-    load_tensorflow()  # Ctrl-C during it must not leave the directory behind
+    load_tensorflow()  # before the directory exists, which Ctrl-C could leave behind
     with TemporaryDirectory() as directory:
         values = {"experiment_base_dir": json.dumps(directory), "limit_batches": 2, "validation_batches": 0}
         intervals = ("validation_step", "summary_save", "print", "checkpoint_save")
@@ -181,7 +181,8 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
         keywords["trainer"] = trainer_class(options.trainer)
         if options.is_worker:
             check_trainer(keywords["trainer"])
-        keywords["trainer"].prepare(early_value(options.set, "trainer.cluster_timeout"))  # likewise
+        # Also before the model is imported.
+        keywords["trainer"].prepare(early_value(options.set, "trainer.cluster_timeout"))
     try:
         return _launch(options, repeat, keywords)
     except Exception as error:
@@ -195,7 +196,7 @@ def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[s
     from prototrain.launch import default_callbacks, launch
     from prototrain.sweeps import reporter
 
-    gc.freeze()  # tracing must not have the collector search through all of TensorFlow: half a second at the start
+    gc.freeze()  # keeps the garbage collector from searching TensorFlow during tracing, which takes half a second
     callbacks = default_callbacks(model)
     if repeat is not None:
         from prototrain.runs.repeat import Announcement

@@ -1,4 +1,4 @@
-"""`prototrain runs`: the experiments below a directory, as a table."""
+"""`prototrain runs`: list the experiments below a directory in a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prototrain.system.wording import in_digits, in_words, matching
 
 LOSSES = ("trn/loss", "vld/loss")
 COLOURS = {"finished": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
-_NARROW = 100  # characters; where there are fewer, one loss is shown
+_NARROW = 100  # columns; a narrower terminal shows only one loss
 _FACTS = {"steps": "step", "time": "seconds"} | {name: name for name in ("name", "state", "started", "checkpoint")}
 _KEYS = f"{', '.join(_FACTS)}, a scalar (its last value), or a config key"
 
@@ -56,7 +56,7 @@ def _condition(text: str) -> tuple[str, str]:
 
 
 def _list(options: argparse.Namespace) -> None:
-    where = Experiment(options.directory)  # which fails at a name that cannot be
+    where = Experiment(options.directory)  # fails if the name is impossible
     base = where.directory
     if not (base.is_dir() if where.remote is None else where.remote.top()):  # a storage has no empty directories
         raise ExperimentError(f"there is no directory {where}; name the one that holds the experiments")
@@ -65,7 +65,7 @@ def _list(options: argparse.Namespace) -> None:
         name = directory.relative_to(base).as_posix() if directory != base else directory.resolve().name
         try:
             runs.append(read_run(directory, name=name))
-        except PrototrainError as error:  # the others are shown all the same
+        except PrototrainError as error:  # still show the others
             _complain(error)
     for key in (options.sort, *(key for key, _ in options.filter)):
         if runs and key not in _FACTS and all(_fact(run, key) is None for run in runs):
@@ -88,7 +88,7 @@ def _complain(text: object) -> None:
 
 
 def _fact(run: Run, key: str) -> Any:
-    """The value of a column, a scalar, or a key of the config; None if there is none."""
+    """Return the value of a column, a scalar or a config key; None if there is none."""
     if key in _FACTS:
         return getattr(run, _FACTS[key])
     if key in run.ranges:
@@ -103,7 +103,7 @@ def _fits(known: Any, value: str) -> bool:
 
 
 def sorted_by(key: str, runs: Sequence[Run], *, reverse: bool = False) -> list[Run]:
-    """The runs in the order of a fact; numbers before texts, and where there is none at the end."""
+    """Sort runs by a fact. Numbers come before texts, and runs without the fact come last."""
 
     def place(run: Run) -> tuple[bool, float, str]:
         fact = _fact(run, key)
@@ -112,7 +112,7 @@ def sorted_by(key: str, runs: Sequence[Run], *, reverse: bool = False) -> list[R
 
     known = sorted((run for run in runs if _fact(run, key) is not None), key=place, reverse=reverse)
     rest = [run for run in runs if _fact(run, key) is None]
-    # By default the run that was started last is always at the end.
+    # In the default order, the run that was started last is always at the end.
     return [*rest, *known] if key == "started" and not reverse else [*known, *rest]
 
 
@@ -120,9 +120,15 @@ def sorted_by(key: str, runs: Sequence[Run], *, reverse: bool = False) -> list[R
 
 
 def table(runs: Sequence[Run], scalars: Sequence[str] | None = None, *, is_narrow: bool = False) -> Table:
-    """The experiments as a table.
+    """Return a table of experiments.
 
-    It has the scalars of some names and patterns; by default the losses, or the last one only, and its best value.
+    Args:
+        runs: the experiments.
+        scalars: names and patterns of the scalars to show; by default the losses, and the best value of the last one.
+        is_narrow: whether to show only the last loss.
+
+    Raises:
+        ExperimentError: no run has a scalar for a pattern.
     """
     columns: dict[str, Callable[[Run], str | None]] = {
         "experiment": lambda run: run.name,
@@ -174,7 +180,7 @@ def _with_ends(run: Run, scalar: Range) -> str:
 
 
 def shortened(keys: Collection[str]) -> dict[str, str]:
-    """The last parts of keys: as many as tell them apart.
+    """Shorten keys to as many of their last parts as tell them apart.
 
     >>> shortened({"model.optimizer.method", "model.lr_schedule.method", "model.width"})["model.width"]
     'width'
@@ -188,26 +194,26 @@ def shortened(keys: Collection[str]) -> dict[str, str]:
 
 
 def short_value(value: Any) -> str:
-    """A value of a config in a few characters: numbers rounded, lists without spaces."""
+    """Format a config value in a few characters: rounded numbers, lists without spaces."""
     if isinstance(value, list):
         return f"[{','.join(map(short_value, value))}]"
     return in_digits(value) if isinstance(value, float) else as_text(value)
 
 
 def winner(runs: Sequence[Run], name: str) -> Run | None:
-    """The run in which a loss was lowest; None if there is only one run that has it."""
+    """Return the run with the lowest value of a loss; None if fewer than two runs have the loss."""
     known = [run for run in runs if name in run.ranges and math.isfinite(run.ranges[name].lowest[0])]
     return min(known, key=lambda run: run.ranges[name].lowest[0]) if len(known) > 1 else None
 
 
 def _repeated(run: Run) -> str | None:
-    """Whether steps that were made again after a kill gave the same values, in one word."""
+    """Return "same" or "differs" for the values of steps that were repeated after a kill; None if there were none."""
     found = [attempt.repeated for attempt in run.attempts]
     return "differs" if False in found else "same" if True in found else None
 
 
 def in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
-    """The facts of a run's row as JSON can hold them."""
+    """Return the facts about a run as JSON data."""
     found = {
         "name": run.name,
         "directory": str(Experiment(run.directory)),
@@ -230,7 +236,7 @@ def in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def range_in_json(scalar: Range) -> dict[str, Any]:
-    """A scalar's last value and extremes; null where they are not numbers."""
+    """Return the last value and the extremes of a scalar as JSON data, with null for NaN and infinity."""
 
     def number(value: float) -> float | None:
         return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""`prototrain sweep`: many runs of a model with different values in its config."""
+"""`prototrain sweep`: run a model many times with different config values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _sweep(options: argparse.Namespace) -> None:
     space = parse_search(options.search) if options.search else parse_grid(options.grid)
     import_tensorflow()
     if options.trainer:
-        trainer_class(options.trainer)  # a mistake is better found before the first trial
+        trainer_class(options.trainer)  # finds mistakes before the first trial
     from prototrain.sweeps.api import sweep
 
     names = ("trials", "objective", "mode", "jobs", "storage", "pruner", "trainer", "towers", "cluster")

@@ -1,4 +1,4 @@
-"""`prototrain verify`: whether a program repeats itself, and resumes exactly after it was killed."""
+"""`prototrain verify`: find out whether a program repeats itself and resumes exactly after a kill."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    # Of those behind MODEL only the ones that are given count.
+    # No defaults, because options after MODEL must not reset those before it.
     unset: dict[str, Any] = {"default": argparse.SUPPRESS}
     option(parser, "--steps N", "how many steps to train (default: 60)", type=whole, **unset)
     option(parser, "--interruptions K", "how often to interrupt the run (default: 3)", type=whole, **unset)
@@ -65,7 +65,7 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _command(options: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of `verify` for the program, and its options, which may stand before MODEL or behind it."""
+    """Return the arguments of `verify` for the program, and the options, which may come before or after MODEL."""
     names = ("steps", "interruptions", "seed", "keep", "json")
     chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
     program: list[str] = options.program

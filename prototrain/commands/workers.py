@@ -1,4 +1,4 @@
-"""`prototrain run --workers N`: the same command in several processes."""
+"""`prototrain run --workers N`: run the same command in several processes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ def start_workers(options: argparse.Namespace) -> None:
     cluster = chosen.pop("cluster", None) or os.environ.get("RAY_ADDRESS") or None
     of_worker = {**vars(options), "workers": None, "yes": True, "is_worker": True, **dict.fromkeys(OPTIONS)}
     of_worker["trainer"] = options.trainer or _TRAINER
-    of_worker = {name: value for name, value in of_worker.items() if not callable(value)}  # of the parser
+    # The functions that the parser has set cannot be sent to a worker.
+    of_worker = {name: value for name, value in of_worker.items() if not callable(value)}
     run(partial(_work, of_worker), workers=options.workers, cluster=cluster, **chosen)
 
 
 def check_trainer(trainer: type[Any]) -> None:
-    """Check that a trainer is one for several workers."""
+    """Check that a trainer class is made for several workers."""
     from prototrain.trainers.multi_worker import MultiWorkerTrainer
 
     if not issubclass(trainer, MultiWorkerTrainer):

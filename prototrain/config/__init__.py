@@ -1,6 +1,6 @@
-"""A run's settings: a dictionary of dotted keys, what the engine knows of them, and how they are written as JSON.
+"""The config of a run: a dictionary of dotted keys, the schema of prototrain's own keys, and the JSON form.
 
-Needs no TensorFlow.
+This package needs no TensorFlow.
 """
 
 from prototrain.config.config import UNSET_TEXT, Config, ConfigKeyError, differing

@@ -1,4 +1,4 @@
-"""`Config`: an ordered dictionary of dotted keys that checks what is put in, and that can be written and read back."""
+"""`Config`: an ordered dictionary of dotted keys that checks its values, and that can be saved and loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KEY: Final = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
 class ConfigKeyError(ConfigError, KeyError):
-    """A key is unknown or not set; a KeyError too, because a Config is a mapping."""
+    """An error for a key that is unknown or not set. Also a KeyError, because a Config is a mapping."""
 
     def __str__(self) -> str:
         # KeyError would show the repr of the message.
@@ -42,8 +42,8 @@ class ConfigKeyError(ConfigError, KeyError):
 class Config(MutableMapping[str, Any]):
     """An ordered dictionary of dotted keys, checked against the schema at every assignment.
 
-    `config[key]` gives the value that was set, else the schema's default. Iteration, `len`, `in` and `==` are about the
-    keys that were set. Keys outside prototrain's own namespaces belong to the model and hold any value.
+    `config[key]` returns the value that was set, else the schema's default. Iteration, `len`, `in` and `==` consider
+    only the keys that were set. Keys outside of prototrain's own namespaces belong to the model and hold any value.
 
     >>> config = Config({"model.batch_size": 32})
     >>> config["model.width"] = 128
@@ -51,10 +51,10 @@ class Config(MutableMapping[str, Any]):
     (100, ['model.batch_size', 'model.width'])
 
     Args:
-        values: the first keys and values.
+        values: the initial keys and values.
 
     Attributes:
-        batches_per_epoch: steps in an epoch, as a trainer knows it from the data; None before that.
+        batches_per_epoch: the steps in an epoch, which a trainer sets from the data; None before that.
 
     Raises:
         ConfigError: a key is unknown in its namespace (the message names the nearest one), or a value is wrong.
@@ -83,7 +83,7 @@ class Config(MutableMapping[str, Any]):
         if key not in SCHEMA and is_strict(key):
             raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(key, SCHEMA)}")
         value = checked(key, value)
-        if key in _LENGTHS and value is not None:  # the one that is set last says how long the run is
+        if key in _LENGTHS and value is not None:  # the last one that is set determines the length of the run
             self._values.pop(_LENGTHS[key], None)
         self._values[key] = value
 
@@ -112,9 +112,9 @@ class Config(MutableMapping[str, Any]):
         schema_default = SCHEMA[key].default if key in SCHEMA else UNSET
         return default if schema_default is UNSET else schema_default
 
-    # The mixin's versions ask `self[key]`, which would take a schema default for a value that was set.
+    # The mixin's versions use `self[key]`, which would treat a schema default like a value that was set.
     def pop(self, key: str, default: Any = UNSET) -> Any:
-        """Remove an explicitly set key and return its value, or `default` when it is not set."""
+        """Remove a key that was set explicitly and return its value, or `default` if it was not set."""
         if key not in self._values and default is not UNSET:
             return default
         value = self._values.get(key)
@@ -122,7 +122,7 @@ class Config(MutableMapping[str, Any]):
         return value
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Set `key` to `default` unless it was set explicitly; return the value."""
+        """Set `key` to `default` unless it was set explicitly, and return the value."""
         if key not in self._values:
             self[key] = default
         return self._values[key]
@@ -137,10 +137,10 @@ class Config(MutableMapping[str, Any]):
     __copy__ = copy
 
     def total_steps(self) -> int:
-        """Return the length of the run in steps, by ``model.num_steps`` or ``model.num_epochs``.
+        """Return the length of the run in steps, from ``model.num_steps`` or ``model.num_epochs``.
 
         Raises:
-            ConfigError: neither is set, or it is not known how long an epoch is.
+            ConfigError: neither is set, or the length of an epoch is not known.
         """
         epochs = self.get("model.num_epochs")
         if epochs is None:
@@ -154,10 +154,10 @@ class Config(MutableMapping[str, Any]):
         return int(epochs * steps)
 
     def validate(self, *, to_train: bool = True) -> None:
-        """Check what no single assignment can: required keys, and values that must fit each other.
+        """Check that required keys are set, and that values fit each other.
 
         Args:
-            to_train: whether the length of a run is required as well.
+            to_train: whether to require the length of a run as well.
 
         Raises:
             ConfigError: names the key at fault.
@@ -187,14 +187,14 @@ class Config(MutableMapping[str, Any]):
             raise ConfigError(f"model.clip_gradients.minval: expected less than .maxval ({maxval}), got {minval}")
 
     def override(self, overrides: str | Iterable[str]) -> None:
-        """Apply `KEY=VALUE` texts, as of the command line's `-s`: all of them, or none when one is wrong.
+        """Apply `KEY=VALUE` texts, such as those of the command line's `-s`. If one is wrong, none is applied.
 
         Args:
-            overrides: one or several; VALUE as `prototrain.config.values.read_value` reads it.
+            overrides: one or several texts. `prototrain.config.values.read_value` parses each VALUE.
 
         Raises:
-            ConfigError: a text has no `=` or no key, the key is neither in the schema nor set, or the value is wrong. A
-                value of a model's own key has to be of the type of the value that the model has there.
+            ConfigError: a text has no `=` or no key, the key is neither in the schema nor set, or the value is wrong.
+                The value of a model's own key must have the type of the current value.
         """
         trial = self.copy()
         for text in [overrides] if isinstance(overrides, str) else overrides:
@@ -222,7 +222,7 @@ class Config(MutableMapping[str, Any]):
         self._values = trial._values
 
     def why_without_effect(self, key: str) -> str | None:
-        """Say why a key has no meaning with the others, such as an argument of another optimizer; None if it does."""
+        """Return why a key has no effect, such as an argument of another optimizer; None if it has an effect."""
         owner, _, method = key.rpartition(".")[0].rpartition(".")
         if owner not in ("model.optimizer", "model.lr_schedule"):
             return None
@@ -239,24 +239,27 @@ class Config(MutableMapping[str, Any]):
     def to_json(self) -> str:
         """Return the set keys as indented JSON in their order, ending in a newline.
 
-        A function is written as "module:name" where that names it, else as its source; an object with `get_config` as
-        its class and that; anything else that JSON cannot hold as text. Tuples become lists.
+        A function is written as "module:name" if that finds it, else as its source. An object with `get_config` is
+        written as its class and config. Other values that JSON cannot hold are written as text, and tuples as lists.
         """
         return json.dumps(self.to_plain(), indent=2) + "\n"
 
     def facts(self) -> dict[str, Any]:
-        """Return the values as JSON data, without those that say where a run lies, how long it is and what it loads."""
+        """Return the values that describe training, as JSON data.
+
+        The keys for the location, the length and the initial weights of a run are left out, and those of actions.
+        """
         values: dict[str, Any] = json.loads(self.to_json())
         method = values.get("model.optimizer.method")
         if isinstance(method, dict) and isinstance(method.get("config"), dict):
-            # Keras counts names up by process, and a schedule changes the rate.
+            # Keras numbers names per process, and a schedule changes the learning rate.
             kept = {key: value for key, value in method["config"].items() if key not in ("name", "learning_rate")}
             values["model.optimizer.method"] = {**method, "config": kept}
         left_out = {*LOCATION_KEYS, FUNCTIONS_KEY, *_LENGTHS, "model.weights_load_path"}
         return {key: value for key, value in values.items() if key not in left_out and not key.startswith("actions.")}
 
     def to_text(self) -> str:
-        """Return what is in force, defaults included, as aligned `key = value` lines grouped by namespace."""
+        """Return all effective values, including defaults, as aligned `key = value` lines grouped by namespace."""
         plain = self.to_plain()
         groups: dict[str, list[tuple[str, str]]] = {}
         for key in dict.fromkeys([*SCHEMA, *self]):
@@ -269,46 +272,50 @@ class Config(MutableMapping[str, Any]):
         for lines in groups.values():
             width = max(len(key) for key, _ in lines)
             blocks.append("".join(f"{key:<{width}} = {value}\n" for key, value in lines))
-        # A lone surrogate is a text in Python and in JSON, but not in UTF-8.
+        # A lone surrogate is valid in Python and JSON strings, but not in UTF-8.
         return "\n".join(blocks).encode("utf-8", "backslashreplace").decode("utf-8")
 
     def _in_force(self, key: str) -> bool:
-        """Whether the default of `key` has an effect with the other settings."""
+        """Return whether the default of `key` has an effect with the other settings."""
         owner, _, name = key.rpartition(".")
         of_clip = owner == "model.clip_gradients" and name != "global_norm"
         return self.why_without_effect(key) is None and (not of_clip or bool(self[owner]))
 
     def save(self, directory: str | Path) -> None:
-        """Write `config.json`, to be read by `Config.load`, and `config.txt`, to be read by people.
+        """Write `config.json` for `Config.load`, and `config.txt` for people.
 
         Args:
-            directory: where to; it must exist.
+            directory: the directory of the files, which must exist.
 
         Raises:
-            OSError: a file cannot be written; it is then as it was.
+            OSError: a file cannot be written. It then keeps its previous content.
         """
         write_atomic(Path(directory) / "config.json", self.to_json())
         write_atomic(Path(directory) / "config.txt", self.to_text())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a `config.json`. No code runs: a function is looked up in the modules that are already imported.
+        """Read a `config.json` without running code. Functions are looked up in modules that are already imported.
 
         Raises:
-            ConfigError: the file is missing, malformed or wrong, or holds something that has no name to look up.
+            ConfigError: the file is missing, malformed or wrong, or has a value that cannot be looked up by name.
         """
         config = cls()
         config.restore(path, imports=False)
         return config
 
     def restore(self, path: str | Path, *, imports: bool = True) -> None:
-        """Become what a `config.json` says, where this is the model's own configuration that it was saved from.
+        """Replace the values with those of a `config.json` that was saved from the config of the same model.
 
-        What is written there as it would be written from here stays as it is, so that a lambda, which has no name to
-        look up, is here again. If it `imports`, the module of a function that the schema has a place for is imported.
+        A value whose saved form has not changed keeps its object. This restores lambdas, which cannot be looked up by
+        name.
+
+        Args:
+            path: the file.
+            imports: whether to import the modules of functions that are values of schema keys.
 
         Raises:
-            ConfigError: as `load`.
+            ConfigError: see `load`.
         """
         path = Path(path)
         plain, marks = read_saved(path)
@@ -329,10 +336,10 @@ class Config(MutableMapping[str, Any]):
         self._values = read._values
 
     def unread(self) -> list[str]:
-        """The keys that were set to another value than the default, and that nothing has read.
+        """Return the keys that were set to a value other than the default but have not been read.
 
-        For a model that was loaded by name, its own values are the defaults; otherwise those of the schema, and keys of
-        the model's own are left out. So are required keys, which scripts have to set anyway.
+        For a model that was loaded by name, the defaults are the model's own values. Otherwise they are those of the
+        schema, and the model's own keys are left out. Required keys are always left out, because scripts must set them.
         """
         if self._defaults is not None:
             changed = [key for key, *_ in self.changes() or () if key in self._values]
@@ -341,7 +348,10 @@ class Config(MutableMapping[str, Any]):
         return [key for key in changed if key not in self._read and not (key in SCHEMA and SCHEMA[key].required)]
 
     def differences(self, other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-        """Compare what is in force here and in `other`, a Config or the plain data of a `config.json`.
+        """Compare the effective values of this config and another.
+
+        Args:
+            other: a Config, or the plain data of a `config.json`.
 
         Returns:
             (key, mine, theirs) as plain JSON data for each key that differs, in order; "(unset)" for a missing value.
@@ -349,27 +359,28 @@ class Config(MutableMapping[str, Any]):
         return [(key, mine, theirs) for key, (mine, theirs) in differing([self, other])]
 
     def keep_defaults(self) -> None:
-        """Remember the present values as the model's own ones, which `changes` compares with; the first call counts."""
+        """Store the current values as the model's own defaults for `changes`. Only the first call has an effect."""
         if self._defaults is None:
             self._defaults = self.to_plain()
 
     def changes(self) -> list[tuple[str, Any, Any]] | None:
-        """What is in force here and is not the model's own default: (key, value, default) as plain JSON data.
+        """Return the effective values that differ from the model's own defaults.
 
         Returns:
-            None if there are no known defaults; `load_model` sets them.
+            (key, value, default) as plain JSON data for each key; None if the defaults are not known. `load_model` sets
+            them.
         """
         return None if self._defaults is None else self.differences(self._defaults)
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Find the keys for which not all of several configs have the same in force.
+    """Find the keys whose effective values differ between configs.
 
     Args:
         configs: each a Config or the plain data of a `config.json`.
 
     Returns:
-        (key, a value for each config) as plain JSON data, in order; "(unset)" for a missing value.
+        (key, one value per config) as plain JSON data, in order; "(unset)" for a missing value.
     """
     sides = [side.to_plain() if isinstance(side, Config) else dict(side) for side in configs]
     found = []

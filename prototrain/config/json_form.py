@@ -1,4 +1,4 @@
-"""The values of a `Config` as JSON data, and back, without running any code that a file names."""
+"""The conversion of config values to JSON data and back, without running any code that a file names."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FUNCTIONS_KEY: Final = "prototrain.functions"
 def encode(value: Any) -> Any:
     """Return `value` as JSON data.
 
-    A function is written as "module:name" where that names it, else as its source; an object with `get_config` as its
-    class and that; anything else that JSON cannot hold as text.
+    A function is written as "module:name" if that finds it, else as its source. An object with `get_config` is written
+    as its class and config. Other values that JSON cannot hold are written as text.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -44,13 +44,13 @@ def encode(value: Any) -> Any:
                 "class": f"{type(value).__module__}:{type(value).__qualname__}",
                 "config": encode(value.get_config()),
             }
-        except NotImplementedError:  # what Keras raises for a class that never defined it
+        except NotImplementedError:  # raised by Keras for a class without get_config
             pass
     return _reference(value) or _source(value) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def is_plain(value: Any) -> bool:
-    """Whether JSON can hold a value, so that `encode` gives the same."""
+    """Return whether JSON can hold a value, so that `encode` returns an equal value."""
     if isinstance(value, (list, tuple)):
         return all(map(is_plain, value))
     if _is_mapping(value):
@@ -67,7 +67,11 @@ def _is_mapping(value: Any) -> bool:
 
 
 def decode(key: str, value: Any) -> Any:
-    """Find what the saved value of a key stands for, in the modules that are imported."""
+    """Return the object that a saved value stands for. Names are looked up in the modules that are imported.
+
+    Raises:
+        ConfigError: the value is not the name of a function, or there is no such name.
+    """
     if value in ("nan", "inf", "-inf"):
         return float(value)
     if not isinstance(value, str) or not REFERENCE.fullmatch(value):
@@ -77,7 +81,7 @@ def decode(key: str, value: Any) -> Any:
 
 
 def stands_for_other(key: str, value: Any) -> bool:
-    """Whether the saved value of a schema key is the name of a function or the description of an object."""
+    """Return whether the saved value of a schema key names a function or describes an object."""
     spec = SCHEMA.get(key)
     if spec is None or spec.type not in ("function", "optimizer"):
         return False
@@ -85,7 +89,11 @@ def stands_for_other(key: str, value: Any) -> bool:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file; a `ConfigError` names the file and the line where the JSON is broken."""
+    """Read the JSON object in a file.
+
+    Raises:
+        ConfigError: the file cannot be read or is malformed. The message names the file and the line.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
     except OSError as error:
@@ -109,13 +117,13 @@ def read_saved(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _reference(value: Any) -> str | None:
-    """Return "module:name" if that finds exactly `value`."""
+    """Return "module:name" if a lookup of that finds exactly `value`."""
     reference = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', None)}"
     try:
         found = _find(reference, "") if REFERENCE.fullmatch(reference) else None
     except ConfigError:
         return None
-    # A class method is another object at each look, but an equal one.
+    # Each access to a class method creates a new but equal object.
     is_same = found is value or (isinstance(value, MethodType) and found == value)
     return reference if is_same and value is not None else None
 
@@ -127,7 +135,7 @@ def _find(reference: str, key: str) -> Any:
     found: Any = sys.modules[module]
     try:
         for name in qualname.split("."):
-            # The static look-up runs no code: no module's __getattr__, no property.
+            # The static lookup runs no code, such as a module's __getattr__ or a property.
             owner, found = found, inspect.getattr_static(found, name)
             if isinstance(found, (staticmethod, classmethod)):
                 found = found.__get__(None, owner)
@@ -137,13 +145,13 @@ def _find(reference: str, key: str) -> Any:
 
 
 def _source(value: Any) -> str | None:
-    """Return the source of a function, a lambda's on one line, with plain values from the functions around it."""
+    """Return the source of a function, with the plain values from the enclosing functions. A lambda is on one line."""
     if not isinstance(value, FunctionType):
         return None
     try:
         text = inspect.getsource(value)
         around = inspect.getclosurevars(value).nonlocals
-    except (OSError, SyntaxError, ValueError):  # typed at a prompt, made by exec, or edited since
+    except (OSError, SyntaxError, ValueError):  # typed at a prompt, created by exec, or edited later
         return None
     text = " ".join(text.split()).rstrip(",") if value.__name__ == "<lambda>" else textwrap.dedent(text)
     said = [f"{name} = {item!r}" for name, item in around.items() if isinstance(item, (bool, int, float, str))]

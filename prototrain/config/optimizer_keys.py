@@ -1,4 +1,4 @@
-"""The arguments of Keras's optimizers as keys: those without a name here keep Keras's."""
+"""The arguments of Keras optimizers as config keys. Arguments that are not listed keep the defaults of Keras."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ KERAS_OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "lion": ("Lion", {"beta_1": 0.9, "beta_2": 0.99, "weight_decay": None}),
     "nadam": ("Nadam", {**_BETAS, "weight_decay": None}),
 }
-"""By its method: the class in `keras.optimizers`, and its arguments with Keras's defaults."""
+"""By method: the class in `keras.optimizers`, and its arguments with the defaults of Keras."""

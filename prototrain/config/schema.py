@@ -1,6 +1,6 @@
-"""The keys that prototrain itself reads: types, defaults and bounds in one table, and the checks that stand on it.
+"""The schema of the keys that prototrain reads: a table of types, defaults and bounds, and the checks that use it.
 
-Nothing here imports TensorFlow, so that the command line can check a configuration before it pays for that.
+Nothing here imports TensorFlow, so that the command line can check a config before that slow import.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from prototrain.errors import ConfigError
 from prototrain.system.wording import did_you_mean
 
 UNSET: Final = object()
-"""Stands for the default of a key that has none."""
+"""Stands for a missing value, such as the default of a key that has none."""
 
 REFERENCE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-"""The form of a function's name in a configuration: `package.module:name`."""
+"""The form of a function's name in a config: `package.module:name`."""
 
 STRICT_NAMESPACES: Final = (
     "trainer",
@@ -34,10 +34,10 @@ STRICT_NAMESPACES: Final = (
     "model.clip_gradients",
 )
 
-_LARGEST_INT: Final = 2**63 - 1  # that TensorFlow knows
+_LARGEST_INT: Final = 2**63 - 1  # the largest int64
 
 LOCATION_KEYS: Final = ("trainer.experiment_base_dir", "trainer.experiment_name")
-"""The keys that say where a run lies, and nothing of what it does."""
+"""The keys for the location of a run, which do not affect training."""
 
 
 _EPOCHS: Final = re.compile(r"([1-9]\d{0,17}) epochs?")
@@ -45,24 +45,24 @@ _EPOCHS: Final = re.compile(r"([1-9]\d{0,17}) epochs?")
 
 @runtime_checkable
 class HasConfig(Protocol):
-    """An object that describes itself, as Keras optimizers, layers and schedules do."""
+    """An object that describes itself, such as a Keras optimizer, layer or schedule."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make an equal object."""
+        """Return the arguments that create an equal object."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """What one key accepts.
+    """The values that one key accepts.
 
     Attributes:
         type: "bool", "int", "float", "str", "function", "optimizer", "interval" (steps, or a text such as
             "2 epochs"), or "list[...]" of one of them.
-        default: the value in force while the key is not set; None also means that None is accepted.
-        required: `Config.validate` demands an explicit value.
-        choices: the only accepted texts, if there are any.
+        default: the value of a key that is not set. If it is None, the key also accepts None.
+        required: whether `Config.validate` requires an explicit value.
+        choices: the only accepted texts of a "str", if there are any; for other types, texts that are also accepted.
         minimum, maximum, above, below: inclusive and exclusive bounds of a number, or of each element of a list.
-        complaint: tells what is wrong with a value of the right type, or returns None.
+        complaint: a function that returns what is wrong with a value of the right type, or None.
     """
 
     type: str
@@ -91,7 +91,7 @@ class Key:
 
     @property
     def expected(self) -> str:
-        """The accepted values in words, for messages."""
+        """The accepted values as text, for messages."""
         numbers = {"int": self.choices, "interval": ('"N epochs"', *self.choices)}.get(self.type, ())
         bounds = " and ".join(f"{sign} {bound}" for sign, _, bound in self._bounds if bound != _LARGEST_INT)
         words = {
@@ -105,7 +105,7 @@ class Key:
         return found + (" or None" if self.default is None else "")
 
     def in_bounds(self, number: float) -> bool:
-        """Whether a number keeps all bounds."""
+        """Return whether a number is within all bounds."""
         return all(holds(number, bound) for _, holds, bound in self._bounds)
 
 
@@ -138,7 +138,7 @@ SCHEDULES: Final = {
     "polynomial": ("value",),
     "linear": ("steps", "values"),
 }
-"""The methods of `model.lr_schedule`, and the keys that each must have."""
+"""The methods of `model.lr_schedule`, and the keys that each method requires."""
 
 SCHEMA: Final[dict[str, Key]] = {
     "trainer.experiment_base_dir": Key(type="str", default="experiments"),
@@ -225,7 +225,7 @@ SCHEMA: Final[dict[str, Key]] = {
 
 
 def intervals(value: int | str) -> dict[str, Any]:
-    """The value of an interval as `Callback.every` takes it.
+    """Return the value of an interval as arguments for `Callback.every`.
 
     >>> intervals(100), intervals("2 epochs")
     ({'steps': 100}, {'epochs': 2})
@@ -234,27 +234,27 @@ def intervals(value: int | str) -> dict[str, Any]:
 
 
 def show(value: Any) -> str:
-    """Return `repr(value)` on one line and short enough for a message."""
+    """Return `repr(value)` on one line, shortened for a message."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """Return the known key that looks most like `key`."""
+    """Return the known key that is most similar to `key`."""
     return difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
 
 
 def is_strict(key: str) -> bool:
-    """Whether `key` is in a namespace where every key has to be in the schema."""
+    """Return whether `key` is in a namespace in which every key must be in the schema."""
     return any(key == namespace or key.startswith(f"{namespace}.") for namespace in STRICT_NAMESPACES)
 
 
 def import_function(reference: str) -> Any:
-    """Import what `"module:name"` names."""
+    """Import the object that `"module:name"` names."""
     module, _, qualname = reference.partition(":")
     try:
         found: Any = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # a module's code may raise anything, and all of it is the user's answer
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
         message = f"cannot import {module!r} of {reference!r}: {type(error).__name__}: {show(str(error))}"
         raise ConfigError(message) from error
     try:
@@ -264,13 +264,13 @@ def import_function(reference: str) -> Any:
 
 
 def _convert(kind: str, spec: Key, value: Any) -> Any:
-    """Return `value` as the schema stores it, or UNSET when it has the wrong type or is out of bounds."""
+    """Return `value` in its stored form, or UNSET if it has the wrong type or is out of bounds."""
     if kind.startswith("list"):
         elements = [_convert(kind[5:-1], spec, x) for x in value] if isinstance(value, (list, tuple)) else [UNSET]
         return UNSET if any(x is UNSET for x in elements) else elements
     if isinstance(value, str) and (value in spec.choices or (kind == "interval" and _EPOCHS.fullmatch(value))):
         return value
-    if kind == "":  # the items of a list of different things
+    if kind == "":  # an item of a mixed list
         return value
     if kind in ("bool", "str", "dict"):
         return value if _kind(value) == kind and (kind != "str" or not spec.choices) else UNSET
@@ -279,7 +279,7 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
     if kind == "float":
         try:
             number = float(value) if _kind(value) in ("int", "float") else math.nan
-        except OverflowError:  # an int beyond all floats
+        except OverflowError:  # an int that is too large for a float
             return UNSET
         return number if math.isfinite(number) and spec.in_bounds(number) else UNSET
     if isinstance(value, str):
@@ -290,12 +290,13 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
 def checked(key: str, value: Any) -> Any:
     """Return `value` as a Config stores it under `key`: an int for a float key becomes a float, a tuple a list.
 
-    A `ConfigError` names the key, the expected type and the value.
+    Raises:
+        ConfigError: names the key, the expected type and the value.
     """
     spec = SCHEMA.get(key)
     if spec is None or (value is None and spec.default is None):
         return value
-    if value is None and "none" in spec.choices:  # as YAML and the command line read it
+    if value is None and "none" in spec.choices:  # YAML and the command line read "none" as None
         value = "none"
     try:
         converted = _convert(spec.type, spec, value)
@@ -317,7 +318,10 @@ def checked(key: str, value: Any) -> Any:
 def of_same_type(key: str, value: Any, default: Any) -> Any:
     """Return `value` as the type of a model's own `default`: an int for a float becomes a float, a list a tuple.
 
-    Defaults that are no plain data, such as functions and dtypes, take any value, and so do items of mixed lists.
+    Defaults that are not plain data, such as functions and dtypes, accept any value, and so do items of mixed lists.
+
+    Raises:
+        ConfigError: the value has another type.
     """
     kind = _kind(default)
     if kind is None:
@@ -329,7 +333,7 @@ def of_same_type(key: str, value: Any, default: Any) -> Any:
 
 
 def _kind(value: Any) -> str | None:
-    """The type of plain data, lists by what all of their items are; None for everything else."""
+    """Return the type of plain data, with the common type of the items of a list; None for anything else."""
     if isinstance(value, (list, tuple)):
         kinds = {_kind(item) for item in value}
         kinds = {"float"} if kinds == {"float", "int"} else kinds

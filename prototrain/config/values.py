@@ -16,10 +16,11 @@ _NUMBER: Final = re.compile(r"[+-]?(0|[1-9]\d*|(\d+\.\d*|\.\d+)(e[+-]?\d+)?|\d+e
 
 
 def read_value(text: str) -> Any:
-    """Read the text of one value.
+    """Parse the text of one value.
 
-    JSON is read as JSON. `true`, `false`, `none` and `null` count in any case, numbers also as `.25`, `1.` and `1E-3`,
-    and lists may hold all of these. Everything else is text, and so is what stands in quotes of either kind.
+    JSON is parsed as JSON. In addition, `true`, `false`, `none` and `null` are accepted in any case, numbers in forms
+    such as `.25`, `1.` and `1E-3`, and lists of all these. Everything else is text, as is anything in single or double
+    quotes.
 
     >>> [read_value(text) for text in ("False", ".25", "[1, None]", "adam", "'1'")]
     [False, 0.25, [1, None], 'adam', '1']
@@ -56,15 +57,15 @@ def _read_word(text: str) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """Write a value as `read_value` reads it: as JSON, or a text that means nothing else as it is."""
+    """Format a value so that `read_value` returns it again: an unambiguous text as it is, other values as JSON."""
     plain = isinstance(value, str) and read_value(value) == value
     return value if plain else json.dumps(value, ensure_ascii=False)
 
 
 def split_values(text: str, separator: str) -> list[str]:
-    """Split the text of several values at a separator that is outside of quotes and brackets.
+    """Split the text of several values at a separator outside of quotes and brackets.
 
-    Quotes and brackets count where a value begins with one. `adam,[1,2]` gives `adam` and `[1,2]`.
+    Quotes and brackets count only if a value begins with one. For example, `adam,[1,2]` gives `adam` and `[1,2]`.
     """
     parts, start, depth, quote = [], 0, 0, ""
     for index, letter in enumerate(text):
@@ -86,15 +87,18 @@ def split_values(text: str, separator: str) -> list[str]:
 def texts_of_file(path: str | Path) -> list[str]:
     """Read a file of values, nested or with dotted keys, as `KEY=VALUE` texts for `Config.override`.
 
-    Plain YAML values mean what they mean on the command line: `1e-3` is a number, `yes` is text.
+    Plain YAML values are parsed as on the command line: `1e-3` is a number, `yes` is text.
 
     Args:
         path: a file whose name ends in `.json`, `.yaml` or `.yml`.
+
+    Raises:
+        ConfigError: the file has another extension, cannot be read, is malformed, or is not a mapping.
     """
     path = Path(path)
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise ConfigError(f"{path}: a file of values ends in .json, .yaml or .yml")
-    import yaml  # only here: no other command needs it
+    import yaml  # imported here because most commands do not need it
 
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # noqa: RUF012
@@ -114,7 +118,7 @@ def texts_of_file(path: str | Path) -> list[str]:
         raise ConfigError(f"{path}: expected a mapping from keys to values, got {type(found).__name__}")
     try:
         return [f"{key}={json.dumps(value)}" for key, value in _flat(found, "")]
-    except (TypeError, ValueError) as error:  # what an explicit tag makes, such as !!timestamp
+    except (TypeError, ValueError) as error:  # the value of an explicit tag such as !!timestamp
         raise ConfigError(f"{path}: {error}") from error
 
 
@@ -128,5 +132,5 @@ def _flat(mapping: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """Refuse `NaN` and `Infinity`, for `json.loads(parse_constant=)`."""
+    """Reject `NaN` and `Infinity`, for `json.loads(parse_constant=)`."""
     raise ValueError(f"{name} is not JSON")

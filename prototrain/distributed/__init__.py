@@ -1,6 +1,6 @@
-"""Training with several processes: which one this is, how they are connected, and what starts them.
+"""Training with several processes: the cluster, the connections between workers, and a launcher.
 
-`run` starts workers with Ray. Under Slurm, Kubernetes or with a ``TF_CONFIG`` of your own, the scheduler does that.
+`run` starts workers with Ray. With Slurm, Kubernetes or your own ``TF_CONFIG``, the scheduler starts them.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'prototrain.distributed' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"prototrain.distributed.{_MODULES[name]}"), name)
-    globals()[name] = value  # the import has set `connect` to the module of that name
+    globals()[name] = value  # the import has bound `connect` to the module of that name
     return value

@@ -24,12 +24,19 @@ if TYPE_CHECKING:
     from prototrain.model.built import BuiltModel
 
 SEEN_SECONDS = 10.0
-"""In which a file that the chief has written is visible on a network file system."""
+"""The time after which a file that the chief has written must be visible on a network file system."""
 _OF_EACH_SHARE = ("stages", "batches per pass", "batch size", "file names", "file sizes")
 
 
 def require_same(sync: WorkerSync, what: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
-    """Compare a value that JSON can hold; returns that of each worker."""
+    """Check that all workers have the same JSON value.
+
+    Returns:
+        the value of each worker.
+
+    Raises:
+        ConfigError: names the workers whose values differ from the chief's.
+    """
     told = sync.exchange(mine)
     found = {index: differences(told[0], other) for index, other in enumerate(told)}
     lines = [f"worker {index} has {'; '.join(different)}" for index, different in found.items() if different]
@@ -42,7 +49,7 @@ def require_same(sync: WorkerSync, what: str, mine: dict[str, Any]) -> list[dict
 
 
 def require_same_settings(sync: WorkerSync, model: ModelProtocol, trainer: object) -> None:
-    """Compare config, code and versions; see `require_same`."""
+    """Check that all workers have the same config, code and versions; see `require_same`."""
     require_same(sync, "the config", model.config.facts())
     source = model.source if hasattr(model, "source") else source_of(model)
     own = type(trainer).__module__
@@ -55,12 +62,14 @@ def require_same_settings(sync: WorkerSync, model: ModelProtocol, trainer: objec
 
 
 def require_same_data(sync: WorkerSync, built: BuiltModel) -> str | None:
-    """Compare the description of the training data, and the first batches; see `require_same`.
+    """Check that all workers describe the training data in the same way, and compare the first batches.
+
+    See `require_same`.
 
     Returns:
-        a warning if the first batches are not what they should be, although the descriptions are the same.
+        a warning if the first batches are unexpected although the descriptions are the same, else None.
     """
-    own = built.data.share.is_own  # only its owner knows how much there is
+    own = built.data.share.is_own  # each worker may then have a different amount of data
     described = {name: fact for name, fact in built.data.fingerprint.items() if not (own and name in _OF_EACH_SHARE)}
     require_same(sync, "the training data", described)
     first = sync.exchange(digest_of(built.data.first_batch))
@@ -80,9 +89,12 @@ def require_same_data(sync: WorkerSync, built: BuiltModel) -> str | None:
 
 
 def require_shared(sync: WorkerSync, experiment: Experiment | None) -> None:
-    """Check that all workers see the experiment directory that the chief writes to, by a token that it writes there.
+    """Check that all workers see the chief's experiment directory, in which the chief writes a token.
 
-    A URL is the same everywhere; of what lies there, the workers fetch what the run continues from.
+    All workers see the same URL. They download the files that the run continues from.
+
+    Raises:
+        ExperimentError: a worker does not see the directory, or the chief cannot use it.
     """
     token, is_chief, is_url = "", sync.worker.is_chief, experiment is not None and experiment.remote is not None
     if is_chief and experiment is not None:

@@ -1,4 +1,4 @@
-"""Which of several worker processes this one is, from ``TF_CONFIG`` or Slurm, and how they are connected."""
+"""The place of this process among the workers, from ``TF_CONFIG`` or Slurm, and the connection between them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from prototrain.system.terminal import say
 from prototrain.system.waiting import PATIENCE_SECONDS
 from prototrain.tf_private import has_started, set_patience
 
-# Below the ports that systems hand out; the tasks of one job on a node share a range of them.
+# Below the ephemeral ports of operating systems. The tasks of one job on a node share a range.
 SLURM_PORTS = range(12000, 32000)
 SLURM_PORTS_OF_JOB = 32
 SILENCE_SECONDS = 30.0
-"""After so long without a heartbeat TensorFlow takes a worker for lost, and the collective operations of all fail."""
+"""How long a worker may be silent until TensorFlow considers it lost. The collective operations of all then fail."""
 CONNECT_SECONDS = 60.0
 COLLECTIVES = {
     name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())
@@ -39,13 +39,13 @@ _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type
 
 @dataclass(frozen=True)
 class Worker:
-    """This process among its peers.
+    """The place of this process among the workers.
 
     Attributes:
-        index: its number, from 0; the first worker is the chief.
-        count: how many workers there are.
-        addresses: ``host:port`` of all of them, in their order.
-        chiefs: how many of them ``TF_CONFIG`` lists under "chief": TensorFlow counts the others from 0.
+        index: the number of the worker, from 0; the first worker is the chief.
+        count: the number of workers.
+        addresses: ``host:port`` of each worker, in order.
+        chiefs: how many workers ``TF_CONFIG`` lists under "chief". TensorFlow numbers the others from 0.
     """
 
     index: int
@@ -58,7 +58,7 @@ class Worker:
         return self.index == 0
 
     def name(self, index: int) -> str:
-        """The name of a worker in messages."""
+        """Return the name of a worker for messages."""
         address = f" ({self.addresses[index]})" if index < len(self.addresses) else ""
         return f"worker {index}{address}"
 
@@ -67,7 +67,7 @@ def find_cluster() -> tuple[Any, Worker]:
     """Find the cluster that this process was started in.
 
     Returns:
-        TensorFlow's cluster resolver, and this process's place.
+        TensorFlow's cluster resolver, and the place of this process.
 
     Raises:
         ConfigError: neither ``TF_CONFIG`` nor Slurm describes a cluster with this process as a worker.
@@ -93,7 +93,7 @@ def find_cluster() -> tuple[Any, Worker]:
 
 
 def tf_config() -> tuple[dict[str, list[str]], str, int]:
-    """Read ``TF_CONFIG``: the addresses by kind of task, and this process's kind and number."""
+    """Read ``TF_CONFIG``: the addresses by task type, and the type and index of this process."""
     try:
         given = json.loads(os.environ.get("TF_CONFIG", ""))
         cluster = {kind: [str(address) for address in addresses] for kind, addresses in given["cluster"].items()}
@@ -105,7 +105,7 @@ def tf_config() -> tuple[dict[str, list[str]], str, int]:
 
 
 def slurm_port() -> int:
-    """The first port of a Slurm job step, so that several of them can share a node."""
+    """Return the first port of a Slurm job step, which differs between steps that share a node."""
     places = len(SLURM_PORTS) // SLURM_PORTS_OF_JOB
     job, step = (int(os.environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return SLURM_PORTS[(job + 101 * step) % places * SLURM_PORTS_OF_JOB]
@@ -119,14 +119,14 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
 
     Args:
         reduction: how values are combined between workers, one of `COLLECTIVES`.
-        timeout: seconds to wait for the others to start; by default that of ``trainer.cluster_timeout``.
+        timeout: seconds to wait for the others to start; by default the default of ``trainer.cluster_timeout``.
 
     Returns:
-        the strategy, and this process's place.
+        the strategy, and the place of this process.
 
     Raises:
-        ConfigError: there is no description of the cluster, or TensorFlow has started already.
-        ClusterError: a worker has not come in time.
+        ConfigError: neither ``TF_CONFIG`` nor Slurm describes a cluster, or TensorFlow has already started.
+        ClusterError: a worker did not start in time, or the chief cannot listen at its address.
     """
     if reduction not in _connections:
         resolver, worker = find_cluster()
@@ -149,11 +149,11 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
 
 
 is_lost = threading.Event()
-"""Set once a worker is gone or has failed."""
+"""An event that is set when a worker is gone or has failed."""
 
 
 def _leave_if_lost() -> None:
-    """End the process where TensorFlow would wait, at its own end, for a worker that does not answer."""
+    """End the process at exit if a worker is lost, because TensorFlow would wait for that worker."""
     if is_lost.is_set():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -161,7 +161,7 @@ def _leave_if_lost() -> None:
 
 
 def require_not_started(who: str) -> None:
-    """Raise a `ConfigError` if TensorFlow has started already, so that processes cannot be connected."""
+    """Raise a `ConfigError` if TensorFlow has already started, because it cannot connect processes after that."""
     if has_started():
         raise ConfigError(
             f"{who}: TensorFlow has started before they were connected; make the trainer, or call "
@@ -171,9 +171,9 @@ def require_not_started(who: str) -> None:
 
 @contextmanager
 def ending_after(seconds: float) -> Iterator[None]:
-    """End the process, with its stacks, if a block takes too long.
+    """Print the stacks and end the process if a block takes too long.
 
-    TensorFlow holds Python's lock while it connects, so only a thread that is not Python's can do that.
+    TensorFlow holds Python's global lock while it connects, so the timer cannot be a Python thread.
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
@@ -182,17 +182,17 @@ def ending_after(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-# -- waiting for all to be there --------------------------------------------------------------------------------------
+# -- waiting for all workers ------------------------------------------------------------------------------------------
 
 
 class Deadline:
-    """Prints who is missing after two seconds, and raises a `ClusterError` when so many seconds are over."""
+    """Prints the missing workers after two seconds, and raises a `ClusterError` after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._begin, self._said = seconds, time.monotonic(), ""
 
     def check(self, missing: Sequence[str]) -> None:
-        """Called again and again while one is missing."""
+        """Check the deadline. Call this repeatedly while workers are missing."""
         names, waited = ", ".join(missing), time.monotonic() - self._begin
         if waited > self._seconds:
             raise ClusterError(
@@ -205,9 +205,9 @@ class Deadline:
 
 
 def meet(worker: Worker, seconds: float) -> None:
-    """Wait until all workers are there, with the chief listening at its address for the others.
+    """Wait until all workers have started. The chief listens at its address, and the others connect to it.
 
-    TensorFlow's own wait holds Python's lock: no signal is handled and no message printed during that.
+    TensorFlow's own wait holds Python's global lock, which blocks signal handlers and messages.
     """
     if worker.count == 1:
         return
@@ -227,7 +227,7 @@ def meet(worker: Worker, seconds: float) -> None:
                 line = stack.enter_context(door.accept()[0])
                 line.settimeout(1.0)
                 index, _, rest = line.makefile("rb").readline().strip().partition(b" ")
-                if rest == greeting:  # else another run's worker, or another program
+                if rest == greeting:  # otherwise a worker of another run, or another program
                     there[int(index)] = line
         for line in there.values():
             with suppress(OSError):
@@ -235,7 +235,7 @@ def meet(worker: Worker, seconds: float) -> None:
 
 
 def _call(worker: Worker, greeting: bytes, deadline: Deadline) -> bool:
-    """Call the chief and wait for its sign that all are there; returns whether it came."""
+    """Connect to the chief and wait for its sign that all workers have started; returns whether it came."""
     try:
         with socket.create_connection(host_and_port(worker.addresses[0]), timeout=1.0) as line:
             line.sendall(b"%d %s\n" % (worker.index, greeting))

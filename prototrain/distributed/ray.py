@@ -1,8 +1,9 @@
-"""Workers on Ray Train, which places them, watches them and starts them again.
+"""Workers on Ray Train, which places, monitors and restarts them.
 
-The driver (`run`) and the workers share a small actor, the board: a worker pins to it what it prints and what the run
-ends with, the driver what a signal asks for. Ray restarts after every error; here only the loss of a worker is a reason
-for that, so the functions of all workers return normally once an error is on the board, and the driver raises it.
+The driver (`run`) and the workers share a small actor, the board. A worker posts its output and its failure there; the
+driver posts the requests of signals. Ray restarts all workers after any error, but only the loss of a worker should
+cause a restart. After any other error, the functions of all workers return normally, and the driver raises the error
+that is on the board.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ _LOCAL = "local"
 _POLL_SECONDS = 0.3
 _ROOM_SECONDS = 30.0
 _REACH_SECONDS = 10.0
-_LAST_SECONDS = 45.0  # to save in, once the driver is gone
-_VERDICT_SECONDS = 5.0  # in which the worker that caused a failure has it on the board
+_LAST_SECONDS = 45.0  # for saving after the driver is gone
+_VERDICT_SECONDS = 5.0  # for the worker that caused a failure to post it on the board
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # by default its workers give way to all other processes
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without gpus_per_worker each worker sees all GPUs
+    "RAY_worker_niceness": "0",  # by default, workers have a low priority
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without gpus_per_worker, each worker sees all GPUs
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "60",  # 10 minutes by default
-    # The only limit for a worker that is stopped while Ray starts it; 5 and 2 minutes by default.
+    # The only limit if a worker is stopped while Ray starts it; 5 and 2 minutes by default.
     "RAY_grpc_client_keepalive_time_ms": "30000",
     "RAY_grpc_client_keepalive_timeout_ms": "30000",
 }
 
 
 class _Board:
-    """See the module; an actor."""
+    """The board; an actor. See the module."""
 
     def __init__(self) -> None:
         self._state: dict[str, Any] = {"starts": 0, "signum": None, "saves": 0}
@@ -61,7 +62,7 @@ class _Board:
         return {**self._state, "restarts": max(self._state["starts"] - 1, 0)}
 
     def pin(self, printed: str = "", **said: Any) -> None:
-        """Pin what a worker says; of several failures the first one counts."""
+        """Post the output and the state of a worker. Only the first failure is kept."""
         self._printed.append(printed)
         if self._state["failure"] is not None:
             said.pop("failure", None)
@@ -85,21 +86,21 @@ def run(
     max_restarts: int = 10,
     min_workers: int | None = None,
 ) -> None:
-    """Call a function in several processes that train together, and again when one of them is lost.
+    """Call a function in several processes that train together, and call it again when a process is lost.
 
-    The function makes a `MultiWorkerTrainer` (`TF_CONFIG` is set) and trains with it; each call continues from the
-    newest checkpoint. What the workers print is printed here.
+    The function creates a `MultiWorkerTrainer` (`TF_CONFIG` is set) and trains with it. Each call continues from the
+    newest checkpoint. The output of the workers is printed by this process.
 
     Args:
-        function: of a module, or of a script that calls this under ``if __name__ == "__main__":``.
-        workers: how many processes.
+        function: a function of a module, or of a script that calls `run` under ``if __name__ == "__main__":``.
+        workers: the number of processes.
         cluster: the address of a Ray cluster; None or "local" for one on this machine that lasts as long as the run.
-        gpus_per_worker: how many GPUs each worker gets for itself.
-        max_restarts: how often all are started again.
-        min_workers: continue with as few where the cluster has no room for all; by default with all only.
+        gpus_per_worker: the number of GPUs that are reserved for each worker; by default each worker sees all GPUs.
+        max_restarts: how often the workers are restarted at most.
+        min_workers: the smallest number of workers if the cluster has no room for all; by default `workers`.
 
     Raises:
-        ClusterError: a worker has failed, or workers were lost more than `max_restarts` times.
+        ClusterError: a worker failed, workers were lost more than `max_restarts` times, or the cluster is unreachable.
         ConfigError: an argument is wrong, or Ray is not installed.
         KeyboardInterrupt: after Ctrl-C, once everything is saved.
         SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once everything is saved.
@@ -121,7 +122,7 @@ def run(
     except ImportError as error:
         raise ConfigError("several workers need Ray Train: pip install 'prototrain[ray]'") from error
     try:
-        # On this process's node: the loss of another node must not take the board along.
+        # On the node of the driver, so that the board survives the loss of another node.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         board = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
 
@@ -167,7 +168,7 @@ def run(
 
 
 def _drive(board: Any, fit: Callable[[], object], workers: int, max_restarts: int) -> None:
-    """Wait for the workers: pass signals on, print what they print, and raise what they end with."""
+    """Wait for the workers, forward signals, print their output, and raise the error that ends the run."""
     import ray
 
     errors: list[Exception] = []
@@ -193,7 +194,7 @@ def _drive(board: Any, fit: Callable[[], object], workers: int, max_restarts: in
             )
         return state
 
-    # In a thread: on the main one Ray takes Ctrl-C, and kills the workers before they have saved.
+    # In a thread: on the main thread, Ray would handle Ctrl-C and kill the workers before they have saved.
     thread = threading.Thread(target=run_fit, name="ray-train", daemon=True)
     stop = StopRequest(say)
     with stop:
@@ -239,7 +240,7 @@ def _set_tf_config(addresses: list[str], index: int) -> None:
 
 
 class _Output(io.TextIOBase):
-    """Takes what a worker prints, for the board."""
+    """Collects the output of a worker for the board."""
 
     encoding = "utf-8"
 
@@ -256,7 +257,7 @@ class _Output(io.TextIOBase):
 
 
 def _work(order: dict[str, Any]) -> None:
-    """Call the function of a run in a worker, as the driver would."""
+    """Call the function in a worker, with the directory, the path and the arguments of the driver."""
     import ray
 
     board, output = order["board"], _Output()
@@ -284,7 +285,7 @@ def _work(order: dict[str, Any]) -> None:
             try:
                 board.pin.remote(output.take(), has_begun=launcher.has_begun)
                 now = ray.get(board.read.remote())
-            except ray.exceptions.RayError:  # the driver is gone, and the board with it
+            except ray.exceptions.RayError:  # the driver is gone, and so is the board
                 launcher.signum = signal.SIGTERM
                 time.sleep(_LAST_SECONDS)
                 os._exit(128 + signal.SIGTERM)
@@ -301,7 +302,7 @@ def _work(order: dict[str, Any]) -> None:
             end = time.monotonic() + _VERDICT_SECONDS
             while ray.get(board.read.remote())["failure"] is None:
                 if time.monotonic() > end:
-                    raise  # a worker is gone: Ray starts all again
+                    raise  # a worker is gone: Ray restarts all
                 time.sleep(_POLL_SECONDS)
         else:
             details = for_terminal(error)
@@ -316,10 +317,16 @@ def _work(order: dict[str, Any]) -> None:
 
 
 def connect_ray(address: str, cpus: int) -> bool:
-    """Connect this process with a Ray cluster; returns whether it was not connected before.
+    """Connect this process with a Ray cluster; returns False if it was already connected.
 
-    The address "auto" is the cluster that this machine is part of, "local" one with so many CPUs that lasts as long as
-    this process. Raises a `ConfigError` without Ray, and a `ClusterError` if there is no such cluster.
+    Args:
+        address: the address of a cluster, "auto" for the cluster that this machine is part of, or "local" for a new one
+            on this machine that lasts as long as this process.
+        cpus: the number of CPUs of a local cluster.
+
+    Raises:
+        ConfigError: Ray is not installed.
+        ClusterError: there is no such cluster, or it cannot be reached.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -337,12 +344,12 @@ def connect_ray(address: str, cpus: int) -> bool:
             os.environ.setdefault(name, _ENVIRONMENT[name])
     try:
         if re.fullmatch(r"[^/]+:\d+", address):
-            # Ray itself would try for a minute, and then end this process.
+            # Ray would try for a minute and then end this process.
             host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
         with warnings.catch_warnings(action="ignore"):
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except Exception as error:  # Ray raises it bare where its own processes do not start in time
+    except Exception as error:  # Ray raises a plain Exception if its processes do not start in time
         said = " ".join(str(error).split())
         raise ClusterError(f"there is no Ray cluster at {address!r} that this process can reach: {said}") from error
     return True

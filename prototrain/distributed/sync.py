@@ -1,7 +1,7 @@
-"""What the workers of a run tell each other: all-reduced numbers between two compiled calls, and errors.
+"""Communication between the workers of a run: all-reduced numbers between two compiled calls, and errors.
 
-TensorFlow notices a worker that is gone or stopped: the collective operations of all others fail. What a worker fails
-with itself is reported to them in the same way. A worker that lives but makes no step is ended by a timer.
+If a worker is gone or stopped, TensorFlow makes the collective operations of all others fail. A worker that fails with
+an error reports it to the others in the same way. A timer ends a worker that is alive but completes no step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import in_one_line
 from prototrain.tf_private import report_to_cluster
 
-FIRST_STALL_SECONDS = 1800.0  # at least, for a first call, which is traced
+FIRST_STALL_SECONDS = 1800.0  # at least, for the first call, which includes tracing
 ENDED_SECONDS = 10.0
 REPORT_SECONDS = 3.0
 _WORDS = re.compile(r"<<(.*?)>>", re.DOTALL)
@@ -35,13 +35,13 @@ _ENDED, _FAILED = -1, -2
 
 @dataclass
 class Launcher:
-    """What `prototrain.distributed.run` tells the worker in this process, and asks of it.
+    """The state that `prototrain.distributed.run` shares with the worker in this process.
 
     Attributes:
-        restarts, cause: how often the workers were started again, and why the last time.
+        restarts, cause: the number of restarts of the workers, and the reason for the last one.
         has_begun: whether this worker, or one of an earlier start, has begun to train.
-        signum: the signal that ends the run, once there is one.
-        saves: how many requests to save there have been.
+        signum: the signal that ends the run, or None.
+        saves: the number of requests to save so far.
     """
 
     restarts: int = 0
@@ -55,7 +55,7 @@ launcher = Launcher()
 
 
 class AgreedStop(StopRequest):
-    """Takes requests to stop, but shows them only once all workers know of them."""
+    """A stop request that takes effect only when all workers know of it."""
 
     wanted: int | None = None
 
@@ -69,20 +69,20 @@ class AgreedStop(StopRequest):
             self.wanted = signum
 
     def agree(self, signum: int) -> None:
-        """Show a stop that all workers know of."""
+        """Let the stop take effect, because all workers know of it."""
         super().request(signum if self.wanted is None else self.wanted)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all workers know before a call.
+    """The state that all workers agree on before a call.
 
     Attributes:
-        steps: how many steps all of them can do.
-        places: of each worker the completed steps and the batches read.
+        steps: the number of steps that all workers can do.
+        places: (completed steps, batches read) of each worker.
         save: whether a worker was asked to save.
-        signum: the signal that one of them got, or None.
-        ended: the worker that ends the run at this step, or None.
+        signum: a signal that a worker received, or None.
+        ended: the index of a worker that ends the run at this step, or None.
     """
 
     steps: int
@@ -93,11 +93,11 @@ class Agreement:
 
 
 class WorkerSync:
-    """Connects the trainer in this process with those of the other workers.
+    """Connects the trainer in this process with the trainers of the other workers.
 
     Args:
-        strategy: TensorFlow's, connected.
-        worker: this process's place.
+        strategy: the connected TensorFlow strategy.
+        worker: the place of this process in the cluster.
         stall_timeout: seconds without an agreement after which this process ends itself.
     """
 
@@ -118,10 +118,10 @@ class WorkerSync:
 
         self._add_all = tf.function(add_all, autograph=False, reduce_retracing=True)
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- exchange -----------------------------------------------------------------------------------------------------
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
-        """The integers of each worker; all of them call this with equally many."""
+        """Return the integers of each worker. All workers must call this with the same number of integers."""
         table = np.zeros([self.worker.count, len(row)], np.int64)
         table[self.worker.index] = row
         with self.failing_together():
@@ -129,7 +129,7 @@ class WorkerSync:
         return found
 
     def exchange(self, value: Any) -> list[Any]:
-        """The JSON value of each worker; see `gather`."""
+        """Return the JSON value of each worker; see `gather`."""
         text = json.dumps(value).encode()
         longest = max(row[0] for row in self.gather([len(text)]))
         return [json.loads(bytes(row)) for row in self.gather([*text.ljust(longest)])]
@@ -145,16 +145,16 @@ class WorkerSync:
         ended: bool = False,
         data_ended: bool = False,
     ) -> Agreement:
-        """Tell the others how many steps this worker can do, what it has done, and whether it has to save or to stop.
+        """Exchange the state of this worker with the others, and return the state that all agree on.
 
         Args:
-            n: the number of steps.
+            n: the number of steps that this worker can do.
             step: completed steps.
-            batches: how many batches it has read.
+            batches: the number of batches that it has read.
             save: whether it was asked to save.
-            signum: the signal that ends the run.
+            signum: the signal that ends the run, or None.
             ended: whether the run ends at this step for another reason.
-            data_ended: whether the last call met the end of the data, which must be so on all workers.
+            data_ended: whether the last call reached the end of the data, which must happen on all workers.
         """
         save, self._saves = save or launcher.saves != self._saves, launcher.saves
         code = signum or launcher.signum or (_ENDED if ended else 0)
@@ -173,7 +173,7 @@ class WorkerSync:
 
     @contextmanager
     def _others_come(self, step: int) -> Iterator[None]:
-        """Fail on all workers if the others are still in a call, for which this worker has no data."""
+        """Fail on all workers if the others are still in a call that this worker has no data for."""
         words = f"{self.worker.name(self.worker.index)} ran out of training data behind step {step}, and others did not"
         timer = threading.Timer(ENDED_SECONDS, report, (words,))
         timer.daemon = True
@@ -184,22 +184,22 @@ class WorkerSync:
             timer.cancel()
 
     def wait_for_all(self) -> None:
-        """Wait until all workers are here, at the end: TensorFlow may still be reading from this process."""
+        """Wait for all workers at the end of the run, because TensorFlow may still be reading from this process."""
         with suppress(ClusterError):
             self.gather([0])
 
-    # -- failing ------------------------------------------------------------------------------------------------------
+    # -- errors -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Let a block fail on all workers if it fails on one."""
+        """Make a block fail on all workers if it fails on one."""
         try:
             yield
         except BaseException as error:
             self.fail(error)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Tell the others of an error, and raise it."""
+        """Report an error to the other workers, and raise it."""
         if isinstance(error, ClusterError):
             raise error
         if not is_of_peers(error):
@@ -207,7 +207,7 @@ class WorkerSync:
             report(f"{self.worker.name(self.worker.index)} failed: {words}")
             raise error
         words = self._words("\n".join(map(str, _chain(error))))
-        report(words)  # so that peers need not wait for its heartbeat
+        report(words)  # faster than a missed heartbeat
         raise ClusterError(words) from error
 
     def _words(self, text: str) -> str:
@@ -218,30 +218,30 @@ class WorkerSync:
             return f"{self.worker.name(index)} is gone or does not answer"
         return f"the connection between the workers broke; the chief is {self.worker.name(0)}"
 
-    # -- a worker that is stuck ---------------------------------------------------------------------------------------
+    # -- stalls -------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """End this process, with the stacks of its threads, if it does not come here again in time."""
+        """Print the stacks and end this process if this method is not called again in time."""
         seconds = self._stall_timeout if self._has_agreed else max(self._stall_timeout, FIRST_STALL_SECONDS)
         self._has_agreed = True
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
     def stop_watching(self) -> None:
-        """The run has ended."""
+        """Stop the timer, because the run has ended."""
         faulthandler.cancel_dump_traceback_later()
 
 
 def report(words: str) -> None:
-    """Make all workers fail with these words."""
+    """Make all workers fail with this message."""
     is_lost.set()
-    # In a thread: with a chief that does not answer the call would not return.
+    # In a thread, because the call does not return if the chief does not answer.
     thread = threading.Thread(target=report_to_cluster, args=(f"<<{words}>>",), daemon=True)
     thread.start()
     thread.join(REPORT_SECONDS)
 
 
 def is_of_peers(error: BaseException | None) -> bool:
-    """Whether an error, or a cause of it, is TensorFlow's for a worker that is gone or has failed."""
+    """Return whether an error, or one of its causes, was raised because another worker is gone or has failed."""
     return any(
         isinstance(one, ClusterError) or (isinstance(one, tf.errors.OpError) and "ollective" in str(one))
         for one in _chain(error)

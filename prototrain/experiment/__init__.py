@@ -1,6 +1,6 @@
-"""A run's directory: where everything lies, the lock, what became of the run, and what it was made from.
+"""The experiment directory: its files, its lock, the record of a run, and the sources and environment of a run.
 
-Needs no TensorFlow. What a run is made from is recorded by `prototrain.experiment.facts`.
+This package needs no TensorFlow. `prototrain.experiment.facts` records the sources and the environment.
 """
 
 from prototrain.experiment.experiment import Experiment

@@ -1,4 +1,4 @@
-"""The copies that a run keeps of its sources: made when it starts, imported from when it is done again."""
+"""Copies of a run's sources, which are made when it starts and imported when it is repeated."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from prototrain.system.files import write_atomic
 
 
 class ModuleCopy(NamedTuple):
-    """A module that a run has kept a copy of.
+    """A module, and the copy that a run has kept of it.
 
     Attributes:
-        original: where it is, or was: a file, or a package's directory.
-        copy: the same of its copy.
+        original: the path of the module's file or package directory, which may no longer exist.
+        copy: the path of the copy.
     """
 
     original: Path
@@ -28,7 +28,7 @@ class ModuleCopy(NamedTuple):
 
 
 def copy_source(source: Path, target: Path) -> None:
-    """Copy the Python files of a package's directory, or one file, each whole or not at all, without data files."""
+    """Copy a Python file, or the Python files in a package's directory. Each copy is written atomically."""
     files = [source] if source.is_file() else sorted(source.rglob("*.py"))
     for file in files:
         copy = target / source.name / file.relative_to(source) if source.is_dir() else target / file.name
@@ -38,13 +38,13 @@ def copy_source(source: Path, target: Path) -> None:
 
 @contextmanager
 def imported_from_copies(modules: Mapping[str, ModuleCopy]) -> Iterator[None]:
-    """Import modules, and what is inside of packages, from copies; afterwards they are forgotten.
+    """Import modules and their submodules from copies inside a block. They are removed from `sys.modules` afterwards.
 
-    A copy does not know that it is one: its `__file__` is where the module was, so it finds the data files next to it.
-    `__source__` is the copy.
+    `__file__` is the path of the original, so that a module finds the data files next to it. `__source__` is the path
+    of the copy.
 
     Args:
-        modules: by name.
+        modules: the copies by module name.
     """
     copies: Any = SimpleNamespace(find_spec=lambda name, path=None, target=None: _copy_of(name, modules))
     parents: Any = SimpleNamespace(find_spec=lambda name, path=None, target=None: _parent(name, modules))
@@ -65,7 +65,7 @@ def _forget(modules: Mapping[str, ModuleCopy]) -> None:
 
 
 def _copy_of(name: str, modules: Mapping[str, ModuleCopy]) -> ModuleSpec | None:
-    """The copy of a module, before anything else is looked for."""
+    """Find the copy of a module, before other finders are asked."""
     for root, (original, copy) in modules.items():
         if not f"{name}.".startswith(f"{root}."):
             continue
@@ -79,7 +79,7 @@ def _copy_of(name: str, modules: Mapping[str, ModuleCopy]) -> ModuleSpec | None:
 
 
 def _parent(name: str, modules: Mapping[str, ModuleCopy]) -> ModuleSpec | None:
-    """A package around a copy that is not there any more, or a copied one without __init__.py."""
+    """Find a parent package of a copy that no longer exists, or a copied package without an __init__.py."""
     is_parent = any(f"{root}.".startswith(f"{name}.") for root in modules)
     return ModuleSpec(name, None, is_package=True) if is_parent else None
 
@@ -106,6 +106,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
         raise OSError("there is no bytecode of a copy, neither to be read nor to be written")
 
     def source_to_code(self, data: Any, path: Any, **options: Any) -> CodeType:  # type: ignore[override]
-        # Tracebacks and `inspect` see the source that is run.
+        # Tracebacks and `inspect` show the source that runs.
         code: CodeType = super().source_to_code(data, str(self._copy), **options)
         return code

@@ -1,4 +1,4 @@
-"""TFRecord files, such as TensorBoard's event files, read without TensorFlow."""
+"""A reader of TFRecord files, such as TensorBoard's event files, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Iterator
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The records of a TFRecord file: each is its length and that number's checksum, the data and its checksum.
+    """Yield the records in the content of a TFRecord file.
 
-    A last one that is cut short, because it is being written, is left out. The checksums of data are not looked at.
+    A record consists of its length, the checksum of the length, the data, and the checksum of the data. An incomplete
+    last record, which is still being written, is skipped. The checksums of the data are not verified.
+
+    Raises:
+        ValueError: the checksum of a length is wrong.
     """
-    # Only here: it brings numpy along and, where they are installed, boto3 and fsspec, which takes half a second.
+    # Imported here because it imports numpy and, if installed, boto3 and fsspec, which takes half a second.
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     position = 0

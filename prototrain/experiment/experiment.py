@@ -1,4 +1,4 @@
-"""The experiment directory: its paths, its lock, what a run writes at its start, and its deletion."""
+"""The experiment directory: its paths, its lock, the files that a run writes at its start, and its deletion."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from prototrain.experiment.remote import Remote
 
 STARTED = "PROTOTRAIN_STARTED"
-"""The environment variable that tells a worker when the run was started, which is the same for all of them."""
+"""The environment variable with the start time of the run, which all workers share."""
 VERIFY = "PROTOTRAIN_VERIFY"
-"""The environment variable that names the directory of a record, in the processes that `prototrain verify` starts."""
-_redirected: dict[str, int] = {}  # numbers of the experiments of this process, while it is verified
+"""The environment variable with the record directory, in the processes that `prototrain verify` starts."""
+_redirected: dict[str, int] = {}  # numbers of the experiments under `prototrain verify`
 
 
 class Experiment:
-    """Paths below one experiment directory. Creating the object touches no file.
+    """The paths and the lock of one experiment. Creating the object touches no file.
 
     Args:
-        directory: where the run's files go; made when the run starts. For a URL, `directory` is the one on this machine
-            that stands for it.
+        directory: the directory or URL for the files of the run. The directory is created when the run starts. For a
+            URL, the attribute `directory` is the local copy.
 
     Attributes:
-        remote: what lies at the URL; None for a local directory.
+        remote: the experiment at the URL; None for a local directory.
 
     Raises:
-        ExperimentError: there cannot be a directory of this name.
-        StorageError: it is a URL with an unknown scheme, or whose library is missing.
+        ExperimentError: the name is too long for a directory, or has a NUL.
+        StorageError: the URL has an unknown scheme, or the library for it is not installed.
     """
 
     def __init__(self, directory: PathLike) -> None:
@@ -63,19 +63,18 @@ class Experiment:
 
     @classmethod
     def from_config(cls, config: Config) -> Experiment:
-        """The directory that a config names; ``{timestamp}`` in the name becomes the local time of the start."""
+        """Return the experiment that a config names. ``{timestamp}`` in the name becomes the local start time."""
         started = os.environ.get(STARTED) or time.strftime("%Y%m%d-%H%M%S")
         name = config["trainer.experiment_name"].replace("{timestamp}", started)
         return cls.of_run(joined(config["trainer.experiment_base_dir"], name))
 
     @classmethod
     def of_run(cls, directory: PathLike) -> Experiment:
-        """The experiment of a run of this process; in one that `prototrain verify` has started, a directory of the
-        record stands for the given one."""
+        """Return the experiment of a run in this process. `prototrain verify` redirects it to its record directory."""
         record = os.environ.get(VERIFY)
         if record is None or str(directory).startswith(record):
             return cls(directory)
-        # Numbered in the order of their first use: a name may have the time or a process's number in it.
+        # Numbered in the order of first use, because a name may contain the time or a process id.
         number = _redirected.setdefault(str(directory), len(_redirected) + 1)
         return cls(os.path.join(record, "experiments", str(number)))
 
@@ -83,12 +82,12 @@ class Experiment:
         return str(self.directory if self.remote is None else self.remote)
 
     def shown(self, path: Path) -> str:
-        """What a path in the directory is called for the user: its URL, if the experiment has one."""
+        """Return a path in the directory as users know it: as a URL if the experiment has one."""
         return str(path) if self.remote is None else f"{self.remote}/{path.relative_to(self.directory).as_posix()}"
 
     @property
     def run_id(self) -> str | None:
-        """What tells this run from any other, given when its directory was made; moving or copying keeps it."""
+        """The identifier of the run, which a moved or copied directory keeps; None if there is none."""
         try:
             found = json.loads(self.environment.read_text(encoding="utf-8"))["run_id"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -98,17 +97,17 @@ class Experiment:
     # -- the lock ---------------------------------------------------------------------------------------------------
 
     def lock(self, announce: Callable[[str], object] = print) -> str | None:
-        """Make the directory if need be and take it for this process; it is free again when the process ends.
+        """Create the directory if needed and lock it for this process. The lock is released when the process ends.
 
         Args:
-            announce: called with a line of text about a wait for the storage at a URL.
+            announce: called with a line of text, for example when the storage at a URL takes long.
 
         Returns:
-            a line about a run that died with the lock, or None.
+            a line of text if a run died with the lock or the file system has no locks, else None.
 
         Raises:
-            ExperimentError: another run has the directory, it cannot be made or written, or something in it leads out
-                of it.
+            ExperimentError: another run holds the lock, the directory cannot be created or written, or a path in it
+                leads outside.
             StorageError: the storage at a URL cannot be read or written.
         """
         self.check_inside()
@@ -122,7 +121,7 @@ class Experiment:
         return died
 
     def unlock(self, announce: Callable[[str], object] = print) -> None:
-        """Give the directory back."""
+        """Release the lock."""
         try:
             if self.remote is not None:
                 self.remote.close(announce)
@@ -130,29 +129,29 @@ class Experiment:
             self._lock.give_back()
 
     def fetch(self, *, whole: bool = False) -> None:
-        """Update the local copy of an experiment at a URL, for those that read it; see `Remote.fetch`."""
+        """Update the local copy of an experiment at a URL before reading it; see `Remote.fetch`."""
         if self.remote is not None:
             self.remote.fetch(whole=whole)
 
     def keep(self, path: Path) -> str:
-        """Upload what a command has added to the local copy of a URL; returns `shown` of the path."""
+        """Upload the files that a command added to the local copy of a URL; returns the path as users know it."""
         if self.remote is not None:
             self.remote.keep()
         return self.shown(path)
 
     def is_gone(self) -> bool:
-        """Whether the directory was deleted, moved, or replaced by another one, since this process has taken it."""
+        """Return whether the directory was deleted, moved or replaced since this process locked it."""
         try:
-            # To delete the lock alone is a mistake, too, but loses nothing.
+            # If only the lock file was deleted, nothing is lost.
             return self._lock.is_lost() and ((self.directory / LOCK).exists() or not self.environment.exists())
-        except OSError:  # of a network that does not answer, for example, nothing is known
+        except OSError:  # unknown, for example because a network does not answer
             return False
 
     def check_free(self) -> None:
-        """Fail early if another run has the directory, or a run could not use it.
+        """Check early that a run could use the directory.
 
         Raises:
-            ExperimentError: another run has it, or something in it leads out of it.
+            ExperimentError: another run holds the lock, a path in the directory leads outside, or it cannot be read.
         """
         self.check_inside()
         try:
@@ -161,10 +160,13 @@ class Experiment:
             raise ExperimentError(f"cannot use {error.filename}: {error.strerror}") from error
 
     def check_inside(self, *, deep: bool = True) -> None:
-        """Check that nothing in the directory (if `deep`, at any depth) leads out of it or is no file or directory.
+        """Check that the directory has only files and directories, and no path that leads outside.
+
+        Args:
+            deep: whether to check all levels.
 
         Raises:
-            ExperimentError: the path that does, or that cannot be read.
+            ExperimentError: names a wrong path, or one that cannot be read.
         """
         try:
             found = outsider(self.directory, deep=deep)
@@ -177,16 +179,16 @@ class Experiment:
             )
 
     def is_running(self) -> bool:
-        """Whether a live process has the directory.
+        """Return whether a live process holds the lock.
 
-        Looking keeps a run from starting at that very moment, so it is for those that need to know.
+        The check takes the lock for a moment, which can keep a run from starting. Call it only where necessary.
 
         Raises:
-            OSError: the lock cannot be looked at.
+            OSError: the lock cannot be read.
         """
         return is_locked(self.directory / LOCK) or (self.remote is not None and self.remote.is_running())
 
-    # -- what is written at the start of a run ----------------------------------------------------------------------
+    # -- the start of a run -----------------------------------------------------------------------------------------
 
     def write_start(
         self,
@@ -197,14 +199,14 @@ class Experiment:
         run_id: str | None = None,
         origin: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the config, copies of the sources and the environment of a run that starts or continues.
+        """Write the config, copies of the sources, and the environment when a run starts or continues.
 
         Args:
-            config: of the run, if it has one.
-            sources: files and packages to keep a copy of.
-            devices: by name.
-            run_id: of the run, where environment.json does not have one; a new one if None.
-            origin: what environment.json is to hold besides, see `Trainer._origin`.
+            config: the config of the run, if it has one.
+            sources: files and packages to copy.
+            devices: the names of the devices.
+            run_id: the identifier of the run if environment.json has none; by default a new one.
+            origin: further entries of environment.json; see `Trainer._origin`.
 
         Raises:
             ExperimentError: a file cannot be written.
@@ -223,17 +225,17 @@ class Experiment:
         except OSError as error:
             raise ExperimentError(f"cannot write to the experiment directory {self}: {error.strerror}") from error
 
-    # -- starting afresh --------------------------------------------------------------------------------------------
+    # -- deletion ---------------------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
-        """Whether there is anything in the directory that a fresh start would delete."""
+        """Return whether the directory has anything that a fresh start would delete."""
         return self.directory.is_dir() and any(path.name not in (LOCK, ".token") for path in self.directory.iterdir())
 
     def check_deletable(self) -> None:
-        """Check that there is nothing in the directory, or an experiment.
+        """Check that the directory is empty or an experiment.
 
         Raises:
-            ExperimentError: it is not an experiment's directory.
+            ExperimentError: the directory is neither.
         """
         if not self.exists():
             return
@@ -249,7 +251,7 @@ class Experiment:
         """Delete everything in the directory.
 
         Raises:
-            ExperimentError: it is not an experiment's directory, another run has it, or a file cannot be deleted.
+            ExperimentError: it is not an experiment, another run holds the lock, or a file cannot be deleted.
         """
         self.fetch()
         self.check_deletable()
@@ -260,7 +262,7 @@ class Experiment:
         if self.remote is not None:
             self.remote.open(to_clear=True)
         try:
-            # What tells that it is an experiment goes last: a deletion that is cut short can be done again.
+            # The files that identify an experiment go last, so that an interrupted deletion can be repeated.
             for path in sorted(self.directory.iterdir(), key=lambda path: path.name in MARKS):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
@@ -273,7 +275,7 @@ class Experiment:
 
 
 def _remote(directory: PathLike) -> Remote | None:
-    """The storage at a URL, or at the URL that a local directory is the copy of."""
+    """Return the remote of a URL or of the local copy of a URL; None for any other directory."""
     url = url_of(directory)
     if url is None and MIRRORS not in local_path(directory).parts:
         return None

@@ -1,4 +1,4 @@
-"""What a run is made from, as its directory and its checkpoints record it, and what changed between two records."""
+"""Facts about the sources, versions and environment of a run, and the differences between two records of them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from typing import Any
 
 Facts = dict[str, Any]
 
-_LONGEST = 60  # characters of a value that is shown
+_LONGEST = 60  # characters of a displayed value
 
 
 def source_of(thing: object) -> Path | None:
-    """The package directory or the file that a module, or an object's class, was written in: the text that is run."""
+    """Return the package directory or file whose code runs, for a module or the class of an object."""
     module = thing if isinstance(thing, ModuleType) else inspect.getmodule(type(thing))
     return _package_or_file(module, getattr(module, "__source__", None) or getattr(module, "__file__", None))
 
 
 def home_of(module: ModuleType | None) -> Path | None:
-    """Where a module's package or file lies; or lay, if what is run is the copy that a run has kept of it."""
+    """Return the package directory or file of a module; the original one if the copy of a run is imported."""
     return _package_or_file(module, getattr(module, "__file__", None))
 
 
@@ -41,7 +41,7 @@ def _package_or_file(module: ModuleType | None, file: str | None) -> Path | None
 
 
 def sources_of(trainer: object) -> list[Path]:
-    """The files and packages that a run keeps a copy of: where its trainer was written, and the script."""
+    """Return the files that a run copies: the module of a trainer that is not prototrain's, and the script."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     installed = (str(Path(__file__).parents[1]), sysconfig.get_paths()["purelib"])
     script = Path(main) if main and main.endswith(".py") and not main.startswith(installed) else None
@@ -51,27 +51,27 @@ def sources_of(trainer: object) -> list[Path]:
 
 
 def origin_of(trainer: object, callbacks: Iterable[str]) -> Facts:
-    """What environment.json says of a trainer: its class, the modules that copies are kept of, its callbacks.
+    """Return the entries of environment.json for a trainer: its class, the copied modules, and its callbacks.
 
     Args:
-        trainer: of the run.
-        callbacks: their names.
+        trainer: the trainer of the run.
+        callbacks: the names of the callbacks.
     """
     own = type(trainer).__module__
     home = None if own.startswith("prototrain.") or own == "__main__" else home_of(sys.modules.get(own))
     return {
         "trainer": f"{own}:{type(trainer).__qualname__}",
         "modules": {} if home is None else {own: str(home.resolve())},
-        # One of a private class is not of the user's choice.
+        # Callbacks of private classes are not chosen by the user.
         "callbacks": [name for name in callbacks if not name.startswith("_")],
     }
 
 
 def file_digests(sources: Iterable[Path | None]) -> dict[str, str]:
-    """SHA-256 of the Python files that are copied of some sources, by name.
+    """Return the SHA-256 digests of the Python files in some sources, by name, as 16 hexadecimal digits.
 
     Args:
-        sources: files and packages; one that is None or gone is left out.
+        sources: files and packages; None and missing files are skipped.
     """
     found: dict[str, str] = {}
     for source in sources:
@@ -84,13 +84,13 @@ def file_digests(sources: Iterable[Path | None]) -> dict[str, str]:
                 name = f"{source.name}/{name}"
             try:
                 found[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-            except OSError:  # of a script that was deleted, nothing is known
+            except OSError:  # for example a deleted script
                 continue
     return found
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between the facts of a checkpoint and those of a run that resumes from it, in words."""
+    """Describe the differences between the facts of a checkpoint and of the run that resumes from it."""
     config = [_moved(key, *pair) for key, pair in _pairs(then.get("config"), now.get("config")).items()]
     names = _pairs(then.get("sources"), now.get("sources"))
     files = [
@@ -109,12 +109,12 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name what differs between two records, with both values."""
+    """Describe the differences between two records, with both values."""
     found = []
     for key, (was, value) in _pairs(then, now).items():
         if isinstance(was, Mapping) and isinstance(value, Mapping):
             kinds = [side["class"] for side in (was, value) if isinstance(side.get("class"), str)]
-            if len(set(kinds)) == 2:  # what one class is made with says nothing of another
+            if len(set(kinds)) == 2:  # the arguments of different classes cannot be compared
                 found.append(_moved(key, *kinds))
                 continue
             found += [f"{key} {line}" for line in differences(was, value)]
@@ -124,7 +124,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _pairs(then: Any, now: Any) -> dict[str, tuple[Any, Any]]:
-    """The values of two mappings that differ, by key; None for one that is not there."""
+    """Return the values of two mappings that differ, by key; None stands for a missing value."""
     then, now = then or {}, now or {}
     both = {key: (then.get(key), now.get(key)) for key in dict.fromkeys([*then, *now])}
     return {key: pair for key, pair in both.items() if pair[0] != pair[1]}
@@ -145,10 +145,10 @@ _PACKAGES = ("prototrain", "tensorflow", "keras", "numpy")
 
 
 def describe_environment(devices: list[str]) -> dict[str, Any]:
-    """Describe this process, as JSON can hold it.
+    """Describe this process as JSON data.
 
     Args:
-        devices: those of TensorFlow, by name.
+        devices: the names of TensorFlow's devices.
     """
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -164,7 +164,7 @@ def describe_environment(devices: list[str]) -> dict[str, Any]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that training depends on, by name."""
+    """Return the versions of Python and of the packages that training depends on, by name."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -175,7 +175,7 @@ def versions() -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the working directory, with "+changes" where files differ from it; None outside of git."""
+    """Return the commit of the working directory, with "+changes" if tracked files differ; None outside of git."""
     try:
         commit = _git("rev-parse", "HEAD")
         return commit + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")

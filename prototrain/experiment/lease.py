@@ -1,4 +1,4 @@
-"""The lease of an experiment at a URL: an object with a heartbeat, since storages have no locks."""
+"""The lease of an experiment at a URL: an object with a heartbeat, because object stores have no locks."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from prototrain.system.terminal import one_line
 LEASE = ".lease"
 BEAT_SECONDS = 15.0
 SILENT_SECONDS = 60.0
-"""How long a holder must be silent before another run takes over."""
+"""How long a holder must be silent before another run can take over."""
 LOOK_SECONDS = 5.0
 
 
 class Holder(NamedTuple):
-    """The run that has, or had, the experiment."""
+    """The run that holds the lease, or held it last."""
 
     process: int
     host: str
-    run: str  # another one for each lease
-    copy: str = ""  # the identity of its local copy, once that has everything
-    held: bool = True  # until it gives the lease back
-    beat: float = 0.0  # its last heartbeat, in seconds since the epoch by its clock
+    run: str  # unique for each lease
+    copy: str = ""  # the identifier of its local copy, once that is complete
+    held: bool = True  # until the lease is released
+    beat: float = 0.0  # the last heartbeat, in seconds since the epoch by the holder's clock
 
     def __str__(self) -> str:
         return f"process {self.process} on {one_line(self.host)}"
 
 
 class Lease:
-    """The lease of one experiment, from the side of one process.
+    """The lease of one experiment, as one process sees it.
 
-    The object stays when the lease is given back, since it names the local copy that was written last. Every method
+    The object remains when the lease is released, because it names the local copy that was written last. Every method
     raises a `StorageError` if the storage fails.
     """
 
@@ -47,28 +47,31 @@ class Lease:
         self._own: Holder | None = None
 
     def last(self) -> Holder | None:
-        """The last holder; None if there has been none."""
+        """Return the last holder, or None if there was none."""
         content = self._storage.read(LEASE)
         try:
             return None if content is None else Holder(**json.loads(content))
-        except (ValueError, TypeError, RecursionError):  # no run wrote that
+        except (ValueError, TypeError, RecursionError):  # not written by a run
             return Holder(0, "an unknown machine", "")
 
     def seems_held(self) -> bool:
-        """Whether a run is active, if the clocks of both machines agree."""
+        """Return whether a run is active, provided that the clocks of both machines agree."""
         holder = self.last()
         return holder is not None and holder.held and time.time() - holder.beat < SILENT_SECONDS
 
     def take(self, copy: str, announce: Callable[[str], object]) -> Holder | None:
-        """Take the lease, once its holder has given it back or is known to be dead; returns the last holder.
+        """Take the lease once its holder has released it or is known to be dead; returns the last holder.
 
         Args:
-            copy: the identity of the local copy, whose lock this process has.
-            announce: called with a line of text about a wait.
+            copy: the identifier of the local copy, which this process has locked.
+            announce: called with a line of text if the holder may be alive.
+
+        Raises:
+            ExperimentError: another run holds the lease.
         """
-        self._storage.listing(LEASE)  # if the storage refuses, this names the reason; `read` may not
+        self._storage.listing(LEASE)  # unlike `read`, this names the reason if the storage refuses
         last = self.last()
-        # An earlier holder with the lock of the same copy has ended.
+        # A holder of the same copy has ended, because this process holds the lock of the copy.
         if last is not None and last.held and (last.copy, last.host) != (copy, platform.node()):
             last = self._wait(last, announce)
         own = Holder(os.getpid(), platform.node(), uuid.uuid4().hex, beat=time.time())
@@ -90,12 +93,12 @@ class Lease:
             now = self.last()
             if now is None or not now.held:
                 return now
-            if now != holder:  # what changes is compared, never the clocks of two machines
+            if now != holder:  # compares heartbeats, because the clocks of two machines may differ
                 raise self._in_use(now)
         return holder
 
     def check(self) -> None:
-        """Check that no other run has taken over."""
+        """Raise an `ExperimentError` if another run has taken over."""
         holder = self.last()
         if self._own is not None and holder is not None and holder.run != self._own.run:
             raise ExperimentError(
@@ -104,7 +107,7 @@ class Lease:
             )
 
     def beat(self, **changes: Any) -> None:
-        """Write a heartbeat, with other attributes of the `Holder` if there are any; see `check`."""
+        """Write a heartbeat, with changed attributes of the `Holder` if given. Raises the error of `check`."""
         self.check()
         if self._own is not None:
             self._own = self._own._replace(beat=time.time(), **changes)

@@ -1,8 +1,8 @@
-"""The lock that keeps two runs out of one directory.
+"""A lock that keeps two runs out of one directory.
 
-It is the operating system's lock on a file, so it is free again when the process that has it ends, however it ends. The
-file names that process, for messages. A forked child shares the open file, and with it the lock: it closes its copy, so
-that the lock is the parent's alone.
+The operating system locks a file, and releases it when the process that holds the lock ends for any reason. The file
+names that process, for messages. A forked child shares the open file and therefore the lock. The child closes its copy,
+so that only the parent holds the lock.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from prototrain.system.files import open_file
 from prototrain.system.signals import tell_of_forks
 
 LOCK = ".lock"
-"""The name of the file."""
+"""The name of the lock file."""
 
 
 class DirectoryLock:
-    """The lock of an experiment's directory, from the side of one run.
+    """A run's lock on an experiment directory.
 
     Args:
-        directory: what is locked.
-        name: of the directory in messages, if another one.
+        directory: the directory to lock.
+        name: the name of the directory in messages; its path by default.
     """
 
     def __init__(self, directory: Path, *, name: str | None = None) -> None:
@@ -37,10 +37,13 @@ class DirectoryLock:
         tell_of_forks(self)
 
     def take(self) -> str | None:
-        """Make the directory if need be and take it for this process; once more does nothing.
+        """Create the directory if needed and lock it for this process. Does nothing if this process holds the lock.
 
         Returns:
-            a line about a run that died with the lock, or about a file system that has no locks, or None.
+            a line of text if a run died with the lock or the file system has no locks, else None.
+
+        Raises:
+            ExperimentError: another run holds the lock, or the directory cannot be used.
         """
         if self._file is not None:
             return None
@@ -64,23 +67,23 @@ class DirectoryLock:
                 "other process has a run there"
             )
         self._file = file
-        with suppress(OSError):  # a full disk has no room for who holds it
+        with suppress(OSError):  # the disk may be full
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
         return said
 
     def give_back(self) -> None:
-        """Let the lock go, if this process has it."""
+        """Release the lock if this process holds it."""
         if self._file is not None:
             with suppress(OSError), self._file:
                 with suppress(OSError):
                     self._file.truncate(0)
-                # Closing alone would leave the lock to copies of the file that were made behind Python's back.
+                # Closing alone is not enough: a copy of the file that Python does not know of would keep the lock.
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file = None
 
     def is_lost(self) -> bool:
-        """Whether the file that this process has locked was deleted, moved or replaced."""
+        """Return whether the file that this process has locked was deleted, moved or replaced."""
         try:
             return self._file is not None and not os.path.samestat(
                 os.stat(self._directory / LOCK), os.fstat(self._file.fileno())
@@ -89,19 +92,19 @@ class DirectoryLock:
             return True
 
     def after_fork(self) -> None:
-        """Close this child's copy of the file."""
+        """Close the child's copy of the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def check_free(self) -> None:
-        """Fail early if another run has the directory."""
+        """Raise an `ExperimentError` if another run holds the lock."""
         if self._file is None:
             with suppress(FileNotFoundError, NotADirectoryError), _open(self._directory / LOCK) as file:
                 self._lock(file)
 
     def _lock(self, file: IO[bytes]) -> str | None:
-        """Lock the file; returns the reason if the file system has no locks."""
+        """Lock the file; returns the reason if the file system has no locks, else None."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -115,20 +118,20 @@ class DirectoryLock:
 
 
 def _open(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
-    # Without a buffer: what is written has to be there before the lock counts for others.
+    # Unbuffered, so that other processes can read the name of the holder at once.
     return open(open_file(path, flags), "ab+" if flags else "rb", buffering=0)
 
 
 def _holder(file: IO[bytes]) -> str:
-    """The first line of a lock, which names its holder."""
+    """Return the first line of a lock file, which names the holder."""
     file.seek(0)
     return file.read(1000).decode("utf-8", "replace").strip().partition("\n")[0]
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a live process has the lock on a file, which need not exist.
+    """Return whether a live process holds the lock on a file. The file need not exist.
 
-    Looking keeps others from taking the lock at that very moment, so it is for those that need to know.
+    The check takes the lock for a moment, which can keep a run from starting. Call it only where necessary.
     """
     with suppress(FileNotFoundError), _open(path) as file:
         try:

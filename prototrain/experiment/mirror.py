@@ -1,6 +1,6 @@
-"""The local copy of an experiment at a URL: which files are the same on both sides, download, and upload.
+"""The local copy of an experiment at a URL: the state of its files, download and upload.
 
-Object stores have no rename. A checkpoint at the URL is whole when its meta.json is there, which is uploaded last and
+Object stores cannot rename files. A checkpoint at the URL is complete if it has a meta.json, which is uploaded last and
 deleted first.
 """
 
@@ -28,12 +28,12 @@ _NOT_DOWNLOADED = "exported/"  # large, and no run reads it
 
 
 def local_copy(url: str) -> Path:
-    """The directory of the local copy of an experiment."""
+    """Return the directory of the local copy of an experiment."""
     return cache_home() / MIRRORS / url.replace("://", "/", 1)
 
 
 def url_of_copy(directory: Path) -> str | None:
-    """The URL whose local copy a directory is; None for any other directory."""
+    """Return the URL that a directory is the local copy of, or None for any other directory."""
     with suppress(ValueError):
         scheme, *parts = directory.absolute().relative_to(cache_home() / MIRRORS).parts
         return url_of(f"{scheme}://{'/'.join(parts)}") if parts else None
@@ -41,9 +41,9 @@ def url_of_copy(directory: Path) -> str | None:
 
 
 class Mirror:
-    """The files of one experiment at a URL and in its local copy, which `copy` identifies.
+    """The files of one experiment, at its URL and in its local copy. `copy` identifies the local copy.
 
-    Its methods raise a `StorageError` if the storage fails, and an `OSError` if a local file cannot be used.
+    The methods raise a `StorageError` if the storage fails, and an `OSError` if a local file cannot be used.
     """
 
     def __init__(self, storage: Storage, directory: Path) -> None:
@@ -53,9 +53,9 @@ class Mirror:
         self.recall()
 
     def recall(self) -> None:
-        """Read what an earlier process has noted; without that everything is downloaded again."""
+        """Read the notes of an earlier process. Without them, everything is downloaded again."""
         self.copy = uuid.uuid4().hex
-        # Of each file that is the same on both sides: its size, its time, and the mark of the object.
+        # For each file that is the same on both sides: its size, its modification time, and the mark of the object.
         self._same: dict[str, tuple[int, int, str]] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = json.loads(self.note.read_bytes()) if self._directory.is_dir() else {}
@@ -63,7 +63,7 @@ class Mirror:
             self.copy = found["copy"]
 
     def remember(self) -> None:
-        """Note what is known, for later processes."""
+        """Write the notes for later processes."""
         self.note.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self.note, json.dumps({"copy": self.copy, "same": self._same}), durable=False)
 
@@ -74,16 +74,16 @@ class Mirror:
         return None
 
     def _is_changed(self, name: str) -> bool:
-        """Whether a local file differs from what was last the same on both sides; False if it does not exist."""
+        """Return whether a local file has changed since both sides were the same; False if it does not exist."""
         return (state := self._state(name)) is not None and self._same.get(name, ())[:2] != state
 
     def _unsaved(self) -> list[int]:
-        """The steps of local checkpoints that are not uploaded."""
+        """Return the steps of the local checkpoints that are not uploaded yet."""
         steps = checkpoint_steps(self._directory / "checkpoints")
         return [step for step in steps if self._is_changed(f"{folder_of(step)}/{META}")]
 
     def _other_files(self) -> Iterator[str]:
-        """The local files that belong to no checkpoint."""
+        """Yield the local files outside of checkpoints."""
         for path, _, files in os.walk(self._directory):
             at = Path(path).relative_to(self._directory)
             yield from (name for file in files if step_of(name := (at / file).as_posix()) is None and _is_copied(name))
@@ -91,13 +91,17 @@ class Mirror:
     # -- download -----------------------------------------------------------------------------------------------------
 
     def download(self, *, whole: bool) -> list[str]:
-        """Make the local copy what is at the URL. A file appears whole, and meta.json is the last one of a checkpoint.
+        """Update the local copy from the URL. Files appear atomically, and the meta.json of a checkpoint comes last.
 
         Args:
-            whole: download checkpoints as well, not only their meta.json.
+            whole: whether to download complete checkpoints, or only their meta.json.
 
         Returns:
-            the names of objects in checkpoints that are not whole, because their upload was cut short.
+            the names of the objects of incomplete checkpoints, whose upload was interrupted.
+
+        Raises:
+            ExperimentError: the URL holds several experiments or a name that no file can have, or another machine has
+                continued the experiment while a local checkpoint was not uploaded.
         """
         there = {name: mark for name, mark in self._storage.listing().items() if _is_copied(name)}
         self._check_names(there)
@@ -107,7 +111,7 @@ class Mirror:
                 f"another machine has continued {self._storage}, and the checkpoint of step {unsaved[-1]} in "
                 f"{self._directory} was not uploaded before; delete or move that directory to continue from the URL"
             )
-        for name in list(self._other_files()):  # a file of the user that never was there stays
+        for name in list(self._other_files()):  # keep the user's files, which were never uploaded
             if name not in there and (name in self._same or is_own(name.partition("/")[0])):
                 (self._directory / name).unlink()
         for step in {*checkpoint_steps(self._directory / "checkpoints")} - steps:
@@ -147,18 +151,21 @@ class Mirror:
     # -- upload -------------------------------------------------------------------------------------------------------
 
     def upload(self, check: Callable[[], object] = lambda: None) -> bool:
-        """Upload what has changed, and at most one checkpoint, the newest; returns whether there are more.
+        """Upload the changed files and at most one checkpoint, the newest; returns whether more checkpoints remain.
 
-        A run that is killed at any moment can be continued from what is there: the rows that lead up to a checkpoint
-        are uploaded before it. The record, which tells whether there is a checkpoint, is read before and written after
-        it. `check` is called before a checkpoint becomes whole, and raises if it must not.
+        The order lets a run continue from the URL after a kill at any moment. The rows that lead up to a checkpoint are
+        uploaded before it. The record, which tells whether there is a checkpoint, is read before the checkpoint is
+        uploaded and written afterwards.
+
+        Args:
+            check: called before a checkpoint is completed; raises an error to prevent that.
         """
         is_new, state = self._is_changed(RECORD), self._state(RECORD)
         record = (self._directory / RECORD).read_bytes() if is_new else b""
         waiting = self._unsaved()
         self._put(self._changed(name for name in self._other_files() if name != RECORD), self._directory)
         if waiting:
-            with suppress(FileNotFoundError, KeyError):  # training has deleted it before that
+            with suppress(FileNotFoundError, KeyError):  # training has already deleted it
                 self._put_checkpoint(folder_of(waiting[-1]), check)
         if state is not None and is_new:
             self._storage.write(RECORD, record)
@@ -166,13 +173,13 @@ class Mirror:
         gone = [name for name in self._same if self._state(name) is None]
         steps = _whole_steps(self._same)
         if steps and not any((self._directory / folder_of(step)).exists() for step in steps):
-            gone = [name for name in gone if step_of(name) != max(steps)]  # it stays until another one is whole
+            gone = [name for name in gone if step_of(name) != max(steps)]  # kept until another checkpoint is complete
         self._delete(gone)
         self.remember()
         return len(waiting) > 1
 
     def _put_checkpoint(self, folder: str, check: Callable[[], object]) -> None:
-        """Upload a checkpoint by links to its files: if training deletes it meanwhile, it is uploaded all the same."""
+        """Upload a checkpoint through links to its files, so that training can delete it during the upload."""
         meta, links = f"{folder}/{META}", self._directory / f".tmp-copy-{os.getpid()}"
         names = [f"{folder}/{name}" for name in os.listdir(self._directory / folder)]
         self._delete([meta])  # of an earlier checkpoint of this step
@@ -185,21 +192,21 @@ class Mirror:
             self._put({name: state for name, state in states.items() if name != meta}, links)
             check()
             self._put({meta: states[meta]}, links)
-            self.remember()  # a process that is killed now must not take it for one that was not uploaded
+            self.remember()  # after a kill, the next process must know that it is uploaded
         finally:
             shutil.rmtree(links, ignore_errors=True)
 
     def _changed(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Those of some files that have changed, with their states."""
+        """Return the states of the changed files, by name."""
         return {name: state for name in names if self._is_changed(name) and (state := self._state(name))}
 
     def _put(self, states: dict[str, tuple[int, int]], base: Path) -> None:
-        """Upload files below `base`; what is added to them meanwhile is uploaded the next time."""
+        """Upload files below `base`. Data that is added during the upload follows the next time."""
         self._storage.upload({name: base / name for name in states})
         self._same |= {name: (*state, "") for name, state in states.items()}
 
     def clear(self) -> None:
-        """Delete every object but the lease, last those that mark an experiment."""
+        """Delete every object except the lease; those that identify an experiment go last."""
         names = [name for name in self._storage.listing() if name != LEASE]
         self._delete(sorted(names, key=lambda name: name in MARKS))
         self.remember()
@@ -211,12 +218,12 @@ class Mirror:
 
 
 def folder_of(step: int) -> str:
-    """The directory of the checkpoint of a step."""
+    """Return the directory of the checkpoint of a step."""
     return f"checkpoints/step-{step:010d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of the checkpoint that a file belongs to."""
+    """Return the step of the checkpoint that a file belongs to, or None."""
     parts = name.split("/")
     match = STEP.fullmatch(parts[1]) if len(parts) > 2 and parts[0] == "checkpoints" else None
     return None if match is None else int(match[1])

@@ -15,17 +15,17 @@ _OWN_NAMES = {
     "report.html", ".token",
 }  # fmt: skip
 STEP = re.compile(r"step-(\d{10,})")
-"""The name of a checkpoint's directory."""
+"""The pattern of the name of a checkpoint's directory."""
 MIRRORS = "mirrors"
-"""The directory of the cache that has the copies of experiments at URLs."""
+"""The cache directory for the local copies of experiments at URLs."""
 META = "meta.json"
-"""The file of a checkpoint that lists the others, with checksums."""
+"""The file of a checkpoint that lists its other files with checksums."""
 MARKS = ("config.json", "environment.json")
-"""Files that tell an experiment's directory from any other."""
+"""Files that identify an experiment directory."""
 
 
 def checkpoint_steps(directory: Path) -> list[int]:
-    """The steps that a directory has checkpoints of, verified or not, in ascending order; none if it is not there."""
+    """Return the sorted steps of the checkpoints in a directory, verified or not; [] if there is no directory."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -34,5 +34,5 @@ def checkpoint_steps(directory: Path) -> list[int]:
 
 
 def is_own(name: str) -> bool:
-    """Whether a run makes files of this name: its own, checkpoints set aside, and what a killed write has left."""
+    """Return whether a run creates files of this name, such as superseded checkpoints and temporary files."""
     return name in _OWN_NAMES or name.startswith(("checkpoints.superseded-", ".tmp-"))

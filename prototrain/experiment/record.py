@@ -1,7 +1,7 @@
 """run.json: the state and the outcome of a run, for other programs.
 
-A run has one attempt for each time that it was started. The state of an attempt is "running" until its end is written;
-an attempt that is "running" while no process holds the directory was killed. The file calls attempts "parts".
+Each start of a run begins a new attempt. The state of an attempt is "running" until its end is recorded. An attempt
+that is "running" while no process holds the directory was killed. The file calls the attempts "parts".
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ State = Literal["running", "finished", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run, or of one attempt at it.
+    """The outcome of a run or of one attempt.
 
     Attributes:
-        state: "running" until it ends.
-        reason: why it ended, where there is more to say than that it came to its end; one line.
+        state: "running" until the end.
+        reason: one line about why it ended; None if it completed as planned.
     """
 
     state: State
@@ -40,26 +40,26 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A run from one start to the next stop.
+    """One attempt at a run, from a start to the next stop.
 
     Attributes:
-        started: seconds since the epoch.
-        state: what became of it.
-        reason: why it ended, where there is more to say than that it came to its end.
-        start: the line `start`; None if it failed before.
-        first_step: completed steps at its start; None as above.
-        step: completed steps at its end; None as above, and while it has no end.
-        total_steps: where it was to end; None if nowhere.
-        seconds: how long it took; None while it has no end.
-        loop: seconds spent on the steps, on waiting for input among them, and on tracing.
-        callbacks: seconds that each callback took, by name, the longest first.
-        has_saved: whether it has written a checkpoint.
-        changes: (key, value, default) of the config's values that are not the model's own ones; None if not known.
-        workers: how many processes trained together; None for a single one.
-        restarts: how often these were started again before, if something saw to that.
-        cause: why they were started again the last time.
-        jit_compile: where XLA was used (False, True or "loop"), if the run has measured which is faster.
-        repeated: whether steps that were made again after a kill gave the same scalars; None if there were none.
+        started: the time of the start, in seconds since the epoch.
+        state: the state, as in `Outcome`.
+        reason: the reason for the end, as in `Outcome`.
+        start: the line `start` of the log; None if it failed earlier.
+        first_step: completed steps at the start; None if it failed earlier.
+        step: completed steps at the end; None if it failed earlier or has not ended.
+        total_steps: the step at which it was to end; None without a limit.
+        seconds: the duration; None if it has not ended.
+        loop: seconds by activity of the training loop: steps, waiting for input (a part of the steps), and tracing.
+        callbacks: seconds by callback name, longest first.
+        has_saved: whether it wrote a checkpoint.
+        changes: (key, value, default) of the config values that differ from the model's own; None if not known.
+        workers: the number of processes that trained together; None for a single process.
+        restarts: the number of earlier restarts of the workers, if a launcher restarts them.
+        cause: the reason for the last restart.
+        jit_compile: where XLA was used (False, True or "loop"), if the run measured which is faster.
+        repeated: whether steps that were repeated after a kill gave the same scalars; None if there were none.
     """
 
     started: float
@@ -82,19 +82,19 @@ class Attempt:
 
 
 class RunRecord:
-    """Writes this process's attempt into a run.json. What a full disk refuses is reported, and no more.
+    """Writes the attempt of this process into a run.json. If the file cannot be written, it only prints a warning.
 
     Args:
         path: the file.
-        announce: called with a line of text when it cannot be written.
-        facts: what is known of the attempt from the start, as attributes of `Attempt`.
+        announce: called with a line of text if the file cannot be written.
+        facts: attributes of `Attempt` that are known at the start.
     """
 
     def __init__(self, path: Path, announce: Callable[[str], None], **facts: Any) -> None:
         self._path = path
         self._announce = announce
         self._earlier: list[Attempt] = []
-        with suppress(ExperimentError, OSError):  # a damaged record is written again
+        with suppress(ExperimentError, OSError):  # a damaged record is replaced
             self._earlier = read_attempts(path)
             row, *_ = last_row(path.with_name("metrics.jsonl"))
             time_of_row = None if row is None else row.get("time")
@@ -107,7 +107,7 @@ class RunRecord:
         self._lock = threading.Lock()
 
     def note(self, **facts: Any) -> None:
-        """Note facts of the attempt, as attributes of `Attempt`."""
+        """Set attributes of the `Attempt` and write the file."""
         with self._lock:
             self._attempt = replace(self._attempt, **facts)
             content = {"parts": [asdict(attempt) for attempt in [*self._earlier, self._attempt]]}
@@ -117,23 +117,27 @@ class RunRecord:
                 self._announce(f"WARNING: cannot write {self._path}: {error.strerror}")
 
     def note_save(self) -> None:
-        """Record that there is a checkpoint; in any thread. Only the first one is recorded."""
+        """Record the first checkpoint; later calls do nothing. May be called in any thread."""
         if not self._attempt.has_saved:
             self.note(has_saved=True)
 
     def end(self, outcome: Outcome, *, step: int, loop: dict[str, float], callbacks: dict[str, float]) -> None:
-        """Record the end of the run."""
+        """Record the end of the attempt."""
         known = None if self._attempt.first_step is None else step
         seconds = round(time.monotonic() - self._began, 3)
         self.note(**asdict(outcome), step=known, seconds=seconds, loop=loop, callbacks=callbacks)
 
 
 def read_attempts(path: Path) -> list[Attempt]:
-    """Read a run.json, oldest attempt first; none if there is no such file."""
+    """Read the attempts in a run.json, oldest first; [] if there is no such file.
+
+    Raises:
+        ExperimentError: the file cannot be read, or is damaged.
+    """
     known = {attribute.name for attribute in fields(Attempt)}
     try:
         found = json.loads(path.read_bytes())["parts"]
-        # What a later version may have added is left out.
+        # Ignore attributes that a later version has added.
         attempts = [Attempt(**{name: value for name, value in one.items() if name in known}) for one in found]
     except FileNotFoundError:
         return []
@@ -157,11 +161,12 @@ def _is_sound(attempt: Attempt) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """The attempts at a run since it was last begun at step 0.
+    """A summary of the attempts since the run last began at step 0.
 
     Attributes:
-        steps: how many steps are known to have been made; of a killed attempt only the metrics tell.
-        has_saved: whether there has been a checkpoint of theirs.
+        steps: the number of steps that are known to be completed. The steps of a killed attempt are known from its
+            metrics only.
+        has_saved: whether one of the attempts had a checkpoint.
     """
 
     steps: int
@@ -169,10 +174,13 @@ class Past:
 
 
 def read_past(record: Path, metrics: Path) -> Past | None:
-    """Find out from the run.json and the metrics.jsonl whether there were steps before.
+    """Summarise the earlier attempts from the run.json and the metrics.jsonl.
 
     Returns:
-        None if no step is known of, and no attempt was killed.
+        None if there is no completed step, no checkpoint and no killed attempt.
+
+    Raises:
+        ExperimentError: the metrics cannot be read.
     """
     try:
         row, *_ = last_row(metrics)
@@ -180,10 +188,10 @@ def read_past(record: Path, metrics: Path) -> Past | None:
         raise ExperimentError(f"cannot read {metrics}: {error.strerror}") from error
     made = 0 if row is None else row["step"]
     attempts = []
-    with suppress(ExperimentError):  # one that is damaged says as little as one that is not there
+    with suppress(ExperimentError):  # a damaged record is treated like a missing one
         attempts = [attempt for attempt in read_attempts(record) if attempt.first_step is not None]
     if not attempts:
-        # Every run writes a record before its first step, so something was deleted here.
+        # Every run writes a record before its first step, so the record was deleted or damaged.
         return Past(steps=made, has_saved=True) if made else None
     first = max((number for number, attempt in enumerate(attempts) if attempt.first_step == 0), default=0)
     latest = attempts[first:]

@@ -1,7 +1,7 @@
-"""An experiment at a URL. A run works in the local copy of it, and a thread uploads what the run makes.
+"""An experiment at a URL. A run works in a local copy, and a thread uploads its files.
 
-A run takes the lease, downloads what it continues from, and uploads checkpoints as they are finished and other files at
-intervals. If the storage fails or hangs, training continues and the upload is tried again.
+A run takes the lease, downloads the files that it continues from, and uploads each checkpoint when it is finished and
+the other files at intervals. If the storage fails or hangs, training continues and the upload is tried again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prototrain.system.waiting import announcing
 UPLOAD_SECONDS = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 LAST_SECONDS = 60.0
-"""How long the end of a run tries again while the storage fails."""
+"""How long a failed upload is tried again at the end of a run."""
 _CHECKPOINT = re.compile(r"(.+)/(checkpoints/[^/]+(?:/[^/]+)?)")
 _MARK = re.compile(r"(^|/)environment\.json$")
 _WEIGHTS = (".h5", ".hdf5", ".keras", ".npy", ".npz")
@@ -36,7 +36,7 @@ Say = Callable[[str], object]
 
 
 class Remote:
-    """The experiment at one URL, from the side of this process; `directory` is the local copy."""
+    """The experiment at one URL, as this process sees it. `directory` is the local copy."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -53,7 +53,7 @@ class Remote:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes of this machine from changing the local copy."""
+        """Prevent other processes on this machine from changing the local copy."""
         path = self._mirror.note.with_suffix(".lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,9 +70,10 @@ class Remote:
     # -- for commands that read ---------------------------------------------------------------------------------------
 
     def fetch(self, *, whole: bool = False) -> None:
-        """Update the local copy, unless a run on this machine works in it or was the last one.
+        """Update the local copy, unless a run on this machine is working in it or was the last one at the URL.
 
-        Checkpoints are downloaded only if it is to be `whole`; else only their meta.json.
+        Args:
+            whole: whether to download complete checkpoints, or only their meta.json.
         """
         if self._is_open or is_locked(self.directory / LOCK):
             return
@@ -82,15 +83,15 @@ class Remote:
                 self._mirror.download(whole=whole)
 
     def is_running(self) -> bool:
-        """Whether a run seems to be active."""
+        """Return whether a run seems to be active."""
         return self._is_open or self._lease.seems_held()
 
     def top(self) -> list[str]:
-        """The names right below the URL, without the lease."""
+        """Return the names directly below the URL, without the lease."""
         return sorted({name.partition("/")[0] for name in self.storage.listing()} - {lease.LEASE})
 
     def keep(self) -> None:
-        """Upload what was written into the local copy outside of a run; a run that works in it uploads it itself."""
+        """Upload files that were written into the local copy outside of a run. An active run uploads them itself."""
         if not is_locked(self.directory / LOCK):
             with self._alone(), announcing(f"uploading to {self}"):
                 self._mirror.upload()
@@ -98,10 +99,14 @@ class Remote:
     # -- for a run ----------------------------------------------------------------------------------------------------
 
     def open(self, announce: Say = print, *, to_clear: bool = False) -> str | None:
-        """Take the lease and update the local copy, whose lock this process has, unless it is `to_clear`.
+        """Take the lease and update the local copy, which this process has locked.
+
+        Args:
+            announce: called with a line of text, for example when the storage takes long.
+            to_clear: whether to skip the update, because everything is going to be deleted.
 
         Returns:
-            a line about a run that died with the lease, or None.
+            a line of text if a run died with the lease, else None.
         """
         if self._is_open:
             return None
@@ -121,7 +126,7 @@ class Remote:
                             f"deleted parts of the checkpoint of step {step} at {self}, whose upload was cut short"
                         )
                 self._mirror.remember()
-                # Only now: if this process is killed before, the next one downloads everything again.
+                # Only at the end: if this process is killed earlier, the next one downloads everything again.
                 self._lease.beat(copy=self._mirror.copy)
             except BaseException:
                 self._stop()
@@ -131,32 +136,36 @@ class Remote:
         return f"took over the lease of {last}, which ended without giving it back" if last and last.held else None
 
     def clear(self) -> None:
-        """Delete everything at the URL but the lease."""
+        """Delete everything at the URL except the lease."""
         with self._uploading:
             self._mirror.clear()
 
     def begin(self, announce: Say) -> None:
-        """Upload what there is before the first step, and from then on in a thread."""
+        """Upload the existing files before the first step, and start the thread that uploads changes."""
         if self._is_open:
             with announcing(f"uploading the beginning of the run to {self}", announce):
                 self._upload()
             self._start(lambda: self._upload_changes(announce))
 
     def wake(self) -> None:
-        """Have the thread upload what is new; may be called in any thread."""
+        """Make the thread upload changes now. May be called in any thread."""
         self._woken.set()
 
     def check(self) -> None:
-        """Raise an `ExperimentError` if another run has taken over, as of the last heartbeat."""
+        """Raise an `ExperimentError` if another run had taken over by the last heartbeat."""
         if self._lost is not None:
             raise self._lost
 
     def finish(self, announce: Say, *, patience: float | None = None) -> None:
-        """Upload all that is left, and wait for it.
+        """Upload all remaining changes and wait for the end of the upload.
 
         Args:
             announce: called with a line of text.
-            patience: for how many seconds a failed upload is tried again; `LAST_SECONDS` if None.
+            patience: how long a failed upload is tried again, in seconds; `LAST_SECONDS` if None.
+
+        Raises:
+            ExperimentError: another run has taken over.
+            StorageError: the upload still fails after that time.
         """
         end, pause = time.monotonic() + (LAST_SECONDS if patience is None else patience), FIRST_PAUSE
         while self._is_open:
@@ -177,7 +186,7 @@ class Remote:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def close(self, announce: Say) -> None:
-        """Give the lease back; what is not uploaded by now is not uploaded."""
+        """Release the lease. Changes that are not uploaded yet stay local."""
         if self._is_open:
             self._stop()
             self._is_open = False
@@ -197,10 +206,10 @@ class Remote:
         self._ending.set()
         self._woken.set()
         for thread in self._threads:
-            thread.join(lease.LOOK_SECONDS)  # one that waits for a storage that hangs is left behind
+            thread.join(lease.LOOK_SECONDS)  # a thread whose storage hangs is left behind
 
     def _upload(self) -> bool:
-        """Upload what is new; returns whether there is more."""
+        """Upload changes; returns whether more remain."""
         with self._uploading:
             try:
                 self._lease.check()
@@ -218,10 +227,10 @@ class Remote:
             except ExperimentError as error:
                 self._lost = error
             except StorageError:
-                pass  # the thread that uploads reports it
+                pass  # the upload thread reports it
 
     def _upload_changes(self, announce: Say) -> None:
-        pause = 0.0  # seconds after a failure
+        pause = 0.0  # seconds to wait after a failure
         while True:
             (self._ending if pause else self._woken).wait(pause or UPLOAD_SECONDS)
             if self._ending.is_set() or self._lost is not None:
@@ -243,10 +252,10 @@ class Remote:
 
 
 def fetched(path: PathLike) -> Path:
-    """A path on this machine; for a URL that of the local copy, which is updated first.
+    """Return a local path. For a URL, it is the path of the local copy, which is updated first.
 
     Args:
-        path: of an experiment, a checkpoint in it, or a file with weights.
+        path: the path or URL of an experiment, a checkpoint in it, or a file of weights.
     """
     url = url_of(path)
     if url is None:
@@ -260,7 +269,7 @@ def fetched(path: PathLike) -> Path:
 
 
 def experiments_below(url: str) -> list[Path]:
-    """The local copies of the experiments at and below a URL, in the order of their names."""
+    """Return the directories of the local copies of the experiments at and below a URL, sorted by name."""
     found: list[str] = []
     for folder in sorted(name.rpartition("/")[0] for name in Storage(url).listing() if _MARK.search(name)):
         if not any(f"{folder}/".startswith(f"{other}/".lstrip("/")) for other in found):

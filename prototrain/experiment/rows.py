@@ -1,4 +1,4 @@
-"""The rows of metrics.jsonl, in ascending order of their steps. There may be millions of them."""
+"""The rows of metrics.jsonl, in ascending order of steps. A file may have millions of them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from prototrain.system.files import open_file, sync
 Row = dict[str, Any]
 
 NOT_REPEATED = ("perf/", "checkpoint/", "cluster/")
-"""Prefixes of scalars that measure time, memory or the machine, which differ from run to run."""
+"""Prefixes of scalars that measure time, memory or the machine, and therefore differ between runs."""
 _BLOCK_BYTES = 1 << 20
 
 
 def is_repeatable(name: str) -> bool:
-    """Whether a scalar has the same value where the same step is made again."""
+    """Return whether a scalar has the same value when a step is repeated."""
     return not name.startswith(NOT_REPEATED)
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """The outcome of a comparison of rows that were made twice.
+    """The result of a comparison between repeated rows and the earlier ones.
 
     Attributes:
         is_same: whether all scalars agree.
-        text: the repeated steps, or the first step and scalar that differ, in words.
+        text: a line about the repeated steps, or about the first step and scalar that differ.
     """
 
     is_same: bool
@@ -41,24 +41,29 @@ class Repetition:
 
 
 class RepeatedRows:
-    """Compares rows with those that an earlier attempt made of the same steps.
+    """Compares rows with the rows of the same steps in an earlier attempt.
 
     Args:
-        path: of the rows that were set aside.
-        offset: where those of the earlier attempt begin in the file.
-        step: the completed steps that this attempt starts from.
+        path: the file of superseded rows.
+        offset: the position in the file, in bytes, at which the rows of the earlier attempt begin.
+        step: completed steps at the start of this attempt.
     """
 
     def __init__(self, path: Path, offset: int, step: int) -> None:
         self._rows = rows_of(path, offset)
         self._earlier = next(self._rows, None)
         self._first = step + 1
-        self._compared = 0  # the last step of which there were two rows
+        self._compared = 0  # the last step that has two rows
 
     def compare(self, row: Row, *, is_last: bool) -> Repetition | None:
-        """Compare a row with the earlier one of its step, if there is one; returns the outcome, once it is known.
+        """Compare a row with the earlier row of the same step, if there is one.
 
-        `is_last` says whether this attempt ends here.
+        Args:
+            row: the new row.
+            is_last: whether this is the last row of the attempt.
+
+        Returns:
+            the result once it is known, else None.
         """
         step = row["step"]
         while self._earlier is not None and self._earlier["step"] < step:
@@ -77,12 +82,12 @@ class RepeatedRows:
 
 
 def read_rows(content: bytes) -> list[Row]:
-    """The rows in the content of a metrics.jsonl: JSON objects with a whole number "step", each in a line.
+    """Return the rows in the content of a metrics.jsonl.
 
-    Other lines, and a last line without an end, are left out.
+    A row is a line with a JSON object that has an integer "step". Other lines and an incomplete last line are skipped.
     """
     content = content[: content.rfind(b"\n") + 1]
-    try:  # as one JSON array, which is several times as fast
+    try:  # parse all lines as one JSON array, which is several times faster
         rows = orjson.loads(b"[%b]" % content.removesuffix(b"\n").replace(b"\n", b","))
         if len(rows) == content.count(b"\n") and all(type(row["step"]) is int for row in rows):
             return list(rows)
@@ -92,7 +97,7 @@ def read_rows(content: bytes) -> list[Row]:
 
 
 def rows_of(path: Path, offset: int = 0) -> Iterator[Row]:
-    """The rows of a metrics.jsonl, from an offset on; none if there is no such file."""
+    """Yield the rows of a metrics.jsonl from an offset in bytes; none if there is no such file."""
     if path.exists():
         with open(path, "rb") as file:
             file.seek(offset)
@@ -112,10 +117,10 @@ def _row(line: bytes) -> Row | None:
 
 
 def cut_back(path: Path, step: int) -> tuple[Row, int] | None:
-    """Leave the rows up to a step in a file; the lines after them move to `superseded`.
+    """Keep the rows of a file up to a step, and move the lines after them to the `superseded` file.
 
     Returns:
-        the last row, and where in the file it begins; None if there is none.
+        the last row and its offset in bytes; None if there is no row.
     """
     if not path.exists():
         return None
@@ -128,7 +133,7 @@ def cut_back(path: Path, step: int) -> tuple[Row, int] | None:
 
 
 def last_row(path: Path, step: float = math.inf) -> tuple[Row | None, int, int]:
-    """The last row up to a step, and where it begins and ends; the file is read from its end."""
+    """Return the last row up to a step with its start and end in bytes, or (None, 0, 0). Reads the file backwards."""
     if path.exists() and path.stat().st_size:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             end = content.rfind(b"\n") + 1
@@ -141,15 +146,15 @@ def last_row(path: Path, step: float = math.inf) -> tuple[Row | None, int, int]:
 
 
 def superseded(path: Path) -> Path:
-    """The file for rows that are made again."""
+    """Return the path of the file for superseded rows."""
     return path.with_name("metrics.superseded.jsonl")
 
 
 def _move(path: Path, start: int, aside: Path) -> None:
-    """Append what is in a file from a position on to another file."""
+    """Append the content of a file from a position in bytes to another file."""
     with open(open_file(aside, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b") as target, open(path, "rb") as file:
         target.seek(max(target.seek(0, os.SEEK_END) - 1, 0))
-        if target.read(1) not in (b"", b"\n"):  # a kill has left half of a line
+        if target.read(1) not in (b"", b"\n"):  # a killed process left an incomplete line
             target.write(b"\n")
         file.seek(start)
         shutil.copyfileobj(file, target)

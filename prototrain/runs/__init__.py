@@ -1,4 +1,4 @@
-"""Reading, comparing, plotting, reporting and repeating experiments. Needs no TensorFlow, except for repeating."""
+"""Functions to read, compare, plot, report and repeat experiments. Only repeating needs TensorFlow."""
 
 from prototrain.runs.metrics import Range
 from prototrain.runs.reading import Run, find_runs, flat, read_run, settings, short_names

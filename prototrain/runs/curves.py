@@ -1,4 +1,4 @@
-"""Curves of scalars over the steps or the time, drawn with matplotlib (the extra `plot`)."""
+"""Curves of scalars over the steps, drawn with matplotlib (the extra `plot`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = ("pdf", "png", "svg")
-_GROUPS = 2048  # of neighbouring points, more than a picture has columns
+_GROUPS = 2048  # groups of neighbouring points, more than the columns of a picture
 _STYLES = ("-", "--", ":", "-.")
 
 
@@ -28,8 +28,8 @@ class Look:
     """The look of curves.
 
     Attributes:
-        log: whether values have a logarithmic axis.
-        smooth: the weight of the average before in a moving average, at least 0 and less than 1; 0: no smoothing.
+        log: whether the axis of values is logarithmic.
+        smooth: the weight of the previous average in a moving average, at least 0 and less than 1; 0 for no smoothing.
     """
 
     log: bool = False
@@ -41,12 +41,12 @@ class Curve:
     """A curve in a chart.
 
     Attributes:
-        label: for the legend.
-        colour, dash: numbers of its colour and its line style. Several runs have a colour each, and their scalars line
-            styles; the scalars of a single run have colours.
-        pale: whether it has the values behind their moving average.
-        xs: steps.
-        ys: the value at each of them.
+        label: the label in the legend.
+        colour, dash: the numbers of its colour and its line style. With several runs, each run has a colour and each
+            scalar a line style. With a single run, each scalar has a colour.
+        pale: whether it shows the raw values behind their moving average.
+        xs: the steps.
+        ys: the value at each step.
     """
 
     label: str
@@ -68,11 +68,11 @@ def picture_path(text: str) -> Path:
     return path
 
 
-# -- which points -----------------------------------------------------------------------------------------------------
+# -- selection --------------------------------------------------------------------------------------------------------
 
 
 def charts(runs: Sequence[Run], names: Sequence[str], look: Look = _PLAIN) -> dict[str, list[Curve]]:
-    """The curves of scalars of runs, of some thousand points each, by the titles of the charts that they share."""
+    """Return the curves of scalars, with a few thousand points each, by the title of their chart."""
     columns = [run.columns([name for name in names if name in run.ranges]) for run in runs]
     several, found = len(runs) > 1, {}
     for tag, of_chart in by_tag(names).items():
@@ -97,9 +97,9 @@ def _picked(xs: Sequence[float], values: Sequence[float]) -> tuple[list[float], 
 
 
 def shown(values: Sequence[float]) -> list[int]:
-    """The places of the points that a picture needs: of every few neighbours the lowest and the highest.
+    """Return the indices of the points to draw: the lowest and the highest of each group of neighbours.
 
-    So no peak is lost. Where no value is finite, there is a gap.
+    This keeps every peak. A group without finite values becomes a gap.
     """
     if len(values) <= 2 * _GROUPS:
         return list(range(len(values)))
@@ -113,7 +113,7 @@ def shown(values: Sequence[float]) -> list[int]:
 
 
 def moving_average(values: Sequence[float], weight: float) -> Iterator[float]:
-    """A moving average whose first values are not drawn towards zero; it ignores values that are not finite."""
+    """Yield a moving average that is not biased towards zero at the start. It ignores values that are not finite."""
     total = weights = 0.0
     for value in values:
         if math.isfinite(value):
@@ -123,13 +123,13 @@ def moving_average(values: Sequence[float], weight: float) -> Iterator[float]:
 
 
 def is_constant(runs: Sequence[Run], names: Sequence[str]) -> bool:
-    """Whether a chart of some scalars would show level lines only."""
+    """Return whether a chart of the scalars would show only horizontal lines."""
     ranges = [run.ranges[name] for run in runs for name in names if name in run.ranges]
     return all(found.lowest[0] == found.highest[0] or math.isnan(found.lowest[0]) for found in ranges)
 
 
 def by_tag(names: Sequence[str]) -> dict[str, list[str]]:
-    """Group the scalars that share a chart: those that differ only before the first slash."""
+    """Group the scalars that share a chart, whose names differ only before the first slash."""
     groups: dict[str, list[str]] = {}
     for name in names:
         prefix, slash, tag = name.partition("/")
@@ -138,9 +138,12 @@ def by_tag(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
-    """Expand names and patterns with ``*``; a run need not have scalars for every pattern.
+    """Expand names and patterns with ``*``. A run need not have scalars for every pattern.
 
-    ``loss`` stands for ``trn/loss`` if that is the only scalar of this name.
+    ``loss`` stands for ``trn/loss`` if no other scalar ends with ``/loss``.
+
+    Raises:
+        ExperimentError: a run has no scalars or lacks a name, or no run has a scalar for a pattern.
     """
     known = list(dict.fromkeys(name for run in runs for name in run.ranges))
     ends = {name: [one for one in known if one.endswith(f"/{name}")] for name in patterns if name not in known}
@@ -164,7 +167,7 @@ def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
 
 
 def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = _PLAIN) -> bytes:
-    """Draw scalars of runs, with those of one tag in one chart; returns the content of a file of one of `FORMATS`."""
+    """Draw scalars of runs, with one chart per tag; returns the content of a file in one of the `FORMATS`."""
     try:
         import matplotlib  # noqa: F401 - it may be gone although its parts were imported before
         from matplotlib.figure import Figure
@@ -172,7 +175,7 @@ def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look
         raise ExperimentError("curves are drawn with matplotlib; pip install 'prototrain[plot]'") from error
     found = charts(runs, names, look)
     count = len(runs) if len(runs) > 1 else max(map(len, by_tag(names).values()))
-    # Without pyplot there is no window and nothing global.
+    # Without pyplot, there is no window and no global state.
     figure = Figure(figsize=(8.0, 3.2 * len(found)), layout="constrained")
     legends = []
     for axes, (title, curves) in zip(figure.subplots(len(found), 1, squeeze=False).flat, found.items(), strict=True):
@@ -181,18 +184,18 @@ def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look
         legend.set_in_layout(False)
         legends.append(legend)
     file = io.BytesIO()
-    # The picture grows by the legends: long names must not squeeze the curves.
+    # The picture grows with the legends, so that long names do not squeeze the curves.
     figure.savefig(file, format=file_format, dpi=150, bbox_inches="tight", bbox_extra_artists=legends)
     return file.getvalue()
 
 
 def _plain(name: str) -> str:
-    """A name as matplotlib shows it, which takes what is between dollars for a formula."""
+    """Escape a name for matplotlib, which treats text between dollar signs as a formula."""
     return one_line(name).replace("$", r"\$")
 
 
 def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look) -> str:
-    """Draw the curves of a chart, in so many colours; returns a note about values that the axis cannot show, or ""."""
+    """Draw the curves of a chart with `count` colours; returns a note about values that the axis cannot show, or ""."""
     for curve in curves:
         axes.plot(
             curve.xs,
@@ -202,7 +205,7 @@ def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look) -> 
             marker="o" if len(curve.xs) == 1 else None,
             alpha=0.25 if curve.pale else 1.0,
             linewidth=0.8 if curve.pale else 1.5,
-            # matplotlib leaves labels out that begin with an underscore.
+            # matplotlib hides labels that begin with an underscore.
             label=None if curve.pale else " " + _plain(curve.label),
         )
     axes.set_xlabel("step")

@@ -13,11 +13,11 @@ from prototrain.experiment.rows import rows_of
 
 @dataclass(frozen=True)
 class Range:
-    """A scalar over a run; NaN counts only if there is nothing else.
+    """The last value and the extremes of a scalar. An extreme is NaN only if all values are NaN.
 
     Attributes:
-        last: its newest value.
-        lowest, highest: (value, step) of the extremes; of equal values the first one.
+        last: the newest value.
+        lowest, highest: (value, step) of the extremes. Of equal values, the first one counts.
     """
 
     last: float
@@ -30,8 +30,8 @@ class Metrics:
     """A summary of all rows.
 
     Attributes:
-        ranges: of each scalar, by name, in the order of first appearance.
-        last_step, last_time: of the last row; None if there is none.
+        ranges: the range of each scalar, by name, in the order of first appearance.
+        last_step, last_time: the step of the last row, and its time in seconds since the epoch; None if there is none.
     """
 
     ranges: dict[str, Range] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Column:
-    """Values of a scalar.
+    """The values of a scalar.
 
     Attributes:
         steps: the step of each value.
@@ -53,7 +53,7 @@ class Column:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Summarise a metrics.jsonl, which need not exist."""
+    """Summarise a metrics.jsonl. The summary is empty if the file does not exist."""
     metrics = Metrics()
     kept: dict[str, list[Any]] = {}  # last value, lowest with its step, highest with its step
     for row in rows_of(path):
@@ -80,7 +80,7 @@ def read_metrics(path: Path) -> Metrics:
 
 
 def read_columns(path: Path, names: Iterable[str] | None = None) -> dict[str, Column]:
-    """Read all values of some scalars, or of all if None, by name."""
+    """Read all values of the given scalars, or of all scalars if None, by name."""
     columns = {name: Column() for name in names or ()}
     for row in rows_of(path):
         for name, found in row.items():
@@ -94,7 +94,7 @@ def read_columns(path: Path, names: Iterable[str] | None = None) -> dict[str, Co
 
 
 def _number(value: Any) -> float | None:
-    """A number, with null as NaN; None for anything else."""
+    """Return a number as a float, and null as NaN; None for anything else."""
     if value is None:
         return math.nan
     return float(value) if isinstance(value, float | int) else None

@@ -1,4 +1,4 @@
-"""Experiments, read from their directories, also while they run. Nothing here imports TensorFlow."""
+"""Reads experiments from their directories, even while they run. Nothing here imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _NO_END = "killed, no end was recorded"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One experiment.
+    """The content of an experiment directory.
 
     Attributes:
-        directory: its directory.
-        name: its name in tables.
-        state: how it ended, or "running".
-        reason: why it ended, unless it reached its end.
-        step: completed steps; while it runs, and after a kill or a failed start, those known from metrics and
-            checkpoints.
-        total_steps: where it is to end; None if nowhere, or not known.
-        started: when it was last started, in seconds since the epoch; None if not known.
-        seconds: how long it took, over all attempts.
-        checkpoint: the step of the newest checkpoint, if there is any.
-        changes: (key, value, default) of what differs from the model's own config; None if not known.
+        directory: the directory.
+        name: the name in tables.
+        state: "running", or how the run ended.
+        reason: why the run ended; None if it completed as planned.
+        step: completed steps. While the run is active, and after a kill or a failed start, the metrics and checkpoints
+            determine them.
+        total_steps: the step at which the run ends; None if there is no limit or it is not known.
+        started: the time of the last start, in seconds since the epoch; None if not known.
+        seconds: the duration of all attempts together.
+        checkpoint: the step of the newest checkpoint; None if there is none.
+        changes: (key, value, default) of the config values that differ from the model's own; None if not known.
         config: the content of config.json; empty if there is none.
         environment: the content of environment.json.
-        attempts: each from one start to the next stop.
-        ranges: every scalar's last value and extremes, by name.
+        attempts: the attempts, oldest first.
+        ranges: the last value and the extremes of each scalar, by name.
     """
 
     directory: Path
@@ -62,12 +62,12 @@ class Run:
 
     @cached_property
     def scalars(self) -> dict[str, list[tuple[int, float]]]:
-        """All (step, value) pairs by name, as they are in the file now."""
+        """All (step, value) pairs by scalar name, as in the file when first read."""
         columns = self.columns(None).items()
         return {name: list(zip(column.steps, column.values, strict=True)) for name, column in columns}
 
     def columns(self, names: Iterable[str] | None) -> dict[str, Column]:
-        """The steps, times and values of some scalars, or of all if None, as they are in the file now.
+        """Return the steps and values of the given scalars, or of all scalars if None, as currently in the file.
 
         Raises:
             ExperimentError: the file cannot be read.
@@ -77,17 +77,17 @@ class Run:
 
     @property
     def steps(self) -> str:
-        """How many steps of how many, in words."""
+        """The completed steps and the total, as text."""
         return str(self.step) if self.total_steps is None else f"{self.step} of {self.total_steps}"
 
     @property
     def ending(self) -> str:
-        """The state and its reason, in words."""
+        """The state and its reason, as text."""
         return str(Outcome(self.state, self.reason))
 
 
 def is_experiment(directory: Path) -> bool:
-    """Whether a directory has an environment.json, which every run writes."""
+    """Return whether a directory has an environment.json, which every run writes."""
     return os.path.lexists(os.path.join(directory, "environment.json"))
 
 
@@ -96,11 +96,11 @@ def _fail(error: OSError) -> None:
 
 
 def find_runs(directory: str | Path, complain: Callable[[OSError], None] = _fail) -> Iterator[Path]:
-    """The experiments at and below a directory, in the order of their names; links are not followed.
+    """Yield the experiments at and below a directory, sorted by name. Links are not followed.
 
     Args:
-        directory: where to look. For a URL, the result has the local copies, for `read_run`.
-        complain: called for a directory that cannot be read; by default the error is raised.
+        directory: the directory or URL. For a URL, the results are the local copies, for `read_run`.
+        complain: called with the error if a directory cannot be read; by default the error is raised.
     """
     if (base := Experiment(directory)).remote is not None:
         yield from experiments_below(str(base))
@@ -116,12 +116,12 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
     """Read an experiment.
 
     Args:
-        directory: its directory or URL; the local copy of a URL is updated first.
-        name: its name in tables; by default the directory as given.
-        clock: returns seconds since the epoch.
+        directory: the directory or URL. The local copy of a URL is updated first.
+        name: the name in tables; by default the directory as given.
+        clock: returns the time in seconds since the epoch.
 
     Raises:
-        ExperimentError: it is no experiment, or a file cannot be read.
+        ExperimentError: the directory is not an experiment, or a file cannot be read.
         ConfigError: a file is damaged.
     """
     experiment = Experiment(directory)
@@ -144,7 +144,7 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
     traces = [*([] if metrics.last_step is None else [metrics.last_step]), *checkpoints[-1:]]
     last = attempts[-1] if attempts else Attempt(started=math.nan)
     ended = last.state != "running"
-    # An attempt without an end lasts until now if it is running, else until its last row.
+    # An attempt without a recorded end lasts until now if it is running, else until its last row.
     until = clock() if running else metrics.last_time
     rest = 0.0 if last.seconds is not None or until is None or not attempts else max(0.0, until - last.started)
     changes: Any = last.changes
@@ -175,18 +175,18 @@ def _reading(directory: Path) -> Iterator[None]:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """A run's config without the keys for its location."""
+    """Return the config of a run without the keys for its location."""
     return {key: value for key, value in run.config.items() if key not in LOCATION_KEYS}
 
 
 def short_names(runs: Sequence[Run]) -> list[str]:
-    """The names of some runs, without a directory that all lie in."""
+    """Return the names of runs, without a parent directory that all of them share."""
     parents = {run.name.rpartition("/")[0] for run in runs}
     return [run.name.rpartition("/")[2] if len(parents) == 1 else run.name for run in runs]
 
 
 def flat(entries: dict[str, Any]) -> dict[str, Any]:
-    """A nested JSON object as one dict, with dotted names."""
+    """Flatten a nested JSON object into one dict with dotted names."""
     found: dict[str, Any] = {}
     for key, value in entries.items():
         found |= (

@@ -1,4 +1,4 @@
-"""Repeating a run from its directory: its config, the copies of its modules, and its devices."""
+"""Repetition of a run from its directory, with its config, the copies of its modules, and its devices."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _FORM = {"trainer": str, "modules": dict, "callbacks": list, "facts": dict, "ver
 
 
 class Repeat:
-    """A run that is repeated, into another directory.
+    """A run that is repeated in another directory.
 
     Attributes:
         model: the name of its model.
-        trainer: its trainer's class, as ``module:name``.
-        towers: its devices, for a trainer that takes towers, else None.
+        trainer: the class of its trainer, as ``module:name``.
+        towers: its devices, in the form of `--towers`; None if its trainer takes no towers.
         modules: the copies of its modules, by name.
 
     Raises:
-        ExperimentError: it is no experiment, or cannot be repeated.
-        ConfigError: a file in it is damaged, or it is of another model.
+        ExperimentError: the directory is not an experiment, or the run cannot be repeated.
+        ConfigError: a file is damaged, or the run has another model.
     """
 
     def __init__(self, directory: str, model: str | None = None) -> None:
@@ -77,7 +77,7 @@ class Repeat:
         return str(self._experiment)
 
     def configure(self, config: Config) -> None:
-        """Restore the run's config into a model's; the new experiment is ``<name>-repeat`` in the same directory."""
+        """Restore the config of the run, and name the new experiment ``<name>-repeat``, in the same directory."""
         config.restore(self._experiment.directory / "config.json")
         directory = Path(os.path.normpath(self._experiment.directory))
         directory = directory if directory.name not in ("", "..") else directory.resolve()
@@ -85,15 +85,15 @@ class Repeat:
         config["trainer.experiment_name"] = f"{directory.name}-repeat"
         measured = [one.jit_compile for one in read_attempts(self._experiment.record) if one.jit_compile is not None]
         if config["model.jit_compile"] == "auto" and measured:
-            config["model.jit_compile"] = measured[-1]  # another measurement could turn out otherwise
+            config["model.jit_compile"] = measured[-1]  # another measurement could have another result
 
     def check_directory(self, config: Config) -> None:
-        """Refuse a config that names the run itself."""
+        """Raise a `ConfigError` if a config names the directory of the run itself."""
         if Experiment.from_config(config).directory.resolve() == self._experiment.directory.resolve():
             raise ConfigError(f"--from: {self._experiment} cannot be repeated into itself; set another experiment_name")
 
     def differences(self, now: dict[str, Any], config: Config) -> list[str]:
-        """The differences between the run and another one, by that one's environment.json and config, in words."""
+        """Describe the differences between the run and another one with this environment.json and config."""
         then = self._environment
         found = differences(_settings(then), _settings(now))
         changed = differing([read_object(self._experiment.directory / "config.json"), config])
@@ -108,7 +108,7 @@ class Repeat:
         return found + [f"the run itself was {line}" for line in resumed]
 
     def compare_metrics(self, experiment: Experiment) -> str:
-        """Whether another run has the same metrics, except for times and speeds, in words."""
+        """Describe whether another run has the same metrics, apart from times and speeds."""
         common, others = 0, rows_of(experiment.metrics)
         now = next(others, None)
         for then in rows_of(self._experiment.metrics):
@@ -127,7 +127,7 @@ class Repeat:
 
 
 class Announcement(Callback):
-    """Prints at the start how the run differs from the one that it repeats."""
+    """Logs at the start of training how the run differs from the one that it repeats."""
 
     def __init__(self, repeat: Repeat) -> None:
         self._repeat = repeat

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run or several; its charts are drawn by uPlot, which is in the page."""
+"""A self-contained HTML page about one or several runs. The page includes uPlot, which draws the charts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,17 @@ def write_page(
     scalars: Sequence[str] | None = None,
     look: Look | None = None,
 ) -> str:
-    """Write the page about runs with different names, with some scalars or all (None); returns its content."""
+    """Return the HTML page about some runs.
+
+    Args:
+        runs: the runs, with different names.
+        scalars: names and patterns of the scalars to draw; None for all.
+        look: the look of the curves.
+
+    Raises:
+        ExperimentError: a path in an experiment leads outside, or there is no such scalar.
+        OSError: a file cannot be read.
+    """
     for run in runs:
         Experiment(run.directory).check_inside()
     look = look or Look()
@@ -118,7 +128,7 @@ def _summary(runs: Sequence[Run]) -> str:
 
 
 def _best(run: Run) -> str | None:
-    """The lowest loss, of validation if there is one, and its step."""
+    """Return the lowest validation loss, or else the lowest training loss, and its step."""
     name = next((name for name in ("vld/loss", "trn/loss") if name in run.ranges), None)
     if name is None:
         return None
@@ -127,7 +137,7 @@ def _best(run: Run) -> str | None:
 
 
 def command_of(environment: dict[str, Any]) -> str | None:
-    """The command line of a run as its user typed it."""
+    """Return the command line of a run as the user typed it."""
     words = environment.get("command")
     if not isinstance(words, list) or not words:
         return None
@@ -137,7 +147,7 @@ def command_of(environment: dict[str, Any]) -> str | None:
 
 
 def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> tuple[str, str, str]:
-    """The places of the charts, their curves as JSON, and the constant scalars in words."""
+    """Return the HTML elements of the charts, the curves as JSON, and a paragraph about the constant scalars."""
     having = [run for run in runs if run.ranges]
     known = list(dict.fromkeys(name for run in runs for name in run.ranges))
     names = known if scalars is None else choose_scalars(having, scalars) if having else []
@@ -186,7 +196,7 @@ def _scalars(runs: Sequence[Run]) -> str:
 
 
 def _config(runs: Sequence[Run]) -> str:
-    """The config of a run with the defaults that it changed, or those of several next to each other."""
+    """Return the config of a run with the defaults that it changed, or the configs of several runs side by side."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     rows = [[key, *(as_text(run.config[key]) if key in run.config else "" for run in runs)] for key in keys]
     if len(runs) > 1:
@@ -196,7 +206,7 @@ def _config(runs: Sequence[Run]) -> str:
 
 
 def _environment(run: Run) -> str:
-    """Where the run was made; digests, the data pipeline and the options of optimizers are in environment.json."""
+    """Return the main entries of environment.json, without digests, the data pipeline and optimizer options."""
     chosen = {key: run.environment[key] for key in _ENVIRONMENT if run.environment.get(key) is not None}
     return _table([[key, as_text(value)] for key, value in flat(chosen).items()])
 

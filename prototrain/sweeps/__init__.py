@@ -1,1 +1,1 @@
-"""Many runs of one model with different values in its config, on Optuna."""
+"""Sweeps with Optuna: many runs of one model with different config values."""

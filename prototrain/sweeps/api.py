@@ -1,4 +1,4 @@
-"""Sweeps from Python, and what the command line calls."""
+"""The function that runs a sweep, for Python and for the command line."""
 
 from __future__ import annotations
 
@@ -47,39 +47,41 @@ def sweep(
     cpus_per_trial: float | None = None,
     gpus_per_trial: float | None = None,
 ) -> SweepResult:
-    """Train a model many times with different values in its config, each time in another experiment.
+    """Train a model many times with different config values, each time in another experiment.
 
-    The same call again continues where the last one ended: finished trials are not run again, and those that were
-    stopped or killed continue from their checkpoints. Several processes and machines can share one sweep.
+    The same call again continues the sweep: finished trials are not run again, and stopped or killed trials continue
+    from their checkpoints. Several processes and machines can share one sweep.
 
-    A model that is given by its name is trained in other processes, so a trial that crashes does not end the sweep. A
-    model that is an object is trained in this process.
+    A model that is given by name is trained in other processes, so a trial that crashes does not end the sweep. A model
+    that is given as an object is trained in this process.
 
     Args:
-        model: its module's name, such as "models.simple", or an object with `config`, `datasets` and `build`.
-        space: by key a list of values, or a text such as "log:1e-5..1e-1", "float:0..1", "int:16..256" or "choice:a|b".
-        trials: how many to sample in all; None to run every combination.
-        objective: the scalar that says how good a trial is; its last value counts.
+        model: the name of a module, such as "models.simple", or an object with `config`, `datasets` and `build`.
+        space: for each key a list of values, or a text such as "log:1e-5..1e-1", "float:0..1", "int:16..256" or
+            "choice:a|b".
+        trials: the total number of trials to sample; None to run every combination.
+        objective: the scalar that rates a trial; its last value counts.
         mode: whether smaller ("min") or larger ("max") is better.
-        jobs: how many trials run at the same time on this machine, or on the cluster.
-        storage: a database URL, or the path of one of Optuna's journal files; by default an SQLite file
-            ``<name>.sweep.db`` next to the experiments.
-        pruner: what ends bad trials early: "median", "halving", "hyperband" or "none"; by default "median" where trials
-            are sampled, and else "none".
-        overrides: values for the config that all trials share, as `KEY=VALUE`.
-        callbacks: makes the callbacks of a trial, by default `default_callbacks`; for a model that is an object.
-        trainer: see `launch`; for a model that is given by its name a text, "MODULE:CLASS".
+        jobs: the number of trials that run at the same time on this machine, or on the cluster.
+        storage: a database URL, or the path of an Optuna journal file; by default an SQLite file ``<name>.sweep.db``
+            next to the experiments.
+        pruner: the method that ends bad trials early: "median", "halving", "hyperband" or "none". By default "median"
+            if trials are sampled, else "none".
+        overrides: config values that all trials share, as `KEY=VALUE` texts.
+        callbacks: a function that returns the callbacks of a trial, by default `default_callbacks`. Only for a model
+            that is given as an object.
+        trainer: see `launch`. For a model that is given by name, a text "MODULE:CLASS".
         towers: see `launch`.
-        cluster: the address of a Ray cluster, on which the trials run; a trial whose machine is lost continues
-            elsewhere from its checkpoint. "local" is this machine.
-        cpus_per_trial: how many CPUs of the cluster's account each trial takes; 1 by default.
-        gpus_per_trial: how many GPUs, or which part of one (0.5), each trial takes; none by default.
+        cluster: the address of a Ray cluster that runs the trials, or "local" for this machine. If a machine is lost,
+            its trials continue elsewhere from their checkpoints.
+        cpus_per_trial: the number of CPUs that the cluster reserves for each trial; 1 by default.
+        gpus_per_trial: the number of GPUs, or the fraction of one (0.5), for each trial; none by default.
 
     Returns:
-        the result of every trial.
+        the outcomes of all trials, and the best one.
 
     Raises:
-        SweepError: the sweep cannot be begun, its storage fails, no trial has finished, or one was killed.
+        SweepError: the sweep cannot begin, its storage fails, no trial finished, or one was killed.
         ConfigError: a key or a value of the space is wrong, or Ray is not installed.
         ClusterError: there is no cluster at the address.
         KeyboardInterrupt: after Ctrl-C, once all trials are saved.
@@ -151,7 +153,7 @@ def sweep(
 def _run_here(
     study: Study, model: ModelProtocol, callbacks: Callable[[ModelProtocol], Iterable[Callback]], **options: Any
 ) -> None:
-    """Run the trials in this process, one after the other: for a model that is an object."""
+    """Run the trials of a model object in this process, one after the other."""
     from prototrain.sweeps.summary import Progress
 
     progress = Progress(study)
@@ -164,14 +166,14 @@ def _run_here(
                 ending = trial.finish()
             except SweepError:
                 raise
-            except Exception as error:  # whatever the model does is the trial's result
+            except Exception as error:  # any error of the model is the result of the trial
                 ending = trial.fail(in_one_line(error), format_error(error))
         say(progress.after(trial.number, ending))
 
 
 @contextmanager
 def _having(config: Config, values: Mapping[str, Any]) -> Iterator[None]:
-    """Give a config other values for a while."""
+    """Give a config other values inside a block."""
     before = config.copy()
     config.update(values)
     try:
@@ -184,7 +186,7 @@ def _having(config: Config, values: Mapping[str, Any]) -> Iterator[None]:
 def _run_elsewhere(
     study: Study, command: list[str], jobs: int, cluster: str | None, cpus: float, gpus: float
 ) -> StopRequest:
-    """Run the trials in processes, here or on a cluster; returns which stop was requested."""
+    """Run the trials in processes, on this machine or on a cluster; returns the stop request."""
     from prototrain.sweeps.processes import fork, run_in_processes
 
     stop = StopRequest(say, saves=False)
@@ -201,7 +203,7 @@ def _run_elsewhere(
 
 
 def _command(model: str, plan: Plan, options: Mapping[str, object]) -> list[str]:
-    """The arguments of `prototrain` that all trials share."""
+    """Return the arguments of `prototrain` that all trials share."""
     settings = []
     for key, value, _ in plan.config.changes() or ():
         try:

@@ -1,6 +1,6 @@
-"""Trials on a Ray cluster: each has an actor, which runs a process on a machine that has room.
+"""Trials on a Ray cluster. Each trial has an actor, which runs its process on a machine that has room.
 
-If the machine is lost, the trial gets another actor elsewhere, and continues from its checkpoint.
+If the machine is lost, the trial gets another actor elsewhere and continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -21,14 +21,23 @@ from prototrain.sweeps.study import Trial
 from prototrain.system.waiting import PATIENCE_SECONDS
 
 _TRIES: Final = 10
-_PASSED_ON: Final = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")  # of this machine's environment
+_PASSED_ON: Final = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")  # environment variables of this machine
 _SAVING_SECONDS: Final = 90.0  # for a process on a lost machine to save and end
 
 
 class OnRay:
-    """Runs trials on a cluster, J at a time; see `RunTrial`. Enter it as a context manager.
+    """Runs trials on a cluster; see `RunTrial`. Use it as a context manager.
 
-    Makes the file `sign` in the trials' directory, which every machine must see. Raises as `connect_ray`.
+    Args:
+        address: the address of the cluster, as for `connect_ray`.
+        jobs: the number of trials that run at the same time.
+        cpus: the number of CPUs for each trial.
+        gpus: the number of GPUs for each trial, or a fraction of one.
+        sign: a file that is created in the directory of the trials, which every machine must see.
+        say: called with a line of text.
+
+    Raises:
+        ConfigError, ClusterError: see `connect_ray`.
     """
 
     def __init__(
@@ -39,7 +48,7 @@ class OnRay:
         import ray
 
         self._environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        if gpus % 1:  # a trial with a part of a GPU must not take all of its memory
+        if gpus % 1:  # a trial with a fraction of a GPU must not take all of its memory
             self._environment["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
         self._actor = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=4)(_Runner)
 
@@ -71,7 +80,7 @@ class OnRay:
             try:
                 code, output = self._run(runner, trial, order, stop)
                 if stop.is_set() or not any(code in (-signum, 128 + signum) for signum in KILLS):
-                    return code, output  # else it was killed, as by a machine that goes down
+                    return code, output  # otherwise it was killed, for example because the machine shuts down
             except ray.exceptions.RayError:
                 if stop.is_set():
                     break
@@ -100,7 +109,7 @@ class OnRay:
 
 
 class _Runner:
-    """Runs the process of a trial, as an actor."""
+    """An actor that runs the process of a trial."""
 
     def __init__(self) -> None:
         self._reports: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -108,7 +117,7 @@ class _Runner:
         self._stop = threading.Event()
 
     def take(self) -> bytes | None:
-        """The next report of the process, if there is one soon."""
+        """Return the next report of the process, or None if there is none soon."""
         try:
             return self._reports.get(timeout=TICK_SECONDS)
         except queue.Empty:
@@ -119,7 +128,7 @@ class _Runner:
         self._answers.put(text)
 
     def stop(self) -> None:
-        """Have the process save and stop."""
+        """Make the process save and stop."""
         self._stop.set()
         self._answers.put(b"false")
 

@@ -1,4 +1,4 @@
-"""The plan of a sweep: the same for every process and machine that takes part."""
+"""The plan of a sweep, which all processes and machines of the sweep share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prototrain.callbacks.monitor import Mode
 
 _OF_EACH_TRIAL: Final = ("trainer.experiment_base_dir", "trainer.experiment_name")
-# What two commands of one sweep may have different, because no trial's result depends on it.
+# Keys that may differ between two commands of one sweep, because no result depends on them.
 _OF_EACH_COMMAND: Final = (
     "trainer.experiment_base_dir",
     "trainer.summary_save_interval",
@@ -32,14 +32,14 @@ _OF_EACH_COMMAND: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is tried, and the objective.
+    """The values to try, and the objective.
 
     Args:
-        config: the model's, with the values that all trials share.
-        space: what differs between trials.
-        trials: how many to sample; None to run every combination.
-        objective: the scalar that says how good a trial is.
-        mode: "min" or "max".
+        config: the model's config, with the values that all trials share.
+        space: the keys and values that differ between trials.
+        trials: the number of trials to sample; None to run every combination.
+        objective: the scalar that rates a trial.
+        mode: whether a small ("min") or a large ("max") objective is better.
 
     Raises:
         SweepError: the space is empty, or does not fit `trials`.
@@ -64,7 +64,7 @@ class Plan:
                 f"trainer.experiment_name: {self.name!r} would make every command another sweep; "
                 "give it a name without {timestamp}"
             )
-        self.experiment(0)  # fails early at a name that no directory can have
+        self.experiment(0)  # fails early if a directory cannot have this name
         if not self.space:
             raise SweepError("the space is empty: there is nothing to try")
         for key, dimension in self.space.items():
@@ -78,13 +78,13 @@ class Plan:
             tried.validate()
 
     def _combinations(self) -> Iterator[dict[str, Any]]:
-        """Every combination; the last key changes fastest."""
+        """Yield every combination; the last key changes fastest."""
         for values in itertools.product(*(dimension.values for dimension in self.space.values())):
             yield dict(zip(self.space, values, strict=True))
 
     @property
     def name(self) -> str:
-        """The sweep's name, which its trials' names begin with."""
+        """The name of the sweep, and the first part of the names of its trials."""
         return str(self.config["trainer.experiment_name"])
 
     @property
@@ -94,7 +94,7 @@ class Plan:
 
     @cached_property
     def grid(self) -> list[dict[str, Any]] | None:
-        """Every combination, by the number of the trial that runs it; None where trials are sampled."""
+        """Every combination, by trial number; None if trials are sampled."""
         return list(self._combinations()) if self.trials is None else None
 
     @property
@@ -103,11 +103,11 @@ class Plan:
         return len(self.grid or ()) if self.trials is None else self.trials
 
     def experiment(self, number: int) -> Experiment:
-        """The experiment of a trial."""
+        """Return the experiment of a trial."""
         return Experiment(self.directory / f"{self.name}-{number}")
 
     def settings(self) -> dict[str, Any]:
-        """What has to be the same for all who take part, as JSON data."""
+        """Return the settings that all commands of a sweep must share, as JSON data."""
         plain = self.config.to_plain()
         kept = {key: value for key, value in plain.items() if key not in _OF_EACH_COMMAND and key not in self.space}
         space = {f"{key} in the space": str(dimension) for key, dimension in self.space.items()}
@@ -115,7 +115,7 @@ class Plan:
         return {**kept, **space, "trials": sampled, "mode": self.mode, "objective": self.objective}
 
     def differences(self, settings: Mapping[str, Any]) -> dict[str, str]:
-        """The differences from the settings of an earlier command, in words by name."""
+        """Describe the differences from the settings of an earlier command, by name."""
         found = differing([settings, self.settings()])
         texts = {key: [one if isinstance(one, str) else as_text(one) for one in pair] for key, pair in found}
         return {key: f"{key} was {then} and is {now}" for key, (then, now) in texts.items()}

@@ -1,4 +1,4 @@
-"""Imported once by the server that forks trials, which then find TensorFlow imported; that takes seconds for each."""
+"""Imports TensorFlow in the server that forks the trials, which saves seconds for each trial."""
 
 import gc
 
@@ -11,4 +11,4 @@ import prototrain.sweeps.processes  # noqa: E402
 import prototrain.trainers.multi_worker  # noqa: E402, F401
 
 gc.collect()
-gc.freeze()  # what all forked processes share is not copied by the collections of each
+gc.freeze()  # keeps garbage collection in the forked processes from copying shared memory

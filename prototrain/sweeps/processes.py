@@ -1,6 +1,6 @@
-"""Trials as processes: what happens to one of them cannot reach the sweep.
+"""Trials as processes, so that a crash of a trial cannot reach the sweep.
 
-Each is run from a thread of the sweep by a `RunTrial`: `fork` runs it on this machine, `OnRay` on a cluster.
+A thread of the sweep runs each process through a `RunTrial`: `fork` on this machine, or `OnRay` on a cluster.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ _SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM,
 KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU)
 
 Ending = tuple[int, str]
-"""The exit code of a process, or the negative number of the signal that killed it, and the end of its output."""
+"""The exit code of a process (or the negative number of the signal that killed it), and the end of its output."""
 
 RunTrial = Callable[[Trial, list[str], str | None, threading.Event], Ending]
-"""Runs `prototrain` to its end, in a thread: takes a trial for the reports of the process, the arguments, the GPUs that
-it may use if it is not all, and an event that is set once the process is to save and stop."""
+"""Runs `prototrain` to its end, in a thread.
+
+It takes the trial that receives the reports of the process, the arguments, the GPUs that the process may use (None for
+all), and an event that is set when the process must save and stop.
+"""
 
 
 def run_in_processes(
     study: Study, command: Sequence[str], *, jobs: int, stop: StopRequest, say: Callable[[str], None], run: RunTrial
 ) -> None:
-    """Run all trials that are left, several at the same time; once a stop is requested, all save and none begins."""
+    """Run all remaining trials, several at a time. Once a stop is requested, all trials save and none begins."""
     running: dict[Future[Ending], tuple[int, Trial]] = {}
     ends, progress, waiting = threading.Event(), Progress(study), False
     with ThreadPoolExecutor(jobs, thread_name_prefix="trial") as pool:
@@ -76,7 +79,7 @@ def run_in_processes(
 
 
 def _conclude(trial: Trial, code: int, output: str, *, stopped: bool) -> str:
-    """Tell the study how a trial has ended; returns the same in words."""
+    """Tell the study how a trial has ended; returns a line about it."""
     if code == 0:
         return trial.finish()
     killed = next((signum.name for signum in KILLS if code in (-signum, 128 + signum)), None)
@@ -88,19 +91,19 @@ def _conclude(trial: Trial, code: int, output: str, *, stopped: bool) -> str:
 
 
 def _gpus(slot: int, jobs: int) -> str | None:
-    """The GPUs of a job, if the user has named enough of them for each to get a share."""
+    """Return the GPUs of a job, or None if CUDA_VISIBLE_DEVICES does not name enough for all jobs."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return None if len(devices) < jobs or jobs == 1 else ",".join(devices[slot::jobs])
 
 
 def answer(trial: Trial, report: bytes) -> bytes:
-    """Pass the report of a trial's process on to the study; returns the answer for the process."""
+    """Pass the report of a process to the study; returns the answer for the process."""
     newest = {name: (step, value) for name, (step, value) in json.loads(report).items()}
     return json.dumps(trial.report(newest)).encode()
 
 
 def fork(trial: Trial, arguments: list[str], gpus: str | None, stop: threading.Event) -> Ending:
-    """Run a trial in a process that is forked from one with TensorFlow imported; see `RunTrial`."""
+    """Run a trial in a process that is forked from a server that has imported TensorFlow; see `RunTrial`."""
     environment = {**os.environ, **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})}
     return run_process("forkserver", arguments, environment, lambda report: answer(trial, report), stop.is_set)
 
@@ -112,24 +115,25 @@ def run_process(
     report: Callable[[bytes], bytes],
     is_stopped: Callable[[], bool],
 ) -> Ending:
-    """Run `prototrain` in a process, which saves and stops when this one dies, or once `is_stopped` returns True.
+    """Run `prototrain` in a process.
 
-    `report` takes what the process reports, and returns the answer.
+    The process saves and stops when this process dies or when `is_stopped` returns True. `report` receives each report
+    of the process and returns the answer.
     """
-    resource_tracker.ensure_running()  # it would unblock signals later
-    # The server that forks inherits this: Ctrl-C and a closed terminal reach it as well, and must not end it.
+    resource_tracker.ensure_running()  # if it starts later, it unblocks signals
+    # The fork server inherits the mask. Ctrl-C and a closed terminal reach the server, too, but must not end it.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     context: Any = multiprocessing.get_context(method)
     with tempfile.TemporaryFile() as output:
         link, theirs = context.Pipe()
-        # A file's descriptor can be passed to the process as that of a connection.
+        # The descriptor of a file can be passed to the process if it is wrapped in a connection.
         with theirs, Connection(os.dup(output.fileno())) as prints, _starting, _without_main():
             context.set_forkserver_preload(["prototrain.sweeps.preloaded"])
             process = context.Process(target=_run_prototrain, args=(arguments, dict(environment), theirs, prints))
             process.start()
         try:
             is_told = False
-            with suppress(EOFError, OSError):  # it has ended
+            with suppress(EOFError, OSError):  # the process has ended
                 while True:
                     if not is_told and is_stopped():
                         is_told = True
@@ -148,7 +152,7 @@ _starting = threading.Lock()
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep `multiprocessing` from running the user's script in a process that runs `prototrain`."""
+    """Keep `multiprocessing` from running the user's script in the new process."""
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         yield
@@ -157,7 +161,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _run_prototrain(arguments: list[str], environment: dict[str, str], link: Connection, output: Connection) -> None:
-    """Be the command `prototrain`, in a process of `multiprocessing`."""
+    """Run the command `prototrain` in a process of `multiprocessing`."""
     os.setpgid(0, 0)  # Ctrl-C at the terminal reaches the sweep only, which passes it on once
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -178,4 +182,4 @@ def _run_prototrain(arguments: list[str], environment: dict[str, str], link: Con
     try:
         runpy.run_module("prototrain", run_name="__main__")
     finally:
-        atexit._run_exitfuncs()  # a process of multiprocessing leaves them out
+        atexit._run_exitfuncs()  # multiprocessing does not call them

@@ -1,4 +1,4 @@
-"""The reports of a trial's process to its sweep, which may prune the trial."""
+"""The reports from the process of a trial to its sweep, which may prune the trial."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SweepReporter(Callback):
-    """Reports the newest scalars, by name with their steps, to `report`, which returns whether the run should end."""
+    """Passes the newest (step, value) of each scalar to `report`, and ends the run if that returns True."""
 
     priority = Priority.DECIDE
 
@@ -35,12 +35,12 @@ class SweepReporter(Callback):
 
 
 def reporter(report: Callable[[Newest], bool], config: Config) -> Callback:
-    """The callback of a trial, at the steps of the validation."""
+    """Return the callback of a trial, which runs at the steps of the validation."""
     return SweepReporter(report).every(**intervals(config["trainer.validation_step_interval"]))
 
 
 class Link:
-    """Connects a trial's process with the sweep that has started it. If the sweep dies, the trial stops and saves."""
+    """The connection from the process of a trial to its sweep. If the sweep dies, the trial stops and saves."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -48,7 +48,7 @@ class Link:
         threading.Thread(target=self._listen, name="sweep-link", daemon=True).start()
 
     def report(self, newest: Newest) -> bool:
-        """Send the newest scalars and wait for the answer: whether the run should end."""
+        """Send the newest scalars and wait for the answer; returns whether the run should end."""
         try:
             self._connection.send_bytes(json.dumps(newest).encode())
         except OSError:
@@ -65,4 +65,4 @@ class Link:
 
 
 link: Link | None = None
-"""The sweep of this process, if it is a trial's."""
+"""The link to the sweep, if this is the process of a trial."""

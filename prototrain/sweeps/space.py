@@ -1,4 +1,4 @@
-"""The space of a sweep: for each key a list of values, or a range to sample from."""
+"""The space of a sweep: a list of values, or a range to sample from, for each key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Dimension:
 
     Attributes:
         kind: "choice", or a range: "int", "float" (uniform) or "log" (uniform in the logarithm).
-        values: all choices, which JSON can hold; of a range the smallest and the largest number.
+        values: all choices, as JSON data; for a range the smallest and the largest number.
     """
 
     kind: Literal["choice", "log", "float", "int"]
@@ -30,7 +30,7 @@ class Dimension:
 
     @property
     def texts(self) -> list[str]:
-        """The values as the command line has them, which tells 1 from "1" and from True."""
+        """The values as on the command line, where 1, "1" and True are different."""
         return [as_text(value) for value in self.values]
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def parse_search(texts: Iterable[str]) -> Space:
 
 
 def from_mapping(space: Mapping[str, Any]) -> Space:
-    """Read a dictionary of lists of values, of texts as `parse_search` takes them, and of dimensions."""
+    """Read a dictionary whose values are lists of values, texts in the forms of `parse_search`, or dimensions."""
     found: Space = {}
     for key, value in space.items():
         if isinstance(value, list | tuple):
@@ -66,12 +66,12 @@ def from_mapping(space: Mapping[str, Any]) -> Space:
 
 
 def as_settings(values: Mapping[str, Any]) -> list[str]:
-    """Values of a config as the command line's `-s` takes them."""
+    """Return config values as `KEY=VALUE` texts for the command line's `-s`."""
     return [f"{key}={as_text(value)}" for key, value in values.items()]
 
 
 def as_options(settings: Sequence[str]) -> list[str]:
-    """Values as arguments of the command line."""
+    """Return `KEY=VALUE` texts as arguments of the command line."""
     return [word for setting in settings for word in ("-s", setting)]
 
 

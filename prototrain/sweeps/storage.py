@@ -1,4 +1,4 @@
-"""The storage of a sweep: a database, or one of Optuna's journal files."""
+"""The storage of a sweep: a database, or an Optuna journal file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,25 @@ FAILURES: Final = (SQLAlchemyError, optuna.exceptions.OptunaError, OSError, Runt
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of an SQLite file."""
+    """Return the URL of an SQLite file."""
     url = URL.create("sqlite", database=str(path)).render_as_string()
-    return url.replace("{", "{{").replace("}", "}}")  # Optuna takes URLs for format strings
+    return url.replace("{", "{{").replace("}", "}}")  # Optuna treats URLs as format strings
 
 
 def open_storage(where: str) -> BaseStorage:
-    """Open a storage, such as ``postgresql://user@host/database`` or the path of a journal file; make it if need be."""
+    """Open a storage and create it if needed.
+
+    Args:
+        where: a URL such as ``postgresql://user@host/database``, or the path of a journal file.
+
+    Raises:
+        SweepError: the storage cannot be opened, or the driver for it is not installed.
+    """
     try:
         return _open_database(where) if "://" in where else JournalStorage(JournalFileBackend(where))
     except ImportError as error:
         raise SweepError(f"the storage {shown(where)} needs a database driver: {error.__cause__ or error}") from error
-    except Exception as error:  # a file that is no journal, or a damaged one, raises almost anything
+    except Exception as error:  # a damaged file, or one that is no journal, raises almost anything
         raise SweepError(f"cannot open the storage {shown(where)}: {_reason(error)}") from error
 
 
@@ -43,7 +50,7 @@ def _open_database(url: str) -> BaseStorage:
         try:
             return RDBStorage(url, engine_kwargs=options)
         except (SQLAlchemyError, AssertionError) as error:
-            # Of several processes that make the tables at the same time all but one fail, and find them afterwards.
+            # If several processes create the tables at once, all but one fail, and find the tables on the next try.
             was_outrun = any(word in str(error).lower() for word in ("already exists", "unique", "duplicate"))
             if time.monotonic() > end or not (was_outrun or isinstance(error, AssertionError)):
                 raise
@@ -51,7 +58,7 @@ def _open_database(url: str) -> BaseStorage:
 
 
 def shown(where: str) -> str:
-    """A storage's URL without its password."""
+    """Return the URL of a storage without its password."""
     try:
         return make_url(where).render_as_string(hide_password=True)
     except ArgumentError:
@@ -59,7 +66,7 @@ def shown(where: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The line of a storage's error that tells what happened."""
+    """Return the line of a storage error that tells the cause."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     original = getattr(error, "orig", None) or error
@@ -68,7 +75,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def reporting_failures(where: str) -> Iterator[None]:
-    """Raise a `SweepError` of one line if an open storage fails."""
+    """Raise a `SweepError` with one line if an open storage fails."""
     try:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:

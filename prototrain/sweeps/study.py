@@ -1,8 +1,8 @@
-"""The trials of a sweep as Optuna's study holds them, shared by every process that runs the same command.
+"""The trials of a sweep in an Optuna study, which all processes of the same command share.
 
-A trial that was stopped goes back into the queue of Optuna under its number, which stands for its experiment, and with
-a grid for its combination. Heartbeats of Optuna are not used: journal files have none, and its retries get other
-numbers. The attribute "owner" of a running trial is the sweep that runs it, and when that was last alive.
+A stopped trial returns to Optuna's queue under its number, which identifies its experiment and, in a grid, its
+combination. Optuna's heartbeats are not used, because journal files have none, and a retried trial would get another
+number. Instead, the attribute "owner" of a running trial names its sweep and the time when that was last alive.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ PRUNERS: Final = {
 }
 BEAT_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 5 * BEAT_SECONDS
-"""How long an owner on another machine may be silent; far more than clocks of machines differ."""
+"""How long an owner on another machine may be silent. Much longer than any difference between clocks."""
 _SETTLING_SECONDS: Final = 1.0
 _STATES: Final = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "WAITING": "stopped"}
 
 Newest = Mapping[str, tuple[int, float]]
-"""Scalars by name: the step of the newest value, and the value."""
+"""(step, value) of the newest value of each scalar, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +55,13 @@ class Outcome:
     """The state and the result of a trial.
 
     Attributes:
-        number: from 0.
+        number: the number of the trial, from 0.
         state: "finished", "pruned", "failed", "running", or "stopped" if the same command continues it.
-        values: of the keys of the space.
-        objective: the last value that was measured, or None.
-        step: of that value.
-        directory: of the trial's experiment.
-        error: why it has failed.
+        values: the config values of the trial, by key of the space.
+        objective: the last value of the objective, or None.
+        step: the step of that value, or None.
+        directory: the directory of the trial's experiment.
+        error: the reason of a failure, or None.
     """
 
     number: int
@@ -74,7 +74,10 @@ class Outcome:
 
 
 class Trial:
-    """A trial that this process runs, with `values` of the keys of the space; `ending` is None while it runs."""
+    """A trial that this process runs.
+
+    `values` has the config values of the trial, by key of the space. `ending` is None while the trial runs.
+    """
 
     def __init__(self, study: optuna.Study, trial: optuna.Trial, plan: Plan) -> None:
         self._study, self._trial, self._objective = study, trial, plan.objective
@@ -84,7 +87,7 @@ class Trial:
         self.ending: str | None = None
 
     def report(self, newest: Newest) -> bool:
-        """Report scalars to the study; returns whether the trial should end here."""
+        """Report scalars to the study; returns whether the trial should end."""
         if self._objective not in newest:
             known = ", ".join(newest) or "none"
             raise SweepError(f"trial {self.number} has no scalar {self._objective!r} to go by; it has: {known}")
@@ -100,7 +103,7 @@ class Trial:
         return self.ending is not None
 
     def finish(self) -> str:
-        """End a trial whose run is complete, with its last value as the result; returns how it ended, in words."""
+        """Finish a trial with the last value of the objective as its result; returns a line about the result."""
         step = max(self._reported, default=None)
         if self.ending is None:
             if step is None:
@@ -112,7 +115,7 @@ class Trial:
         return f"{self.ending}{measured}"
 
     def fail(self, error: str, output: str = "") -> str:
-        """End a trial whose run has failed, with a line and the end of its output; returns how it ended, in words."""
+        """Mark a trial as failed, with an error and the end of its output; returns a line about the failure."""
         with suppress(UpdateFinishedTrialError):
             self._trial.set_user_attr("error", error)
             self._trial.set_user_attr("output", output)
@@ -120,7 +123,7 @@ class Trial:
         return f"failed: {error}"
 
     def release(self, ending: str = "stopped") -> str:
-        """Leave a trial that was stopped before its end to the next sweep; returns how it ended, in words."""
+        """Leave a stopped trial to the next sweep; returns the ending."""
         self.ending = ending
         return ending
 
@@ -130,10 +133,16 @@ class Trial:
 
 
 class Study:
-    """The trials of a sweep. Enter it as a context manager while trials run.
+    """The trials of a sweep. Use it as a context manager while trials run.
 
-    `storage` is a URL or the path of a journal file, `pruner` a name among `PRUNERS`. Raises a `SweepError` if the
-    storage cannot be opened or holds another sweep of this name, or if an experiment is in the way.
+    Args:
+        plan: the plan of the sweep.
+        storage: a URL, or the path of a journal file.
+        pruner: a name in `PRUNERS`.
+
+    Raises:
+        SweepError: the storage cannot be opened or holds another sweep of this name, or an experiment of a trial
+            already exists and is not part of the sweep.
     """
 
     def __init__(self, plan: Plan, *, storage: str, pruner: str) -> None:
@@ -146,7 +155,7 @@ class Study:
             plan.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SweepError(f"cannot use the directory {plan.directory}: {error.strerror}") from error
-        # Before the trials are read: an experiment that another process makes in between belongs to a trial.
+        # Listed before the trials are read, because another process may create the experiment of a trial in between.
         present = [number for number in range(plan.total) if plan.experiment(number).exists()]
         self._study = optuna.create_study(
             storage=open_storage(storage),
@@ -158,7 +167,7 @@ class Study:
         settings = self._study.user_attrs.get("settings")
         differences = {} if settings is None else plan.differences(settings)
         is_measured = any(trial.intermediate_values for trial in self._trials())
-        if settings is None or (list(differences) == ["objective"] and not is_measured):  # its name was wrong
+        if settings is None or (list(differences) == ["objective"] and not is_measured):  # the objective was misspelled
             self._study.set_user_attr("settings", plan.settings())
         elif differences:
             raise SweepError(
@@ -190,29 +199,29 @@ class Study:
                     self._sign(trial)
 
     def _own(self) -> list[FrozenTrial]:
-        """The trials that this sweep took, without those that another took over because this one was silent."""
+        """Return the trials of this sweep, without those that another sweep took over because this one was silent."""
         taken = [trial for trial in self._trials() if trial.number in self._taken]
         return [trial for trial in taken if (trial.user_attrs.get("owner") or {}).get("id") == self._id]
 
     def _sign(self, trial: FrozenTrial | optuna.Trial) -> None:
-        """Write down that this sweep runs a trial, and is alive."""
+        """Record that this sweep runs a trial and is alive."""
         owner = {"id": self._id, "host": platform.node(), "sweep": os.getpid(), "alive": time.time()}
         with suppress(UpdateFinishedTrialError):
             self._study._storage.set_trial_user_attr(trial._trial_id, "owner", owner)
 
     def _put_back(self, trial: FrozenTrial) -> None:
-        """Put a running trial into the queue of the study, for whichever process asks next."""
+        """Put a running trial back into the queue of the study, for the next process that asks."""
         if trial.state == TrialState.RUNNING:
             with suppress(UpdateFinishedTrialError):
                 self._study._storage.set_trial_user_attr(trial._trial_id, "owner", None)
                 self._study._storage.set_trial_state_values(trial._trial_id, state=TrialState.WAITING)
 
     def next(self) -> Trial | None:
-        """Take a trial that no process runs, one that was stopped before its end first; None if there is none now."""
+        """Take a trial that no process runs, stopped trials first; returns None if there is none now."""
         for trial in self._trials():
-            # A trial that begins must not be looked at: that takes its lock for a moment.
+            # `is_locked` takes the lock for a moment, so it must not be called for a trial that is starting.
             if self._is_left(trial) and not is_locked(self.plan.experiment(trial.number).directory / LOCK):
-                # Of several processes that sign it, the last one has it.
+                # If several processes sign it, the last one owns it.
                 self._sign(trial)
                 time.sleep(_SETTLING_SECONDS)
                 now = self._study.get_trials(deepcopy=False)[trial.number]
@@ -227,23 +236,23 @@ class Study:
             self._study.tell(begun, state=TrialState.FAIL)
             return None
         self._sign(begun)
-        # The seed depends on the number, so that machines with one seed do not agree.
+        # The seed depends on the number, so that machines with the same seed sample different values.
         seed = np.random.SeedSequence([self.plan.config["trainer.random_seed"], begun.number]).generate_state(1)[0]
         sampler: optuna.samplers.BaseSampler = optuna.samplers.TPESampler(seed=int(seed))
         if self.plan.grid is not None:
             values = {key: as_text(value) for key, value in self.plan.grid[begun.number].items()}
-            with warnings.catch_warnings(action="ignore"):  # Optuna calls it experimental
+            with warnings.catch_warnings(action="ignore"):  # Optuna warns that it is experimental
                 sampler = optuna.samplers.PartialFixedSampler(values, optuna.samplers.RandomSampler(int(seed)))
         self._study.sampler = sampler
         taken = self._taken[begun.number] = Trial(self._study, begun, self.plan)
         return taken
 
     def is_waiting(self) -> bool:
-        """Whether a trial will be free soon: its sweep has ended, and its process is saving."""
+        """Return whether a trial will be free soon, because its sweep has ended and its process is saving."""
         return any(self._is_left(trial) for trial in self._trials())
 
     def outcomes(self) -> list[Outcome]:
-        """The outcome of every trial so far."""
+        """Return the outcome of every trial so far."""
         found = []
         for trial in self._trials():
             step, space, taken = trial.last_step, self.plan.space, self._taken.get(trial.number)
@@ -264,19 +273,19 @@ class Study:
         return [trial for trial in self._study.get_trials(deepcopy=False) if "surplus" not in trial.user_attrs]
 
     def _is_left(self, trial: FrozenTrial) -> bool:
-        """Whether a trial has not ended, and the sweep that ran it was killed."""
+        """Return whether a trial has not ended although the sweep that ran it was killed."""
         if trial.state != TrialState.RUNNING or trial.number in self._taken:
             return False
         begun = 0.0 if trial.datetime_start is None else trial.datetime_start.timestamp()
-        owner = trial.user_attrs.get("owner") or {"host": None, "alive": begun}  # one that is about to be signed
+        owner = trial.user_attrs.get("owner") or {"host": None, "alive": begun}  # not signed yet
         is_gone = owner["host"] == platform.node() and not psutil.pid_exists(owner["sweep"])
         return is_gone or time.time() - float(owner["alive"]) > GRACE_SECONDS
 
 
 def _suggest(trial: optuna.Trial, key: str, dimension: Dimension) -> Any:
-    """Let Optuna choose a value; one that was chosen before stays."""
+    """Let Optuna choose a value, or return the value that it chose before."""
     if dimension.kind == "choice":
-        # As texts, because a study holds no lists, and takes 1 and True for the same.
+        # As texts, because a study cannot hold lists, and cannot tell 1 from True.
         return _decode(dimension, trial.suggest_categorical(key, dimension.texts))
     low, high = dimension.values
     if dimension.kind == "int":

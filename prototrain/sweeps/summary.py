@@ -1,4 +1,4 @@
-"""The progress and the result of a sweep: the best trial, a line for each that ends, and the table at the end."""
+"""The progress and the result of a sweep: a line for each trial that ends, the best trial, and the final table."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ORDER = ("finished", "pruned", "running", "stopped", "failed")
 
 
 class Progress:
-    """The progress of a sweep, in words."""
+    """Describes the progress of a sweep."""
 
     def __init__(self, study: Study) -> None:
         self._study, self._start, self._ended = study, time.monotonic(), 0
 
     def after(self, number: int, ending: str) -> str:
-        """A line for a trial that has just ended: how many have, the best so far, and the time left."""
+        """Describe a trial that has just ended, with the number of ended trials, the best one, and the time left."""
         plan, trials = self._study.plan, self._study.outcomes()
         done = {trial.number for trial in trials if trial.state in _DONE}
         if number not in done:  # it was stopped, and continues later
@@ -47,8 +47,8 @@ class SweepResult:
     """The result of a sweep.
 
     Attributes:
-        trials: all of them, by number.
-        best: the finished one with the best value, or None if none has finished.
+        trials: the outcomes of all trials, by number.
+        best: the finished trial with the best value, or None if no trial has finished.
     """
 
     trials: Sequence[Outcome]
@@ -67,9 +67,9 @@ def _rank(plan: Plan, trial: Outcome) -> tuple[float, int]:
 
 
 def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> list[Table | str]:
-    """The table of trials, the best first, and where to find that one; in pieces that stand below each other.
+    """Return the table of trials, best first, and lines about the failed trials and the best one, in order of display.
 
-    `command` has the arguments of `prototrain` for the best trial's values; None if the model has no name.
+    `command` has the arguments of `prototrain` that all trials share; None if the model has no name.
     """
     rows = [
         [
@@ -96,7 +96,7 @@ def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> 
             ("directory", str(Experiment(best.directory))),
             ("again" if command else "values", shlex.join(again)),
         ]
-        found += ["", str(Table(lines, options={"tablefmt": "plain"}))]  # whole lines, to be copied
+        found += ["", str(Table(lines, options={"tablefmt": "plain"}))]  # uncut lines, which can be copied
     return found
 
 
