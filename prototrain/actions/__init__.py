@@ -1,7 +1,7 @@
-"""Actions: functions over a model.
+"""Actions, which run on a model from the command line.
 
-An action is a module with `run(model, args)`. Its function `add_arguments(parser)`, if there is one, declares arguments
-for the command line; `args` is the parser's namespace.
+An action is a module with a function `run(model, args)`. An optional function `add_arguments(parser)` adds arguments to
+the command line; `args` is the parser's namespace.
 """
 
 from prototrain.actions.restore import Restored, add_checkpoint, restore

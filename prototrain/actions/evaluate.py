@@ -18,22 +18,25 @@ from prototrain.system.terminal import Table, plain_table, say, show
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare what the action takes."""
+    """Add the action's arguments to a parser."""
     add_checkpoint(parser)
     add_data(parser)
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print the mean of each scalar, weighted by the examples in a batch, and write it to ``analysis/``.
+    """Print the mean of each scalar, and write it to the experiment's ``analysis/`` directory.
+
+    The mean is weighted by the number of examples in each batch.
 
     Args:
-        model: a trained one.
+        model: a trained model.
         args: `checkpoint`, and `dataset` or `files`.
 
     Raises:
-        CheckpointError: there is no checkpoint that fits.
-        DataError: there is no such dataset, or it has no end.
-        ModelError: the model has no scalars.
+        CheckpointError: there is no checkpoint, or it does not fit the model.
+        DataError: the dataset does not exist or is infinite, or a file cannot be read.
+        ModelError: the model returns no scalars.
+        ExperimentError: the result cannot be written.
     """
     restored = restore(model, args.checkpoint)
     built = restored.built
@@ -55,7 +58,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
 
 def _keep(restored: Restored, dataset: str, examples: int, scalars: dict[str, float]) -> Path:
-    """Write the result into the file with those of the same checkpoint on other datasets."""
+    """Add the result to the file of the checkpoint's evaluations, and return its path."""
     path = restored.experiment.directory / "analysis" / f"{restored.checkpoint.path.name}-evaluate.json"
     outcome = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

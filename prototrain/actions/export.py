@@ -1,4 +1,4 @@
-"""Write the model as a SavedModel or a Keras file, and check that it gives the same results."""
+"""Export the model as a SavedModel or a Keras file, and check that the results are the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUFFIXES = {"saved_model": "", "keras": ".keras"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare what the action takes."""
+    """Add the action's arguments to a parser."""
     add_checkpoint(parser)
     parser.add_argument(
         "--format",
@@ -33,21 +33,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Write ``exported/<step>/`` in the experiment's directory, or ``exported/<step>.keras``.
+    """Write ``exported/<step>/`` or ``exported/<step>.keras`` to the experiment's directory.
 
     The signature ``serving_default`` takes ``actions.export.inputs`` and returns ``actions.export.outputs``, for any
-    number of examples. A fresh Python process that cannot import prototrain loads the export and runs it on real data;
-    it appears only if the results equal the model's.
+    number of examples. A new Python process that cannot import prototrain loads the SavedModel and runs it on training
+    data. The export is kept only if its results equal the model's. A ``.keras`` file is kept only if it loads with
+    equal weights.
 
     Args:
-        model: a trained one.
-        args: `checkpoint`, and `format`, "saved_model" or "keras".
+        model: a trained model.
+        args: `checkpoint` and `format` ("saved_model" or "keras").
 
     Raises:
-        CheckpointError: there is no checkpoint that fits.
+        CheckpointError: there is no checkpoint, or it does not fit the model.
         ConfigError: the config does not name inputs or outputs.
-        ModelError: the model has no such inputs or outputs, or the export would not give the same.
-        ExperimentError: the export exists, or cannot be written.
+        ModelError: the model has no such inputs or outputs, cannot be exported, or the export's results differ.
+        ExperimentError: the export exists already, or cannot be written.
     """
     is_keras = args.format == "keras"
     inputs, outputs = ([] if is_keras else _names(model, f"actions.export.{part}") for part in ("inputs", "outputs"))
@@ -73,13 +74,11 @@ def _names(model: ModelProtocol, key: str) -> list[str]:
 
 
 def write_export(served: ServedModel, final: Path) -> str:
-    """Write a SavedModel, complete and compared with the model in a fresh process, or nothing.
-
-    Returns the result of the comparison, in words.
+    """Write a SavedModel if its outputs in a new process equal the model's, and return a summary of the comparison.
 
     Raises:
-        ModelError: the export would not give the same as the model.
-        ExperimentError: it cannot be written.
+        ModelError: the model cannot be exported, or the outputs of the export differ.
+        ExperimentError: the files cannot be written.
     """
     with appearing(final) as temporary:
         served.save(temporary)
@@ -88,10 +87,10 @@ def write_export(served: ServedModel, final: Path) -> str:
 
 
 def write_keras(network: keras.Model, final: Path) -> str:
-    """Write a ``.keras`` file, and compare the weights after loading it.
+    """Write a ``.keras`` file if it loads with equal weights, and return a summary of the comparison.
 
     Raises:
-        ModelError: Keras cannot save the network, or its weights are others after loading.
+        ModelError: Keras cannot save or load the network, or the loaded weights differ.
         ExperimentError: the file cannot be written.
     """
     with appearing(final) as temporary:
@@ -109,10 +108,10 @@ def write_keras(network: keras.Model, final: Path) -> str:
 
 
 def whole_network(built: BuiltModel) -> keras.Model:
-    """The one Keras model that has all of a model's weights.
+    """Return the Keras model that contains all weights of a model.
 
     Raises:
-        ModelError: there is none.
+        ModelError: no single Keras model contains all weights.
     """
     weights = {id(v.value) for layer in built.keras_layers.values() for v in layer.weights}
     of_build = {id(v) for v in built.variables.values() if v.trainable}

@@ -1,4 +1,4 @@
-"""Files that actions write: results that appear whole, and a curve with a mark on it."""
+"""Output files of actions: atomic results and plots."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from prototrain.system.terminal import say
 
 @contextmanager
 def appearing(final: Path) -> Iterator[Path]:
-    """A temporary path for a file or directory that becomes `final` if nothing fails.
+    """Context manager that yields a temporary path, and renames it to `final` if nothing fails.
 
     Raises:
-        ExperimentError: it cannot be written.
+        ExperimentError: the file or directory cannot be written.
     """
     temporary = final.with_name(f".tmp-{final.name}")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        _remove(temporary)  # of a process that was killed
+        _remove(temporary)  # left by a process that was killed
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
             sync(path)
@@ -47,7 +47,7 @@ def _remove(path: Path) -> None:
 
 
 def add_plot(parser: ArgumentParser, default: str) -> None:
-    """Declare ``-o``, which `write_plot` takes."""
+    """Add the argument ``-o`` for the path of `write_plot`."""
     parser.add_argument(
         "-o",
         "--output",
@@ -61,7 +61,16 @@ def add_plot(parser: ArgumentParser, default: str) -> None:
 def write_plot(
     path: Path, points: Sequence[tuple[float, float]], mark: tuple[float, float], label: str, *, axes: tuple[str, str]
 ) -> None:
-    """Draw a curve over a logarithmic axis, with a mark on it, and print the path, or that matplotlib is missing.
+    """Plot a curve with a marked point over a logarithmic axis, and print the path.
+
+    Without matplotlib, print how to install it instead.
+
+    Args:
+        path: the file to write; its suffix is the format.
+        points: the (x, y) points of the curve.
+        mark: the (x, y) point to mark.
+        label: the label of the mark.
+        axes: the labels of the x and y axes.
 
     Raises:
         ExperimentError: the file cannot be written.
@@ -71,7 +80,7 @@ def write_plot(
     except ModuleNotFoundError:
         say("no plot: it is drawn with matplotlib; pip install 'prototrain[plot]'")
         return
-    figure: Any = Figure(figsize=(8.0, 4.0), layout="constrained")  # without pyplot there is no window
+    figure: Any = Figure(figsize=(8.0, 4.0), layout="constrained")  # pyplot would open a window
     picture = figure.subplots()
     picture.plot(*zip(*points, strict=True), marker="." if len(points) < 30 else None)
     picture.plot(*mark, "o", color="C3", label=label)

@@ -1,7 +1,7 @@
-"""Find a batch size: train some steps with one after the other, each twice as large, until memory or data end.
+"""Find a batch size: double it and train some steps with each size, until the memory or the data is exhausted.
 
-The suggestion is not the largest size that fits, but the smallest that is about as fast as the fastest: larger ones
-make fewer updates of the same examples.
+The suggestion is not the largest size that fits, but the smallest that is about as fast as the fastest. Larger batches
+make fewer updates from the same examples.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _MIB: Final = 2**20
 
 
 class Measured(NamedTuple):
-    """A measured batch size."""
+    """The measurements of a batch size."""
 
     size: int
     speed: float  # examples per second
-    memory: int  # the peak so far of this process, or of the GPU, in bytes
+    memory: int  # peak memory so far of the GPU, or else of this process, in bytes
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare what the action takes."""
+    """Add the action's arguments to a parser."""
     parser.add_argument("--start", metavar="N", type=int, default=8, help="the smallest batch; default: %(default)s")
     parser.add_argument("--max", metavar="N", type=int, default=4096, help="the largest one; default: %(default)s")
     parser.add_argument("--steps", metavar="N", type=int, default=20, help="measured three times; default: %(default)s")
@@ -47,17 +47,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print and draw the examples per second with each batch size, on one device.
+    """Print and plot the examples per second for each batch size, on one device.
 
-    Each size trains a separate model, with a learning rate of 0. The experiment is not touched.
+    Each size trains a new copy of the model with a learning rate of 0. The experiment is not changed.
 
     Args:
-        model: the model; its `datasets()` makes batches of ``model.batch_size``.
-        args: `start`, `max`, `steps`, `output`.
+        model: the model; its `datasets()` returns batches of ``model.batch_size`` examples.
+        args: `start`, `max`, `steps` and `output`.
 
     Raises:
-        ConfigError: a wrong argument, or not even the smallest batch can be trained on.
-        PrototrainError: as a run of the model.
+        ConfigError: an argument is invalid, or the model cannot be trained even with the smallest batch.
+        PrototrainError: a run of the model fails for another reason.
     """
     parts = model.config["model.accumulate_steps"]
     start = -(-args.start // parts) * parts
@@ -85,13 +85,13 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
 
 def suggest(found: Sequence[Measured]) -> Measured:
-    """The smallest batch that is about as fast as the fastest."""
+    """Return the smallest batch size that is about as fast as the fastest."""
     fastest = max(one.speed for one in found)
     return next(one for one in found if one.speed >= ABOUT_AS_FAST * fastest)
 
 
 def measure(model: ModelProtocol, start: int, largest: int, steps: int) -> tuple[list[Measured], str]:
-    """Measure one batch size after the other; returns the measurements, and why they ended, in words."""
+    """Measure increasing batch sizes; returns the measurements and the reason for the end."""
     found: list[Measured] = []
     size = start
     while size <= largest:
@@ -100,12 +100,12 @@ def measure(model: ModelProtocol, start: int, largest: int, steps: int) -> tuple
         model.config["model.batch_size"] = size
         try:
             trainer = SimpleTrainer(model)
-            trainer.continues_from_trained = True  # no weight matters here
+            trainer.continues_from_trained = True  # the weights do not matter here
             given = int(batch_size(trainer.data.first_batch))
             if given != size:
                 return found, f"the data gave a batch of {given}, not {size}"
             if found:
-                trainer.log = lambda text: None  # type: ignore[method-assign]  # the tables of one run are enough
+                trainer.log = lambda text: None  # type: ignore[method-assign]  # log only the tables of the first run
             found.append(Measured(size, _speed(trainer, size, steps), _peak()))
         except OutOfMemoryError as error:
             return found, f"batches of {size} are too large: {error}"
@@ -120,7 +120,7 @@ def measure(model: ModelProtocol, start: int, largest: int, steps: int) -> tuple
 
 
 def _speed(trainer: SimpleTrainer, size: int, steps: int) -> float:
-    """Examples per second in the fastest of some measurements."""
+    """Return the examples per second of the fastest of several measurements."""
     times: list[float] = []
     stopwatch = CallbackFactory(trigger=lambda callback: times.append(time.perf_counter())).every(steps=steps)
     trainer.train([LearningRate(lambda step: tf.zeros([])), stopwatch], max_steps=(_TIMES + 1) * steps)
@@ -128,7 +128,10 @@ def _speed(trainer: SimpleTrainer, size: int, steps: int) -> float:
 
 
 def _too_large(found: Sequence[Measured]) -> str | None:
-    """Why the next size is not tried; on a CPU the system kills a process that takes too much memory."""
+    """Return why the next size is too large, or None.
+
+    Without a GPU the operating system kills a process that takes too much memory, so the size must be checked first.
+    """
     if len(found) < 2 or tf.config.list_physical_devices("GPU"):
         return None
     wanted, free = 2 * (found[-1].memory - found[-2].memory), psutil.virtual_memory().available

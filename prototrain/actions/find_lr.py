@@ -1,8 +1,8 @@
-"""Find a learning rate to start with: train some steps while it grows, and look where the loss falls.
+"""Find an initial learning rate: train some steps with a growing rate, and find where the loss falls.
 
-The range test of L. N. Smith, "Cyclical Learning Rates for Training Neural Networks" (2015, 2017). As in fastai's
-`lr_find`, the rate grows by a constant factor, the loss is smoothed, the test ends at four times the lowest loss, and
-the suggestion is the `valley`.
+The action runs the range test of L. N. Smith, "Cyclical Learning Rates for Training Neural Networks" (2015, 2017). As
+in fastai's `lr_find`, the rate grows by a constant factor, the loss is smoothed, the test ends at four times the lowest
+loss, and the suggestion is the `valley`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from prototrain.trainers.tower import SimpleTrainer
 
 SMOOTHING: Final = 0.98
 DIVERGED: Final = 4.0  # times the lowest loss
-_BY_RATE: Final = ("constant", "exp", "cosine", "polynomial")  # schedules that begin at their `value`
+_BY_RATE: Final = ("constant", "exp", "cosine", "polynomial")  # schedules that start at their `value`
 
 Point = tuple[float, float]
 """A learning rate and the smoothed loss after a step with it."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare what the action takes."""
+    """Add the action's arguments to a parser."""
     parser.add_argument("--start", metavar="RATE", type=float, default=1e-7, help="default: %(default)s")
     parser.add_argument("--end", metavar="RATE", type=float, default=10.0, help="default: %(default)s")
     parser.add_argument(
@@ -40,18 +40,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print a learning rate, and draw the loss over the rates.
+    """Print a learning rate, and plot the loss over the rates.
 
-    A separate model is trained, with the config's optimizer and from ``model.weights_load_path`` if that is set. The
-    experiment is not touched.
+    The action trains a new copy of the model with the config's optimizer, from ``model.weights_load_path`` if it is
+    set. The experiment is not changed.
 
     Args:
         model: the model.
-        args: `start`, `end`, `steps`, `output`.
+        args: `start`, `end`, `steps` and `output`.
 
     Raises:
-        ConfigError: the rates do not grow, or the loss diverged at the first of them.
-        PrototrainError: as a run of the model.
+        ConfigError: an argument is invalid, or the loss diverged within the first steps.
+        PrototrainError: a run of the model fails for another reason.
     """
     if not 0 < args.start < args.end < math.inf or args.steps < 20:
         raise ConfigError("find_lr: --start must be above 0 and below --end, and --steps at least 20")
@@ -70,7 +70,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
 
 def try_rates(model: ModelProtocol, start: float, end: float, steps: int) -> list[Point]:
-    """Train a separate model while the rate grows; returns a point for each step, until the loss diverges."""
+    """Train a new copy of the model with a growing rate; returns one point per step until the loss diverges."""
     trainer = SimpleTrainer(model)
     growth = math.log(end / start)
 
@@ -103,7 +103,7 @@ class _Curve(Callback):
 
 
 def suggest_valley(points: Sequence[Point]) -> float:
-    """The rate in the middle of the longest run of losses each below the one before it, leaving others out between."""
+    """Return the rate in the middle of the longest decreasing subsequence of losses."""
     lengths = [1] * len(points)
     for index, (_, loss) in enumerate(points):
         below = (lengths[before] + 1 for before in range(index) if points[before][1] > loss)

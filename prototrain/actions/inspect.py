@@ -17,10 +17,12 @@ from prototrain.system.terminal import Table, plain_table, show
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print the model's variables, the shapes of what `build` returns for one batch, and the callbacks of its config.
+    """Print the model's variables, the inputs and tensors of one batch, and the callbacks of its config.
+
+    Nothing is trained or written.
 
     Args:
-        model: the model; nothing is trained or written.
+        model: the model.
         args: not used.
     """
     built = BuiltModel(model)
@@ -45,8 +47,10 @@ def _describe(value: Any) -> tuple[str, str]:
 
 
 def callback_table(callbacks: Sequence[Callback]) -> Table:
-    """Callbacks in the order in which they run: when they run, their hooks in the compiled step, whether they have
-    state."""
+    """Return a table of callbacks in the order in which they run.
+
+    The columns are the stage, the callback, when it runs, its hooks in the compiled step, and whether it has state.
+    """
     stages = {int(stage): stage.name.lower() for stage in Priority}
     rows = [
         (

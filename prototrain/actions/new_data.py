@@ -1,4 +1,4 @@
-"""The data of an action: a dataset of the model, or examples from files that the run has not seen."""
+"""The data of an action: a dataset of the model, or new examples from files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from prototrain.system.tracebacks import cause
 
 @dataclass
 class Data:
-    """What an action reads.
+    """The data of an action.
 
     Attributes:
-        name: of the dataset, or the files.
-        dataset: of batches.
-        files: the name of each image; empty for other data.
+        name: the name of the dataset, or the names of the files.
+        dataset: a dataset of batches.
+        files: the path of each image; empty for other data.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Data:
 
 
 def add_data(parser: ArgumentParser) -> None:
-    """Declare ``--dataset`` and ``--files``, which `data_of` takes."""
+    """Add the arguments ``--dataset`` and ``--files`` for `data_of`."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--dataset", metavar="tst|vld|trn", help="default: tst, or vld if there is no tst")
     group.add_argument(
@@ -50,10 +50,12 @@ def add_data(parser: ArgumentParser) -> None:
 
 
 def data_of(built: BuiltModel, args: Namespace) -> Data:
-    """The data that the command line names, see `add_data`; the model's function `serving` makes batches of files.
+    """Return the data that the arguments name, see `add_data`.
+
+    The model's function `serving` converts batches from files to batches for `build`.
 
     Raises:
-        DataError: there is no such dataset, or it has no end; or a file cannot be read or is empty.
+        DataError: the dataset does not exist or is infinite, or a file cannot be read or is empty.
     """
     if args.files:
         return _new_data(built, args.files)
@@ -86,7 +88,7 @@ def _new_data(built: BuiltModel, files: Sequence[Path]) -> Data:
         served = dataset.map(serving)
         next(iter(served.take(1)), None)
     except Exception as error:  # the user's function may raise anything
-        behind_frames = str(error).strip().splitlines()[-1:]  # that AutoGraph adds
+        behind_frames = str(error).strip().splitlines()[-1:]  # skips the stack frames that AutoGraph adds
         what = cause(error) if isinstance(error, tf.errors.OpError) else "".join(behind_frames).strip()
         there = ", ".join(f"{name} ({spec.dtype.name})" for name, spec in dataset.element_spec.items())
         raise DataError(f"serving() failed: {what}; the files have {there}") from error
@@ -94,7 +96,7 @@ def _new_data(built: BuiltModel, files: Sequence[Path]) -> Data:
 
 
 def _images(paths: Sequence[Path]) -> list[str]:
-    """The images among the paths and in directories, also a level below."""
+    """Return the given images, and the images in the given directories and their direct subdirectories."""
     found: list[str] = []
     for path in paths:
         inside = [path, *sorted(filter(Path.is_dir, path.iterdir()))] if path.is_dir() else []
@@ -109,14 +111,14 @@ def _image_examples(files: list[str]) -> tf.data.Dataset:
 
 
 def _csv_examples(files: list[str]) -> tf.data.Dataset:
-    """The rows of CSV files, whose first line names the columns; all are texts."""
+    """Return the rows of CSV files as strings; the first line names the columns."""
     with open(files[0], encoding="utf-8-sig", errors="replace", newline="") as file:
         names = next(csv.reader(file), [])
     return readers.csv(files, features={name: (tf.string, []) for name in names})
 
 
 def _json_examples(files: list[str]) -> tf.data.Dataset:
-    """The rows of JSON lines, with the types and shapes of the first one."""
+    """Return the rows of JSON lines files, with the dtypes and shapes of the first row."""
     with open(files[0], encoding="utf-8-sig", errors="replace") as lines:
         try:
             row = json.loads(next(filter(str.strip, lines), "{}"))
@@ -129,11 +131,11 @@ def _json_examples(files: list[str]) -> tf.data.Dataset:
     features: dict[str, Any] = {
         name: (tf.string if array.dtype.kind == "U" else array.dtype, array.shape) for name, array in arrays.items()
     }
-    return readers.json_lines(files, features=features or {"": (tf.int64, [])})  # which says what is wrong
+    return readers.json_lines(files, features=features or {"": (tf.int64, [])})  # the reader reports what is wrong
 
 
 def _npz_examples(files: list[str]) -> tf.data.Dataset:
-    """The rows of arrays of one length each."""
+    """Return the rows of .npz files, whose arrays must have one length."""
     found = None
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""Predict for a whole dataset or for new data, into CSV, JSON lines or NumPy's .npz."""
+"""Predict for a whole dataset or for new data, and write CSV, JSON lines or NumPy's .npz."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from prototrain.system.terminal import plain_table, say
 
 SUFFIXES = (".csv", ".jsonl", ".npz")
 Columns = dict[str, Any]
-"""What the examples of a batch have, by name."""
+"""The values of a batch by name, one row per example."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare what the action takes."""
+    """Add the action's arguments to a parser."""
     add_checkpoint(parser)
     add_data(parser)
     parser.add_argument(
@@ -51,20 +51,20 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Write one row for each example, in the order of the data.
+    """Write the predictions, one row per example in the order of the data.
 
-    The file appears when it is complete. ``<file>.about.json`` says which checkpoint and data it is of.
+    The file is written atomically. ``<file>.about.json`` records the checkpoint and the data.
 
     Args:
-        model: a trained one.
-        args: `checkpoint`, `dataset` or `files`, `outputs`, `keep`, `output`, `overwrite`.
+        model: a trained model.
+        args: `checkpoint`, `dataset` or `files`, `outputs`, `keep`, `output` and `overwrite`.
 
     Raises:
-        CheckpointError: there is no checkpoint that fits.
+        CheckpointError: there is no checkpoint, or it does not fit the model.
         ConfigError: neither the arguments nor the config name outputs.
-        DataError: there is no such dataset, or it has no end, is empty or cannot be read.
-        ExperimentError: the file exists, or cannot be written.
-        ModelError: the model has no such output, or not one row of it for each example.
+        DataError: the dataset does not exist, is infinite or empty, or cannot be read.
+        ExperimentError: the file exists already, or cannot be written.
+        ModelError: the model has no such output, or an output does not have one row per example.
     """
     outputs = args.outputs or model.config.get("actions.export.outputs")
     if not outputs:
@@ -119,7 +119,7 @@ def _kept(batch: Any, name: str) -> Any:
 
 
 def _column(name: str, value: Any, size: int) -> Any:
-    """What one output has for each example: an array of a type that NumPy itself knows, or a ragged tensor."""
+    """Return an output with one row per example, as an array of a standard NumPy dtype or a ragged tensor."""
     if isinstance(value, tf.SparseTensor | dict | tuple) or not value.shape or value.shape[0] != size:
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise ModelError(
@@ -150,7 +150,7 @@ def _path(text: str) -> Path:
 
 
 def _write_lines(file: IO[bytes], batches: Iterator[Columns]) -> None:
-    """Write a line of JSON for each example; numbers that are not finite are null."""
+    """Write one line of JSON per example; non-finite numbers become null."""
     for columns in batches:
         listed = [_listed(name, value) for name, value in columns.items()]
         for values in zip(*listed, strict=True):
@@ -159,7 +159,7 @@ def _write_lines(file: IO[bytes], batches: Iterator[Columns]) -> None:
 
 
 def _write_table(file: IO[bytes], batches: Iterator[Columns]) -> None:
-    """Write a line of CSV for each example, below one of names: a vector has a column for each of its numbers."""
+    """Write a header and one line of CSV per example; a vector has one column per element."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer, names = csv.writer(text), None
     for columns in batches:
@@ -179,7 +179,7 @@ def _write_table(file: IO[bytes], batches: Iterator[Columns]) -> None:
 
 
 def _write_arrays(file: IO[bytes], batches: Iterator[Columns]) -> None:
-    """Write an array for each name. All rows are in memory until the end."""
+    """Write one array per name. All rows are kept in memory until the end."""
     parts: dict[str, list[Any]] = {}
     for columns in batches:
         for name, array in columns.items():
@@ -199,7 +199,7 @@ _WRITERS = {".csv": _write_table, ".jsonl": _write_lines, ".npz": _write_arrays}
 
 
 def _listed(name: str, value: Any) -> Any:
-    """Return rows that `orjson` can write."""
+    """Return rows that `orjson` can write, with bytes decoded."""
     if isinstance(value, tf.RaggedTensor):
         value = value.to_list()
     elif value.dtype.kind in "OS":

@@ -1,8 +1,8 @@
-"""Run by `export` in a fresh process: load an export with nothing but TensorFlow and run its signatures.
+"""Script that `export` runs in a new process: load an export with TensorFlow only, and run its signatures.
 
     python -I reload_export.py SAVED_MODEL INPUTS OUTPUTS
 
-INPUTS and OUTPUTS are prefixes of TensorFlow bundles with tensors called ``<case>/<input>`` and
+INPUTS and OUTPUTS are prefixes of TensorFlow bundles with tensors named ``<case>/<input>`` and
 ``<case>/<signature>:<output>``.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def main(saved_model: str, inputs: str, outputs: str) -> None:
-    """Write the outputs of the signatures for each case."""
+    """Run all signatures on each case and write their outputs."""
     import tensorflow as tf
 
     signatures = tf.saved_model.load(saved_model).signatures
@@ -40,7 +40,7 @@ def write(prefix: str, tensors: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.modules["prototrain"] = None  # type: ignore[assignment]  # importing it fails
+    sys.modules["prototrain"] = None  # type: ignore[assignment]  # makes imports of prototrain fail
     try:
         main(*sys.argv[1:])
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A trained model: built as for a run, with the weights of one checkpoint."""
+"""Restoring a trained model from a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Restored:
     """A model with the weights of a checkpoint.
 
     Attributes:
-        built: has the model's datasets and variables; `evaluate`, `build` and `get_predictor` use them.
+        built: the built model with its datasets and variables.
         checkpoint: the source of the weights.
         experiment: the run that wrote the checkpoint.
         averaged: whether the weights are the moving averages of `ExponentialMovingAverage`.
-        changes: what changed since the checkpoint was written, in words.
+        changes: descriptions of the changes to config and sources since the checkpoint was written.
     """
 
     built: BuiltModel
@@ -35,7 +35,7 @@ class Restored:
     changes: list[str]
 
     def describe(self) -> dict[str, str]:
-        """Rows for the table at the start of an action."""
+        """Return the rows of the table that an action prints first."""
         found = {
             "model": self.built.name,
             "checkpoint": str(self.checkpoint.path),
@@ -45,7 +45,7 @@ class Restored:
 
 
 def add_checkpoint(parser: ArgumentParser) -> None:
-    """Declare ``--checkpoint``, which `restore` takes."""
+    """Add the argument ``--checkpoint`` for `restore`."""
     parser.add_argument(
         "--checkpoint",
         metavar="STEP|best|PATH",
@@ -55,15 +55,15 @@ def add_checkpoint(parser: ArgumentParser) -> None:
 
 
 def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
-    """Build a model and give it the weights of a checkpoint; moving averages where there are any.
+    """Build a model and load the weights of a checkpoint, or their moving averages if it has them.
 
     Args:
-        model: as `load_model` gives it.
-        checkpoint: a step, "best" (what `MinSaver` or `MaxSaver` kept), the directory of a checkpoint, or that of an
-            experiment, whose newest one is taken; None for the newest of the config's experiment.
+        model: the result of `load_model`.
+        checkpoint: a step, "best" (the checkpoint that `MinSaver` or `MaxSaver` kept), the directory of a checkpoint,
+            or the directory of an experiment for its newest checkpoint. None for the newest of the config's experiment.
 
     Raises:
-        CheckpointError: there is none, or it is damaged, of another run, or of another model.
+        CheckpointError: there is no such checkpoint, or it is damaged or belongs to another run or another model.
     """
     path = _find(model, checkpoint)
     own = path.parent.name == "checkpoints"
@@ -74,17 +74,17 @@ def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
     then, now = found.meta["facts"], built.facts()
     sources = {name: digest for name, digest in then["sources"].items() if name in now["sources"]}
     changes = changes_since({"config": then["config"], "sources": sources}, now)
-    changes = [line for line in changes if not line.startswith("trainer.")]  # which change no weights
+    changes = [line for line in changes if not line.startswith("trainer.")]  # trainer keys do not affect the weights
     cure = f"since it was written, {'; '.join(changes)}" if changes else "name another one with --checkpoint"
     averaged = built.restore_weights(found, cure=cure)
     return Restored(built=built, checkpoint=found, experiment=experiment, averaged=averaged, changes=changes)
 
 
 def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
-    """The path of the checkpoint."""
+    """Return the path of a checkpoint; see `restore`."""
     experiment = Experiment.from_config(model.config)
     if checkpoint is not None and not checkpoint.isdecimal() and checkpoint != "best":
-        path = Experiment(fetched(checkpoint)).directory  # which fails at a name that cannot be
+        path = Experiment(fetched(checkpoint)).directory  # Experiment() checks the name
         if (path / META).is_file():
             return path if path.parent.name == "checkpoints" else path.absolute()
         experiment, checkpoint = Experiment(path), None

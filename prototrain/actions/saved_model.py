@@ -1,4 +1,4 @@
-"""A model as a function of named tensors that TensorFlow can save, and the comparison of an export with it."""
+"""Export of a model to a SavedModel, and comparison of the export with the model."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ from prototrain.tf_private import owner
 Tensors = dict[str, tf.Tensor]
 
 DEFAULT = "serving_default"
-"""The default signature."""
+"""The name of the default signature."""
 
 
 class ServedModel:
-    """A model as a function from some tensors to others, without training, for any number of examples.
+    """A model as an inference function of named tensors, for any number of examples.
 
     Args:
-        built: the model, with the weights to be saved.
-        inputs: names or paths in a batch, or names in the model's mapping for a batch. The argument for the path
-            ``user/age`` is ``user_age``.
-        outputs: names in the model's mapping; or, for each signature, such names by the names of its outputs.
+        built: the model with the weights to save.
+        inputs: names or paths in a batch, or names in the mapping that `build` returns for a batch. The path
+            ``user/age`` becomes the argument ``user_age``.
+        outputs: names in the mapping that `build` returns, or for each signature a dict from output names to such
+            names.
 
     Attributes:
-        specs: the inputs by name.
-        cases: inputs from the training data, with different numbers of examples.
+        specs: the specifications of the inputs by name.
+        cases: inputs from the training data with different numbers of examples, for the comparison.
 
     Raises:
-        ModelError: there is no such input or output, or it is not a dense tensor.
+        ModelError: the model has no such input or output, or it is not a dense tensor.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class ServedModel:
         of_data = {name: at_path(spec, path) for name, path in self._paths.items() if has_path(spec, path)}
         specs = self.specs = {name: _free(name, value, of_data.get(name)) for name, value in first.items()}
         self._outputs = {f"{key}:{name}": net for key, names in signatures.items() for name, net in names.items()}
-        # The model is built once for all of them.
+        # All signatures share one trace of the model.
         whole = tf.function(self._serve, autograph=False, input_signature=[specs])
         self._graph = whole.get_concrete_function().graph
 
@@ -92,7 +93,7 @@ class ServedModel:
         return {key: _dense(f"actions.export.outputs: {name!r}", net[name]) for key, name in self._outputs.items()}
 
     def describe(self) -> dict[str, str]:
-        """Return the default signature, in words."""
+        """Return descriptions of the default signature's inputs and outputs."""
         outputs = self._functions[DEFAULT].get_concrete_function().structured_outputs
         sides = {"inputs": self.specs, "outputs": outputs}
         return {
@@ -101,15 +102,15 @@ class ServedModel:
         }
 
     def tolerance(self, output: tf.Tensor) -> float:
-        """Return how much of its largest value an output may differ by: other devices and fused operations round."""
+        """Return the tolerance of an output relative to its largest value; devices and fused operations may round."""
         sixteen_bits = self.built.config["model.mixed_precision"] is not None or output.dtype.size == 2
         return 2e-2 if sixteen_bits else 1e-4
 
     def results(self) -> list[Tensors]:
-        """The model's outputs for the cases, by ``<signature>:<output>``.
+        """Return the model's outputs for the cases, named ``<signature>:<output>``.
 
         Raises:
-            ModelError: a second call gives other outputs.
+            ModelError: a second call returns different outputs.
         """
         call = compiled(self._serve)
         found = [call(case) for case in self.cases]
@@ -124,10 +125,10 @@ class ServedModel:
         return found
 
     def save(self, directory: Path) -> None:
-        """Write a SavedModel with these signatures.
+        """Write a SavedModel with the model's signatures.
 
         Raises:
-            ModelError: the model uses something that TensorFlow cannot save.
+            ModelError: TensorFlow cannot save the model.
             ExperimentError: a file cannot be written.
         """
         module = tf.Module()
@@ -143,13 +144,13 @@ class ServedModel:
 
 
 def compare(served: ServedModel, directory: Path) -> str:
-    """Run an export in a fresh Python process without prototrain, and compare its outputs with the model's.
+    """Run an export in a new Python process without prototrain, and compare its outputs with the model's.
 
     Returns:
-        the numbers of examples and the largest difference, in words.
+        A summary with the numbers of examples and the largest difference.
 
     Raises:
-        ModelError: it does not load, does not run, or gives other outputs.
+        ModelError: the export does not load, does not run, or returns different outputs.
     """
     expected = served.results()
     found = _run_elsewhere(directory, served.cases)
@@ -170,17 +171,17 @@ def compare(served: ServedModel, directory: Path) -> str:
 
 
 def _run_elsewhere(directory: Path, cases: list[Tensors]) -> dict[str, np.ndarray[Any, Any]]:
-    """A fresh process's outputs for each case, by ``<number of the case>/<name>``."""
+    """Run the cases in a new process, and return the outputs by ``<number of the case>/<name>``."""
     given = {f"{number}/{name}": value for number, case in enumerate(cases) for name, value in case.items()}
-    # This process has the GPU; -I ignores the current directory and PYTHONPATH.
+    # Hide the GPU, which this process uses. -I ignores the current directory and PYTHONPATH.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as scratch:
         inputs, outputs = (str(Path(scratch, name)) for name in ("inputs", "outputs"))
         reload_export.write(inputs, given)
         export = Path(scratch, "export")
-        export.symlink_to(directory.absolute())  # TensorFlow takes a path such as lr=[0.1] for a pattern
+        export.symlink_to(directory.absolute())  # TensorFlow interprets a path such as lr=[0.1] as a pattern
         command = [sys.executable, "-I", reload_export.__file__, str(export), inputs, outputs]
-        # Ctrl-C at a terminal is for this process, which may be training.
+        # A new session keeps Ctrl-C from the child process.
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=scratch, env=environment, start_new_session=True
         )
@@ -191,7 +192,10 @@ def _run_elsewhere(directory: Path, cases: list[Tensors]) -> dict[str, np.ndarra
 
 
 def _difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
-    """The largest difference, relative to the largest value; infinite if values that must be equal are not."""
+    """Return the largest difference relative to the largest value.
+
+    The result is infinite if shapes, dtypes, integers, strings or non-finite values differ.
+    """
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return math.inf
     if not tf.as_dtype(expected.dtype).is_floating:
@@ -205,10 +209,10 @@ def _difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> 
 
 
 def _real_inputs(built: BuiltModel, paths: Sequence[str]) -> tuple[dict[str, str], Tensors]:
-    """Input values from the first training batch, or from the model's mapping for it.
+    """Return input values from the first training batch, or from the mapping that `build` returns for it.
 
     Returns:
-        the paths, and the values, by the names of the arguments.
+        The paths and the values, both by argument name.
     """
     batch = built.data.first_batch
     net = batch if all(has_path(batch, path) for path in paths) else {**built.build(batch, False), **batch}
@@ -234,7 +238,7 @@ def _dense(what: str, value: Any) -> tf.Tensor:
 
 
 def _free(name: str, value: tf.Tensor, of_dataset: Any) -> tf.TensorSpec:
-    """An input with any number of examples."""
+    """Return the specification of an input with an unknown number of examples."""
     shape = value.shape if of_dataset is None else of_dataset.shape
     if shape.rank:  # a scalar has no examples
         shape = tf.TensorShape([None]).concatenate(shape[1:])
@@ -242,7 +246,7 @@ def _free(name: str, value: tf.Tensor, of_dataset: Any) -> tf.TensorSpec:
 
 
 def _of_two_sizes(inputs: Tensors) -> list[Tensors]:
-    """The inputs, and the same with one example, or with two if they have one."""
+    """Return the inputs, and a second case with one example, or with two if the inputs have one."""
     several = _examples(inputs) > 1
 
     def other(value: tf.Tensor) -> tf.Tensor:
@@ -252,5 +256,5 @@ def _of_two_sizes(inputs: Tensors) -> list[Tensors]:
 
 
 def _examples(inputs: Tensors) -> int:
-    """How many examples there are; 0 if all inputs are scalars."""
+    """Return the number of examples; 0 if all inputs are scalars."""
     return max((int(value.shape[0]) for value in inputs.values() if value.shape.rank), default=0)

@@ -1,4 +1,4 @@
-"""The API of `tf.estimator`, which TensorFlow 2.16 removed, for a `model_fn` and its `input_fn`.
+"""The `tf.estimator` API, which TensorFlow 2.16 removed.
 
     from prototrain import estimator
 
@@ -6,7 +6,7 @@
     classifier.train(input_fn, steps=1000)
     print(classifier.evaluate(other_input_fn))
 
-prototrain's trainers and callbacks do the work, and `model_dir` is an experiment.
+prototrain's trainers and callbacks run the training, and `model_dir` is an experiment directory.
 """
 
 from typing import NoReturn

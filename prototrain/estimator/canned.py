@@ -1,7 +1,7 @@
-"""Ready-made estimators: linear models, networks of dense layers, and both together.
+"""Canned estimators: linear models, dense networks, and combinations of both.
 
-Their defaults are those of `tf.estimator` (``canned/linear.py``, ``dnn.py`` and ``dnn_linear_combined.py`` of
-tensorflow/estimator).
+The defaults follow `tf.estimator` (``canned/linear.py``, ``dnn.py`` and ``dnn_linear_combined.py`` of
+tensorflow/estimator), except where a docstring states otherwise.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ Start = str | Path | WarmStartSettings | None
 
 
 class LinearEstimator(Estimator):
-    """A weighted sum of the columns, and a head.
+    """A linear model with a head.
 
     Args:
         head: see `prototrain.estimator.heads`.
         feature_columns: see `prototrain.estimator.feature_column`.
         model_dir, config, warm_start_from: see `Estimator`.
         optimizer: a Keras optimizer, an `OptimizerSpec`, a function that returns one of these, or the name of an
-            optimizer; "Ftrl" has a learning rate of min(0.2, 1/sqrt(number of columns)) as in tf.estimator.
-        sparse_combiner: how the weights of several values of one column are put together: "sum", "mean" or "sqrtn".
+            optimizer. An optimizer given by name has a learning rate of min(0.2, 1/sqrt(number of columns)), which is
+            the rate of "Ftrl" in tf.estimator.
+        sparse_combiner: how to combine the weights of several values of a column: "sum", "mean" or "sqrtn".
 
     Raises:
-        ModelError: there are no columns, or an argument is out of its range.
+        ModelError: there are no columns, or an argument is invalid.
     """
 
     def __init__(
@@ -62,20 +63,21 @@ class LinearEstimator(Estimator):
 
 
 class DNNEstimator(Estimator):
-    """A network of dense layers on the columns, and a head.
+    """A network of dense layers with a head.
 
     Args:
-        head, feature_columns, model_dir, config, warm_start_from: see `LinearEstimator`; categorical columns must be
-            wrapped by `indicator_column` or `embedding_column`.
-        hidden_units: the widths of the layers.
-        optimizer: see `LinearEstimator`; "Adagrad" has a learning rate of 0.05, which is that of tf.estimator in
-            TensorFlow 1. (In TensorFlow 2 it took that of Keras, 0.001, where nearly nothing is learned.)
-        activation_fn: of the layers.
-        dropout: the part of the values that are left out behind each layer while training; None for none.
-        batch_norm: whether the values behind each layer are normalised.
+        head, feature_columns, model_dir, config, warm_start_from: see `LinearEstimator`. Categorical columns must be
+            wrapped in `indicator_column` or `embedding_column`.
+        hidden_units: the widths of the hidden layers.
+        optimizer: see `LinearEstimator`. An optimizer given by name has a learning rate of 0.05, the rate of "Adagrad"
+            in tf.estimator of TensorFlow 1. (TensorFlow 2 used the Keras default of 0.001, which learns almost
+            nothing.)
+        activation_fn: the activation of the hidden layers.
+        dropout: the dropout rate after each hidden layer during training, or None for no dropout.
+        batch_norm: whether to apply batch normalization after each hidden layer.
 
     Raises:
-        ModelError: there are no columns, or an argument is out of its range.
+        ModelError: there are no columns, or an argument is invalid.
     """
 
     def __init__(
@@ -103,18 +105,21 @@ class DNNEstimator(Estimator):
 
 
 class DNNLinearCombinedEstimator(Estimator):
-    """A linear model and a network of dense layers whose logits are added, each with an optimizer.
+    """A linear model and a dense network whose logits are added; each part has its optimizer.
 
     Args:
         head, model_dir, config, warm_start_from: see `LinearEstimator`.
-        linear_feature_columns, linear_sparse_combiner: of the linear part, which is left out if there are no columns.
-        linear_optimizer: "Ftrl" has a learning rate of min(0.005, 1/sqrt(number of columns)) as in tf.estimator.
-        dnn_feature_columns, dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm: of the network, see
-            `DNNEstimator`, which is left out if there are no columns.
-        dnn_optimizer: "Adagrad" has a learning rate of 0.001 as in tf.estimator.
+        linear_feature_columns, linear_sparse_combiner: arguments of the linear part, which is omitted if it has no
+            columns; see `LinearEstimator`.
+        linear_optimizer: see `LinearEstimator`. An optimizer given by name has a learning rate of
+            min(0.005, 1/sqrt(number of columns)), the rate of "Ftrl" in tf.estimator.
+        dnn_feature_columns, dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm: arguments of the network,
+            which is omitted if it has no columns; see `DNNEstimator`.
+        dnn_optimizer: see `LinearEstimator`. An optimizer given by name has a learning rate of 0.001, the rate of
+            "Adagrad" in tf.estimator.
 
     Raises:
-        ModelError: there are no columns, or an argument is out of its range.
+        ModelError: there are no columns, or an argument is invalid.
     """
 
     def __init__(
@@ -160,7 +165,7 @@ class DNNLinearCombinedEstimator(Estimator):
 
 
 class _Classifier:
-    """A mixin that makes the head of a classifier from its arguments."""
+    """Mixin that creates a classification head."""
 
     def __init__(
         self,
@@ -180,7 +185,7 @@ class _Classifier:
 
 
 class _Regressor:
-    """A mixin that makes the head of a regressor from its arguments."""
+    """Mixin that creates a regression head."""
 
     def __init__(
         self,
@@ -195,43 +200,43 @@ class _Regressor:
 
 
 class LinearClassifier(_Classifier, LinearEstimator):
-    """A linear model of classes.
+    """A linear classifier.
 
     Args:
-        feature_columns, model_dir, ...: those of `LinearEstimator` behind the head.
-        n_classes, weight_column, label_vocabulary, loss_reduction: those of `BinaryClassHead` and `MultiClassHead`, by
-            name.
+        feature_columns, model_dir, ...: the arguments of `LinearEstimator` after the head.
+        n_classes, weight_column, label_vocabulary, loss_reduction: the arguments of `BinaryClassHead` or
+            `MultiClassHead`, keyword-only.
     """
 
 
 class LinearRegressor(_Regressor, LinearEstimator):
-    """A linear model of numbers.
+    """A linear regressor.
 
     Args:
-        feature_columns, model_dir, ...: those of `LinearEstimator` behind the head.
-        label_dimension, weight_column, loss_reduction: those of `RegressionHead`, by name.
+        feature_columns, model_dir, ...: the arguments of `LinearEstimator` after the head.
+        label_dimension, weight_column, loss_reduction: the arguments of `RegressionHead`, keyword-only.
     """
 
 
 class DNNClassifier(_Classifier, DNNEstimator):
-    """A network of dense layers for classes; the arguments are those of `DNNEstimator` and `LinearClassifier`."""
+    """A dense network for classification, with the arguments of `DNNEstimator` and `LinearClassifier`."""
 
 
 class DNNRegressor(_Regressor, DNNEstimator):
-    """A network of dense layers for numbers; the arguments are those of `DNNEstimator` and `LinearRegressor`."""
+    """A dense network for regression, with the arguments of `DNNEstimator` and `LinearRegressor`."""
 
 
 class DNNLinearCombinedClassifier(_Classifier, DNNLinearCombinedEstimator):
-    """A linear model and a network for classes.
+    """A linear model and a dense network for classification.
 
-    The arguments are those of `DNNLinearCombinedEstimator` and `LinearClassifier`.
+    Takes the arguments of `DNNLinearCombinedEstimator` and `LinearClassifier`.
     """
 
 
 class DNNLinearCombinedRegressor(_Regressor, DNNLinearCombinedEstimator):
-    """A linear model and a network for numbers.
+    """A linear model and a dense network for regression.
 
-    The arguments are those of `DNNLinearCombinedEstimator` and `LinearRegressor`.
+    Takes the arguments of `DNNLinearCombinedEstimator` and `LinearRegressor`.
     """
 
 
@@ -240,11 +245,11 @@ def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None)
 
     Args:
         given: see `LinearEstimator`.
-        learning_rate: of an optimizer that is given by name.
-        scope: prefix of the names of the variables that it trains; None for all.
+        learning_rate: the learning rate of an optimizer that is given by name.
+        scope: the name prefix of the variables to train, or None for all variables.
 
     Raises:
-        ModelError: there is no such optimizer.
+        ModelError: Keras has no optimizer of this name.
     """
     found = given() if callable(given) and not isinstance(given, keras.optimizers.Optimizer) else given
     if isinstance(found, str):
@@ -264,7 +269,7 @@ def _network(
     dropout: float | None,
     batch_norm: bool,
 ) -> Callable[[Any, str], tf.Tensor]:
-    """A function from features and mode to logits."""
+    """Return a function from features and mode to logits."""
 
     def logits(features: Any, mode: str) -> tf.Tensor:
         training = mode == ModeKeys.TRAIN

@@ -1,4 +1,4 @@
-"""Feature columns; `prototrain.estimator.feature_column` has their public names."""
+"""Classes behind the feature columns of `prototrain.estimator.feature_column`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import tensorflow as tf
 from prototrain.errors import ModelError
 
 _COMBINERS = ("mean", "sqrtn", "sum")
-_set = object.__setattr__  # a field of a frozen column, in its __post_init__
+_set = object.__setattr__  # sets a field of a frozen dataclass in __post_init__
 
 
 class Column:
-    """A part of the features that a model sees.
+    """Base class of feature columns.
 
     Attributes:
-        name: orders the columns and names their layers.
-        parse_spec: the features that it reads, as `tf.io.parse_example` takes them.
+        name: determines the order of the columns and the names of their layers.
+        parse_spec: the `tf.io.parse_example` specification of the features that the column reads.
     """
 
     name: str
@@ -30,38 +30,38 @@ class Column:
 
 
 class Dense(Column):
-    """A column that is numbers."""
+    """Base class of columns with a dense representation."""
 
     def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
-        """Return its numbers, of shape (examples, width)."""
+        """Return the column's values, of shape (examples, width)."""
         raise NotImplementedError
 
 
 class Categorical(Column):
-    """A column that is whole numbers from 0 to `size` - 1."""
+    """Base class of columns of integer ids from 0 to `size` - 1."""
 
     size: int
 
     def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
-        """Return its numbers, of shape (examples, values), int64, -1 where there is no value."""
+        """Return the ids, int64 of shape (examples, values), with -1 for missing values."""
         raise NotImplementedError
 
     def given(self, features: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return its numbers, and where the examples have values; a value that is not in a vocabulary is one, too."""
+        """Return the ids and a mask of the values that are present, including out-of-vocabulary values."""
         ids = self.ids(features)
         return ids, ids >= 0
 
 
 @dataclass(frozen=True)
 class Numeric(Dense):
-    """Numbers as they are.
+    """A column of numbers.
 
     Attributes:
-        key: of the feature.
-        shape: of the feature in one example.
-        default_value: where it is missing in a serialized `tf.train.Example`.
-        dtype: there.
-        normalizer_fn: from the batch of numbers to another one of the same shape.
+        key: the name of the feature.
+        shape: the shape of the feature in one example.
+        default_value: the value if a serialized `tf.train.Example` lacks the feature.
+        dtype: the dtype of the feature in a serialized `tf.train.Example`.
+        normalizer_fn: a function from a batch of values to a batch of the same shape.
     """
 
     key: str
@@ -79,7 +79,7 @@ class Numeric(Dense):
 
     @property
     def width(self) -> int:
-        """How many numbers an example has."""
+        """The number of values per example."""
         return tf.TensorShape(self.shape).num_elements() or 1
 
     @property
@@ -100,14 +100,14 @@ class Numeric(Dense):
 
 @dataclass(frozen=True)
 class Bucketized(Dense, Categorical):
-    """Numbers by the interval that they lie in; each boundary belongs to the interval above it.
+    """A numeric column divided into buckets; each boundary belongs to the bucket above it.
 
     Attributes:
         source_column: a `numeric_column`.
-        boundaries: in ascending order.
+        boundaries: the boundaries of the buckets in ascending order.
 
     Raises:
-        ModelError: they are not, or the column is of another kind.
+        ModelError: the boundaries are empty or do not ascend, or the source is not a `numeric_column`.
     """
 
     source_column: Numeric
@@ -148,7 +148,7 @@ class Bucketized(Dense, Categorical):
 
 @dataclass(frozen=True)
 class OfOneFeature(Categorical):
-    """Base of categorical columns that read one feature."""
+    """Base class of categorical columns that read one feature."""
 
     key: str
 
@@ -174,17 +174,17 @@ class OfOneFeature(Categorical):
 
 @dataclass(frozen=True)
 class Vocabulary(OfOneFeature):
-    """Words, or whole numbers, by their place in a list.
+    """A categorical column of strings or integers with a vocabulary.
 
     Attributes:
-        key: of the feature.
-        vocabulary_list: the words.
-        dtype: of the feature in a serialized `tf.train.Example`; that of the words if None.
-        default_value: the place of a word that is not in the list; -1 leaves it out.
-        num_oov_buckets: how many places, behind the list, such words are distributed over instead.
+        key: the name of the feature.
+        vocabulary_list: the words, strings or integers; the id of a word is its index.
+        dtype: the dtype of the feature in a serialized `tf.train.Example`, or None for the type of the words.
+        default_value: the id of out-of-vocabulary words; -1 ignores them.
+        num_oov_buckets: the number of hash buckets for out-of-vocabulary words, with ids after the vocabulary.
 
     Raises:
-        ModelError: there are no words, or both a default and further places are asked for.
+        ModelError: the vocabulary is empty or has duplicates, or both `default_value` and `num_oov_buckets` are set.
     """
 
     vocabulary_list: Sequence[Any]
@@ -210,7 +210,7 @@ class Vocabulary(OfOneFeature):
         is_text = isinstance(words[0], str | bytes)
         if is_text != (values.dtype == tf.string):
             raise ModelError(f"the column {self.key!r} has words like {words[0]!r}, the feature is {values.dtype.name}")
-        # What is not in the vocabulary is 0 there, and the words are counted from 1.
+        # The lookup layers give 0 for out-of-vocabulary words and count the vocabulary from 1.
         if is_text:
             layer = keras.layers.StringLookup(vocabulary=words, oov_token="[not in the vocabulary]")
         else:
@@ -225,12 +225,12 @@ class Vocabulary(OfOneFeature):
 
 @dataclass(frozen=True)
 class Hashed(OfOneFeature):
-    """Words, or whole numbers, distributed over so many buckets by a hash.
+    """A categorical column of hashed strings or integers.
 
     Attributes:
-        key: of the feature.
-        hash_bucket_size: how many buckets there are.
-        dtype: of the feature in a serialized `tf.train.Example`.
+        key: the name of the feature.
+        hash_bucket_size: the number of buckets.
+        dtype: the dtype of the feature in a serialized `tf.train.Example`.
     """
 
     hash_bucket_size: int
@@ -246,12 +246,12 @@ class Hashed(OfOneFeature):
 
 @dataclass(frozen=True)
 class Identity(OfOneFeature):
-    """Whole numbers from 0 as they are.
+    """A categorical column whose values are integer ids from 0.
 
     Attributes:
-        key: of the feature.
-        num_buckets: how many there are.
-        default_value: the number for other words; None makes them an error while training.
+        key: the name of the feature.
+        num_buckets: the number of ids.
+        default_value: the id for values out of range; if None, such a value is an error when the step runs.
     """
 
     num_buckets: int
@@ -275,16 +275,15 @@ class Identity(OfOneFeature):
 
 @dataclass(frozen=True)
 class Crossed(Categorical):
-    """Combinations of values, distributed over buckets by a hash.
+    """A categorical column of hashed combinations of values.
 
     Attributes:
-        keys: at least two: keys of features, bucketized columns, or categorical ones of one feature that are not
-            hashed.
-        hash_bucket_size: how many buckets there are.
-        hash_key: another one gives another hash.
+        keys: at least two feature names, bucketized columns, or categorical columns of one feature that are not hashed.
+        hash_bucket_size: the number of buckets.
+        hash_key: selects the hash function; None for the default.
 
     Raises:
-        ModelError: there is only one, or one that is of another kind.
+        ModelError: there are fewer than two keys, or a key is of another type.
     """
 
     keys: Sequence[Any]
@@ -318,7 +317,7 @@ class Crossed(Categorical):
 
     def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
         parts = []
-        # The hash depends on the order: as in TensorFlow, features themselves come last.
+        # The hash depends on the order. As in TensorFlow, feature names come last.
         for part in sorted(self.keys, key=lambda part: isinstance(part, str)):
             if isinstance(part, str):
                 values = _discrete(features, part)
@@ -328,17 +327,17 @@ class Crossed(Categorical):
                 values, there = part.given(features)
             where = tf.where(there)
             parts.append(tf.SparseTensor(where, tf.gather_nd(values, where), tf.shape(values, out_type=tf.int64)))
-        # What keras.layers.HashedCrossing calls, which takes single values only.
+        # keras.layers.HashedCrossing calls this function, but accepts single values only.
         crossed = tf.sparse.cross_hashed(parts, self.hash_bucket_size, self.hash_key)
         return tf.sparse.to_dense(crossed, default_value=-1)
 
 
-# -- numbers of categorical columns -----------------------------------------------------------------------------------
+# -- dense representations of categorical columns ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class OfCategorical(Dense):
-    """Base of columns that make numbers of a categorical one."""
+    """Base class of dense columns that wrap a categorical column."""
 
     categorical_column: Categorical
 
@@ -360,7 +359,7 @@ class OfCategorical(Dense):
 
 @dataclass(frozen=True)
 class Indicator(OfCategorical):
-    """A categorical column as one number for each value: how often it is there."""
+    """A multi-hot encoding of a categorical column: the count of each value per example."""
 
     suffix = "indicator"
 
@@ -371,18 +370,18 @@ class Indicator(OfCategorical):
 
 @dataclass(frozen=True)
 class Embedded(OfCategorical):
-    """A categorical column as vectors that are learned.
+    """An embedding of a categorical column.
 
     Attributes:
         categorical_column: a categorical column.
-        dimension: of the vectors.
-        combiner: how those of one example are put together: "mean", "sqrtn" or "sum".
-        initializer: of Keras; by default a truncated normal one with a standard deviation of 1/sqrt(dimension).
-        max_norm: longer vectors are shortened to this L2 norm.
-        trainable: whether they are learned.
+        dimension: the size of the embedding vectors.
+        combiner: how to combine the vectors of one example: "mean", "sqrtn" or "sum".
+        initializer: a Keras initializer; by default `TruncatedNormal` with a standard deviation of 1/sqrt(dimension).
+        max_norm: the maximum L2 norm of a vector; longer vectors are scaled down.
+        trainable: whether the embeddings are trained.
 
     Raises:
-        ModelError: the column is of another kind, or there is no such combiner.
+        ModelError: the column is not categorical, or the combiner is unknown.
     """
 
     dimension: int
@@ -412,16 +411,16 @@ class Embedded(OfCategorical):
 
 
 def _combined(layer: Any, ids: tf.Tensor, combiner: str, max_norm: float | None = None) -> tf.Tensor:
-    """Put the vectors of each example's ids together; zeros where it has none.
+    """Combine the embedding vectors of each example; an example without values gets zeros.
 
     Args:
-        layer: from ids to vectors.
-        ids: of shape (..., values), -1 where there is none.
-        combiner: "sum", "mean", or "sqrtn".
-        max_norm: longer vectors are shortened to this L2 norm.
+        layer: an embedding layer.
+        ids: int64 of shape (..., values), with -1 for missing values.
+        combiner: "sum", "mean" or "sqrtn".
+        max_norm: the maximum L2 norm of a vector; longer vectors are scaled down.
 
     Returns:
-        of shape (..., width).
+        A tensor of shape (..., width).
     """
     vectors = layer(tf.maximum(ids, 0))
     if max_norm is not None:
@@ -434,15 +433,15 @@ def _combined(layer: Any, ids: tf.Tensor, combiner: str, max_norm: float | None 
 
 
 def _layer_name(name: str) -> str:
-    """Return a name for the layer of a column: Keras and TensorFlow do not take every character."""
+    """Return a column's layer name without the characters that Keras and TensorFlow refuse."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip("_-") or "column"
 
 
-# -- features as columns read them: dense, with a dimension of values -------------------------------------------------
+# -- dense features with a dimension of values ------------------------------------------------------------------------
 
 
 def _raw(features: Mapping[str, Any], key: str) -> tf.Tensor:
-    """Return a feature with a dimension of values: an empty text or -1 where a sparse or ragged one has none."""
+    """Return a feature as a dense tensor with a dimension of values; missing values are empty strings or -1."""
     if not isinstance(features, Mapping) or key not in features:
         there = ", ".join(features) if isinstance(features, Mapping) else type(features).__name__
         raise ModelError(f"there is no feature {key!r} for its column; input_fn gives {there}")
@@ -457,7 +456,7 @@ def _raw(features: Mapping[str, Any], key: str) -> tf.Tensor:
 
 
 def _discrete(features: Mapping[str, Any], key: str) -> tf.Tensor:
-    """Return a feature of texts or whole numbers, these as int64."""
+    """Return a feature of strings or integers; integers are cast to int64."""
     value = _raw(features, key)
     if value.dtype != tf.string and not value.dtype.is_integer:
         raise ModelError(f"the feature {key!r} must be texts or whole numbers for its column, not {value.dtype.name}")
@@ -468,20 +467,27 @@ def _is_missing(values: tf.Tensor) -> tf.Tensor:
     return values == ("" if values.dtype == tf.string else tf.constant(-1, values.dtype))
 
 
-# -- what a model does with several columns ---------------------------------------------------------------------------
+# -- models of several columns ----------------------------------------------------------------------------------------
 
 
 def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> tf.Tensor:
-    """Return the numbers of all columns side by side, in the order of their names, for a network of layers.
+    """Return the dense columns concatenated in the order of their names, as the input of a network.
+
+    Args:
+        features: tensors by feature name.
+        feature_columns: dense columns; wrap categorical ones in `indicator_column` or `embedding_column`.
+
+    Returns:
+        A float tensor of shape (examples, sum of the widths).
 
     Raises:
-        ModelError: there are no columns, or one is no numbers.
+        ModelError: there are no columns, two have the same name, or one is categorical.
     """
     return tf.concat([_numbers(column, features) for column in ordered(feature_columns)], axis=1)
 
 
 def linear_model(features: Mapping[str, Any], feature_columns: Iterable[Any], units: int, combiner: str) -> tf.Tensor:
-    """Return a weighted sum of all columns, and a bias; all weights are 0 at first."""
+    """Return the weighted sum of all columns plus a bias, of shape (examples, units); weights start at 0."""
     total = tf.convert_to_tensor(tf.Variable(lambda: tf.zeros([units]), name="bias_weights"))
     for column in ordered(feature_columns):
         name = _layer_name(column.name)
@@ -495,10 +501,10 @@ def linear_model(features: Mapping[str, Any], feature_columns: Iterable[Any], un
 
 
 def ordered(feature_columns: Iterable[Any]) -> list[Any]:
-    """Return columns in the order of their names.
+    """Return columns sorted by name.
 
     Raises:
-        ModelError: there are none, or two have one name.
+        ModelError: there are no columns, or two have the same name.
     """
     given = feature_columns if isinstance(feature_columns, Iterable) else [feature_columns]
     found = sorted(map(checked, given), key=lambda column: str(column.name))
@@ -511,10 +517,10 @@ def ordered(feature_columns: Iterable[Any]) -> list[Any]:
 
 
 def checked(column: Any) -> Any:
-    """Return a column of this package.
+    """Check that an object is a column of this package, and return it.
 
     Raises:
-        ModelError: it is something else.
+        ModelError: the object is of another type.
     """
     if isinstance(column, Column):
         return column
@@ -525,7 +531,11 @@ def checked(column: Any) -> Any:
 
 
 def check_combiner(combiner: str) -> None:
-    """Check that there is such a combiner."""
+    """Check that a combiner is "mean", "sqrtn" or "sum".
+
+    Raises:
+        ModelError: the combiner is unknown.
+    """
     if combiner not in _COMBINERS:
         raise ModelError(f"there is no combiner {combiner!r}; there are {', '.join(_COMBINERS)}")
 

@@ -1,4 +1,4 @@
-"""`Estimator`: trains, evaluates, predicts and exports what a `model_fn` describes."""
+"""The `Estimator` class and `train_and_evaluate`."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ InputFn = Callable[..., tf.data.Dataset]
 
 
 class Estimator:
-    """Trains, evaluates, predicts and exports what a `model_fn` describes.
+    """Trains, evaluates, predicts with and exports the model of a `model_fn`.
 
     Args:
         model_fn: takes any of `features`, `labels`, `mode`, `params` and `config` by these names and returns an
-            `EstimatorSpec`. Keras layers are made in it where they are used; all calls share their variables. It is
-            called in one mode at a time: for one tower's batch, with labels None to predict.
-        model_dir: the directory of the run, an experiment of prototrain's, whose newest checkpoint is always taken up;
-            by default that of `config`, or else a new temporary one.
-        config: how to run.
-        params: handed to `model_fn` and `input_fn` as they are (a deep copy).
-        warm_start_from: the directory of a checkpoint or of another run, whose variables are taken over where they
-            match by name and shape, unless `model_dir` has a checkpoint already; or `WarmStartSettings`.
+            `EstimatorSpec`. It creates Keras layers where it uses them; all calls share their variables. Each call is
+            for one mode and one tower's batch; labels are None in the mode PREDICT.
+        model_dir: the directory of the run, a prototrain experiment. Training always resumes from its newest
+            checkpoint. The default is the directory of `config`, or else a new temporary directory.
+        config: settings of the runs.
+        params: passed to `model_fn` and `input_fn` as a deep copy.
+        warm_start_from: the directory of a checkpoint or of another run, or `WarmStartSettings`. Variables of the same
+            name and shape are loaded, unless `model_dir` already has a checkpoint.
 
     Raises:
-        ModelError: `model_fn` needs other arguments.
-        ConfigError: there are two model directories.
+        ModelError: `model_fn` requires an argument of another name.
+        ConfigError: `model_dir` and `config` name different directories, or `config` is not a `RunConfig`.
     """
 
     def __init__(
@@ -105,21 +105,22 @@ class Estimator:
         steps: int | None = None,
         max_steps: int | None = None,
     ) -> Estimator:
-        """Train from the newest checkpoint on, until the data ends or all steps are done.
+        """Train from the newest checkpoint until the data ends or all steps are done.
 
         Args:
             input_fn: takes any of `mode`, `params` and `config` and returns a `tf.data.Dataset` of (features, labels),
-                each a tensor or tensors by name. An endless one continues where the last checkpoint was written, one
-                with an end begins at its start.
-            hooks: callbacks of prototrain's, or objects that look like a `SessionRunHook`.
-            steps: how many steps to do.
-            max_steps: how many steps there are to be, with those of earlier calls.
+                each a tensor or a dict of tensors. An infinite dataset continues from its position at the last
+                checkpoint; a finite one starts from the beginning.
+            hooks: prototrain callbacks, or objects with the methods of `SessionRunHook`.
+            steps: the number of steps to train.
+            max_steps: the total number of steps, including those of earlier calls. Give `steps` or `max_steps`, not
+                both.
 
         Returns:
-            the estimator.
+            The estimator.
 
         Raises:
-            PrototrainError: the user's mistakes, and what went wrong in a step.
+            PrototrainError: an argument is invalid, or a step fails.
         """
         if steps is not None and max_steps is not None:
             raise ConfigError("train: give steps or max_steps, not both")
@@ -139,7 +140,7 @@ class Estimator:
         program = self._program(ModeKeys.TRAIN, spec.input_fn)
         with global_random_kept():
             trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
-        trainer.data.allow_changes = True  # what the data is like is the input_fn's concern
+        trainer.data.allow_changes = True  # the input_fn decides on the data
         if self._warm_start_from is not None and not done:
             trainer.log(warm_start(trainer.built, self._warm_start_from))
         return trainer
@@ -162,7 +163,7 @@ class Estimator:
         if (trainer := self._trainer(train_spec)) is not None:
             with global_random_kept():
                 built = BuiltProgram(self._program(ModeKeys.EVAL, eval_spec.input_fn))
-            built.take_over(trainer)  # so that what does not fit shows now
+            built.take_over(trainer)  # fails before training if the variables differ
             evaluation = ThrottledValidation(built, eval_spec)
             exports = Exports(self, evaluation, eval_spec.exporters)
             chosen = [evaluation, exports] if eval_spec.exporters else [evaluation]
@@ -170,14 +171,14 @@ class Estimator:
             if evaluation.measured is not None:
                 return evaluation.measured, exports.results
         measured = self.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name)
-        # The run may have been killed when all was done but this.
+        # A run that was killed after its last step may not have exported yet.
         checkpoint = str(self._checkpoint().path)
         exported = export_all(self, eval_spec.exporters, checkpoint, measured, is_final=True)
         if (place := Path(self.model_dir) / "export").is_dir():
-            self._experiment.keep(place)  # with the notes of exports, and without deleted exports
+            self._experiment.keep(place)  # includes the exporters' records, and removes deleted exports
         return measured, exported
 
-    # -- using what was trained ---------------------------------------------------------------------------------------
+    # -- evaluation, prediction and export ----------------------------------------------------------------------------
 
     def evaluate(
         self,
@@ -186,30 +187,30 @@ class Estimator:
         name: str | None = None,
         checkpoint_path: str | Path | None = None,
     ) -> dict[str, Any]:
-        """Measure the loss and the metrics over a dataset, each example counting once.
+        """Return the loss and the metrics over a dataset, weighting each example equally.
 
         Args:
-            input_fn: as for `train`.
-            steps: how many batches; None: all.
-            name: of the chart in TensorBoard, "eval_<name>"; None: "eval".
-            checkpoint_path: see `latest_checkpoint`, which is the default; "best" for what `MinSaver` or `MaxSaver`
-                kept.
+            input_fn: see `train`.
+            steps: the number of batches, or None for all.
+            name: names the chart in TensorBoard, "eval_<name>"; None for "eval".
+            checkpoint_path: a checkpoint, or "best" for the one that `MinSaver` or `MaxSaver` kept. The default is
+                `latest_checkpoint()`.
 
         Returns:
             "loss", the metrics and "global_step" by name.
 
         Raises:
-            CheckpointError: there is no checkpoint, or none that fits.
-            ConfigError: `steps` is not a positive whole number.
-            DataError: the dataset has no end, and there are no `steps`.
-            StorageError: the chart cannot be uploaded, where the `model_dir` is at a URL; what was measured is said.
+            CheckpointError: there is no checkpoint, or it does not fit the model.
+            ConfigError: `steps` is not a positive integer.
+            DataError: the dataset is infinite and `steps` is None.
+            StorageError: the `model_dir` is a URL and the chart cannot be uploaded. The results are printed first.
         """
         steps = positive("steps", steps)
         built = self._built(self._program(ModeKeys.EVAL, input_fn), checkpoint_path)
         with built.stop:
             measured = built.measure(steps)
             built.stop.check()
-        assert measured is not None  # there was no stop
+        assert measured is not None  # stop.check() raises after a stop
         charts = Path(self.eval_dir(name))
         writer = tf.summary.create_file_writer(str(charts))
         with writer.as_default(step=built.step):
@@ -228,20 +229,21 @@ class Estimator:
         yield_single_examples: bool = True,
         checkpoint_path: str | Path | None = None,
     ) -> Iterator[Any]:
-        """Yield predictions, from when the first is asked for.
+        """Yield predictions. The model is built when the first prediction is requested.
 
         Args:
-            input_fn: as for `train`; labels are left out.
-            predict_keys: names of those to give; all if None.
-            yield_single_examples: whether to give them example by example, or as they come, in batches.
-            checkpoint_path: see `latest_checkpoint`, which is the default.
+            input_fn: see `train`; labels are ignored.
+            predict_keys: the names of the predictions to yield, or None for all.
+            yield_single_examples: whether to yield single examples or whole batches.
+            checkpoint_path: a checkpoint; by default `latest_checkpoint()`.
 
         Yields:
-            arrays by name; one array if `model_fn` gives one tensor.
+            Arrays by name, or one array if the predictions of `model_fn` are a single tensor.
 
         Raises:
-            CheckpointError: there is no checkpoint, or none that fits.
-            ModelError: there is no such key, or a prediction is not one for each example.
+            CheckpointError: there is no checkpoint, or it does not fit the model.
+            ModelError: no prediction has one of the names in `predict_keys`, or `yield_single_examples` is set and a
+                prediction has no value for each example.
         """
         built = self._built(self._program(ModeKeys.PREDICT, input_fn), checkpoint_path)
         predictions = built.model.spec.predictions
@@ -264,22 +266,23 @@ class Estimator:
         serving_input_receiver_fn: Callable[[], ServingInputReceiver],
         checkpoint_path: str | Path | None = None,
     ) -> str:
-        """Write a SavedModel that needs no prototrain, and make sure that it gives what the model gives.
+        """Write a SavedModel that runs without prototrain, and check that its outputs equal the model's.
 
         Args:
-            export_dir_base: a directory; the SavedModel goes into a directory there that is named by the time in
+            export_dir_base: a local directory. The SavedModel is written to a subdirectory named by the Unix time in
                 seconds.
             serving_input_receiver_fn: returns a `ServingInputReceiver`.
-            checkpoint_path: see `latest_checkpoint`, which is the default.
+            checkpoint_path: a checkpoint; by default `latest_checkpoint()`.
 
         Returns:
-            the directory. Its signatures take the received tensors, and give the `export_outputs` of the
-            `EstimatorSpec`, or else "serving_default" gives its predictions.
+            The directory of the SavedModel. Its signatures take the received tensors and return the `export_outputs`
+            of the `EstimatorSpec`. Without `export_outputs`, "serving_default" returns the predictions.
 
         Raises:
-            CheckpointError: there is no checkpoint, or none that fits.
-            ModelError: what is exported would not be the model.
-            ExperimentError: it cannot be written.
+            CheckpointError: there is no checkpoint, or it does not fit the model.
+            ConfigError: `export_dir_base` is a URL.
+            ModelError: the model cannot be exported, or the outputs of the export differ.
+            ExperimentError: the files cannot be written.
         """
         if "://" in str(export_dir_base):
             raise ConfigError(
@@ -294,9 +297,9 @@ class Estimator:
         program = self._program(ModeKeys.PREDICT, receiver.dataset, features_of=receiver.receive)
         with receiver.trying():
             built = self._built(program, checkpoint_path)
-            built.build(built.data.first_batch, False)  # which says what its signatures are
+            built.build(built.data.first_batch, False)  # sets program.signatures
             served = ServedModel(built, list(receiver.receiver_tensors), program.signatures)
-        seconds = int(time.time())  # which those that serve a model expect as the name
+        seconds = int(time.time())  # TensorFlow Serving expects numbered directories
         while (final := Path(export_dir_base) / str(seconds)).exists():
             seconds += 1
         compared = write_export(served, final)
@@ -308,23 +311,27 @@ class Estimator:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def latest_checkpoint(self) -> str | None:
-        """The newest checkpoint, as `tf.train.load_checkpoint` takes it; None if there is none."""
+        """Return the path of the newest checkpoint for `tf.train.load_checkpoint`, or None if there is none."""
         newest = self._newest()
         return None if newest is None else str(newest.path / BUNDLE)
 
     def eval_dir(self, name: str | None = None) -> str:
-        """The directory with an evaluation's charts; `name` as for `evaluate`."""
+        """Return the directory of an evaluation's charts; see `evaluate` for `name`."""
         return str(self._experiment.summaries / prefix(name))
 
     def get_variable_names(self) -> list[str]:
-        """The names of all variables in the newest checkpoint, and "global_step"."""
+        """Return the names of all variables in the newest checkpoint and "global_step", sorted.
+
+        Raises:
+            CheckpointError: there is no checkpoint.
+        """
         return sorted([*self._checkpoint().meta["variables"], "global_step"])
 
     def get_variable_value(self, name: str) -> np.ndarray[Any, Any]:
-        """The value of a variable in the newest checkpoint, by its name there.
+        """Return the value of a variable in the newest checkpoint.
 
         Raises:
-            CheckpointError: there is no such variable.
+            CheckpointError: there is no checkpoint, or it has no variable of this name.
         """
         checkpoint = self._checkpoint()
         variables = {**checkpoint.variables(), "global_step": np.asarray(checkpoint.step)}
@@ -345,14 +352,14 @@ class Estimator:
         """Return a verified checkpoint.
 
         Args:
-            path: of any, as `tf.train.load_checkpoint` takes it or of its directory, which may be a URL; "best" for
-                what `MinSaver` or `MaxSaver` kept; None for the newest.
+            path: a path for `tf.train.load_checkpoint`, the directory or URL of a checkpoint, "best" for the one that
+                `MinSaver` or `MaxSaver` kept, or None for the newest.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            CheckpointError: there is no checkpoint, or it is damaged.
         """
         if path is not None:
-            self._experiment.check_inside()  # an evaluation writes there
+            self._experiment.check_inside()  # evaluate() writes to the experiment
             found = best_checkpoint(self._experiment) if path == "best" else fetched(path)
             return verify(found.parent if found.name == BUNDLE else found)
         newest = self._newest()
@@ -363,12 +370,12 @@ class Estimator:
     # -- models -------------------------------------------------------------------------------------------------------
 
     def _program(self, mode: str, input_fn: Callable[..., Any], **more: Any) -> Program:
-        directory = Path(self.model_dir).resolve()  # "." has no name
+        directory = Path(self.model_dir).resolve()  # resolve() because Path(".") has no name
         config = Config(
             {
                 "trainer.experiment_base_dir": str(directory.parent),
                 "trainer.experiment_name": directory.name,
-                "model.batch_size": 1,  # until the data is known
+                "model.batch_size": 1,  # replaced when the data is read
                 "params": self.params if isinstance(self.params, Mapping) else getattr(self.params, "__dict__", {}),
             }
         )
@@ -391,30 +398,35 @@ class Estimator:
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Train, evaluating whenever a checkpoint is due (not more often than `eval_spec` allows) and at the end.
+    """Train and evaluate in one run.
 
-    One run trains and evaluates.
+    Evaluations run when a checkpoint is due, at most as often as `eval_spec` allows, and at the end.
+
+    Args:
+        estimator: the estimator to train.
+        train_spec: the training data, hooks and number of steps.
+        eval_spec: the evaluation data, delays and exporters.
 
     Returns:
-        what the last evaluation measured, and what each of the exporters returned after it.
+        The results of the last evaluation, and the return value of each exporter after it.
 
     Raises:
-        PrototrainError: the user's mistakes, and what went wrong in a step.
+        PrototrainError: an argument is invalid, or a step fails.
     """
     with ignore_save_signals():
         return estimator._train_and_export(train_spec, eval_spec)
 
 
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
-    """An estimator of the same run that measures more.
+    """Return an estimator of the same run with additional metrics.
 
     Args:
-        estimator: is left as it is.
-        metric_fn: takes any of `labels`, `predictions`, `features` and `config` by these names and returns metrics as
-            `eval_metric_ops` has them; one of a name that is there already takes its place.
+        estimator: the estimator to extend; it is not changed.
+        metric_fn: takes any of `labels`, `predictions`, `features` and `config` by these names and returns metrics in
+            the form of `EstimatorSpec.eval_metric_ops`. They replace existing metrics of the same name.
 
     Raises:
-        ModelError: it needs other arguments.
+        ModelError: `metric_fn` requires an argument of another name.
     """
     more = calling(metric_fn, "metric_fn", features=None, labels=None, predictions=None, config=estimator.config)
 
@@ -431,7 +443,7 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
 
 
 def _experiment(*given: str | Path | None) -> Experiment:
-    """Return the experiment in the directory that the user gave, in one place or two; by default a temporary one."""
+    """Return the experiment in the given directory, or in a new temporary one if no directory is given."""
     found = {one.directory.absolute(): one for one in (Experiment.of_run(place) for place in given if place)}
     if len(found) > 1:
         raise ConfigError(
@@ -442,7 +454,7 @@ def _experiment(*given: str | Path | None) -> Experiment:
         print(f"no model_dir was given: the run is kept in the temporary directory {directory}")
     experiment = next(iter(found.values())) if found else Experiment.of_run(directory)
     experiment.fetch(whole=True)
-    experiment.directory.mkdir(parents=True, exist_ok=True)  # programs put other files there before the run starts
+    experiment.directory.mkdir(parents=True, exist_ok=True)  # user programs may write there before the run starts
     return experiment
 
 

@@ -1,4 +1,4 @@
-"""Callbacks of `train_and_evaluate`: evaluations, and exports after them."""
+"""Callbacks of `train_and_evaluate` for evaluation and export."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 
 class ThrottledValidation(Validation):
-    """Evaluates with the weights of the run, at most as often as an `EvalSpec` allows, and at the end.
+    """Evaluates the current weights at most as often as an `EvalSpec` allows, and at the end of the run.
 
     Args:
-        built: evaluates.
-        spec: how much, and how often.
+        built: the model that runs the evaluation.
+        spec: the number of batches and the delays.
+        clock: returns the time in seconds.
 
     Attributes:
-        measured: the last outcome.
+        measured: the results of the last evaluation, or None before the first one.
     """
 
     def __init__(self, built: BuiltProgram, spec: EvalSpec, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,27 +50,28 @@ class ThrottledValidation(Validation):
 
 
 def prefix(name: str | None) -> str:
-    """The prefix of an evaluation's scalars: "eval", or "eval_<name>"."""
+    """Return the prefix of an evaluation's scalars: "eval" or "eval_<name>"."""
     return "eval" if name is None else f"eval_{name}"
 
 
 def scalars(measured: Mapping[str, Any]) -> dict[str, float]:
-    """The single numbers among what was measured, by name."""
+    """Return the results that are single numbers, by name."""
     return {name: value for name, value in measured.items() if isinstance(value, float)}
 
 
 class Exports(Callback):
-    """Calls exporters when an evaluation has run, with the checkpoint of its step.
+    """Calls exporters after each evaluation, with the checkpoint of the evaluated step.
 
-    It runs after the checkpoint is saved, so that a run that is killed during it continues from that checkpoint.
+    The callback runs after the checkpoint is saved, so a run that is killed during an export resumes from that
+    checkpoint.
 
     Args:
-        estimator: is trained.
-        evaluation: measures.
-        exporters: are called.
+        estimator: the estimator that is trained.
+        evaluation: the callback that evaluates.
+        exporters: the exporters to call.
 
     Attributes:
-        results: what the last calls returned, for each exporter.
+        results: the return value of each exporter's last call.
     """
 
     priority = Priority.SAVE + 1
@@ -89,6 +91,6 @@ class Exports(Callback):
 def export_all(
     estimator: Estimator, exporters: Sequence[Exporter], checkpoint: str, measured: Mapping[str, Any], is_final: bool
 ) -> list[str | None]:
-    """Call exporters; see `Exporter.export`."""
+    """Call the exporters and return their results; see `Exporter.export`."""
     base = Path(estimator.model_dir) / "export"
     return [one.export(estimator, str(base / one.name), checkpoint, measured, is_final) for one in exporters]

@@ -26,10 +26,10 @@ DEFAULT = "serving_default"
 
 @dataclass(frozen=True)
 class PredictOutput:
-    """The outputs of a signature.
+    """The outputs of a prediction signature.
 
     Attributes:
-        outputs: a tensor, or tensors by name.
+        outputs: a tensor or a dict of tensors by name.
     """
 
     outputs: Any
@@ -41,11 +41,11 @@ class PredictOutput:
 
 @dataclass(frozen=True)
 class ClassificationOutput:
-    """Classes and their scores, as the outputs "classes" and "scores" of a signature.
+    """The outputs "classes" and "scores" of a classification signature.
 
     Attributes:
-        scores: of each class, or None.
-        classes: as texts, or None.
+        scores: the score of each class, or None.
+        classes: the class names as strings, or None.
     """
 
     scores: Any = None
@@ -59,10 +59,10 @@ class ClassificationOutput:
 
 @dataclass(frozen=True)
 class RegressionOutput:
-    """A number for each example, as the output "outputs" of a signature.
+    """The output "outputs" of a regression signature.
 
     Attributes:
-        value: the numbers.
+        value: one number per example.
     """
 
     value: Any
@@ -73,21 +73,21 @@ class RegressionOutput:
 
 
 def named(tensors: Any) -> dict[str, Any]:
-    """Tensors by name; a single one is called "output"."""
+    """Return tensors by name; a single tensor is named "output"."""
     if tensors is None:
         return {}
     return dict(tensors) if isinstance(tensors, Mapping) else {"output": tensors}
 
 
 def signatures(outputs: Mapping[str, Any] | None, predictions: Any) -> dict[str, dict[str, Any]]:
-    """The tensors of each signature of an export, by its name.
+    """Return the output tensors of each signature of an export, by signature name.
 
     Args:
-        outputs: the `export_outputs` of an `EstimatorSpec`.
-        predictions: taken where there are none.
+        outputs: the `export_outputs` of an `EstimatorSpec`, or None.
+        predictions: the default signature's outputs if `outputs` is None.
 
     Raises:
-        ModelError: there are several, and none is the default.
+        ModelError: there are several signatures and none is the default, or `outputs` is empty.
     """
     if outputs is None:
         return {DEFAULT: named(predictions)}
@@ -104,7 +104,7 @@ def signatures(outputs: Mapping[str, Any] | None, predictions: Any) -> dict[str,
     return found
 
 
-# -- what an exported model is fed with -------------------------------------------------------------------------------
+# -- inputs of an exported model --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ class ServingInputReceiver:
     """The inputs of an exported model.
 
     Attributes:
-        features: from the received tensors by name to the features that `model_fn` takes; anything that is not a
-            function stands for the received tensors themselves.
-        receiver_tensors: a `tf.TensorSpec` for each input by name; the first dimension is that of the examples.
-        example: a batch to try the model on; zeros, and empty texts, if None.
+        features: a function from the received tensors by name to the features for `model_fn`. For any other value
+            the received tensors are the features.
+        receiver_tensors: a `tf.TensorSpec` for each input by name; the first dimension is the batch.
+        example: a batch for a trial call of the model; zeros and empty strings if None.
     """
 
     features: Any
@@ -130,14 +130,14 @@ class ServingInputReceiver:
             )
 
     def receive(self, inputs: dict[str, tf.Tensor]) -> Any:
-        """The features that `model_fn` takes, from what was received."""
+        """Return the features for `model_fn` from the received tensors."""
         if callable(self.features):
             return self.features(inputs)
         single = not isinstance(self.features, Mapping) and len(inputs) == 1
         return next(iter(inputs.values())) if single else inputs
 
     def dataset(self) -> tf.data.Dataset:
-        """One batch to try the model on, with the shapes that are declared."""
+        """Return a dataset of one batch with the declared shapes, for a trial call of the model."""
         specs = dict(self.receiver_tensors)
         example = self.example
         if example is None:
@@ -146,7 +146,11 @@ class ServingInputReceiver:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Context in which a model that cannot take the batch of zeros raises a `ModelError` that says what to do."""
+        """Context manager that explains how to give an example batch if the model fails on zeros.
+
+        Raises:
+            ModelError: the model fails on the batch of zeros.
+        """
         try:
             yield
         except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
@@ -163,7 +167,7 @@ class ServingInputReceiver:
 def build_raw_serving_input_receiver_fn(
     features: Mapping[str, Any], *, example: Mapping[str, Any] | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """A `serving_input_receiver_fn` for a model that is fed with the features themselves.
+    """Return a `serving_input_receiver_fn` for a model that takes the features directly.
 
     Args:
         features: a `tf.TensorSpec` for each feature by name.
@@ -175,11 +179,12 @@ def build_raw_serving_input_receiver_fn(
 def build_parsing_serving_input_receiver_fn(
     feature_spec: Mapping[str, Any], *, example: Mapping[str, Any] | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """A `serving_input_receiver_fn` for a model that is fed with serialized `tf.train.Example`.
+    """Return a `serving_input_receiver_fn` for a model that takes serialized `tf.train.Example` protos.
 
     Args:
-        feature_spec: as `tf.io.parse_example` takes it.
-        example: the features of one example, to try the model on; zeros, and empty texts, if None.
+        feature_spec: the features argument of `tf.io.parse_example`.
+        example: the features of one example, for a trial call of the model. Missing features are zeros and empty
+            strings.
     """
     tried = tf.train.Example(features=tf.train.Features(feature=_features(feature_spec, example or {})))
     return lambda: ServingInputReceiver(
@@ -190,7 +195,7 @@ def build_parsing_serving_input_receiver_fn(
 
 
 def _features(feature_spec: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, tf.train.Feature]:
-    """One example for `tf.io.parse_example`; what is not given is zeros where it has to be there."""
+    """Return the features of one `tf.train.Example`; missing features of fixed length are zeros or empty strings."""
     found = {}
     for name, spec in feature_spec.items():
         if name in example:

@@ -1,4 +1,4 @@
-"""Exporters: SavedModels that `train_and_evaluate` writes along with its evaluations."""
+"""Exporters, which write SavedModels after the evaluations of `train_and_evaluate`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Results = Mapping[str, Any]
 
 
 class Exporter:
-    """Base of exporters; `EvalSpec(exporters=...)` takes them. Derive from it for one of your own.
+    """Base class of exporters for `EvalSpec(exporters=...)`.
 
     Attributes:
-        name: the exports lie in ``export/<name>`` of the `model_dir`.
+        name: the name of the exporter's directory, ``export/<name>`` in the `model_dir`.
     """
 
     name: str
@@ -35,17 +35,17 @@ class Exporter:
         eval_result: Results,
         is_the_final_export: bool,
     ) -> str | None:
-        """Called after each evaluation.
+        """Called after each evaluation to export the model.
 
         Args:
-            estimator: is trained.
-            export_path: where exports go, a directory for this exporter.
-            checkpoint_path: has the weights that were measured.
-            eval_result: what was measured, by name, with "loss" and "global_step".
-            is_the_final_export: whether the training is over.
+            estimator: the estimator that is trained.
+            export_path: the directory for this exporter's exports.
+            checkpoint_path: the checkpoint with the evaluated weights.
+            eval_result: the results of the evaluation by name, including "loss" and "global_step".
+            is_the_final_export: whether training has ended.
 
         Returns:
-            the directory of the export; None if there is none.
+            The directory of the export, or None if nothing was exported.
         """
         raise NotImplementedError
 
@@ -53,15 +53,15 @@ class Exporter:
 class LatestExporter(Exporter):
     """Exports a SavedModel after each evaluation.
 
-    The last one is noted in ``export/<name>.json``, so that a run that was killed exports no evaluation twice.
+    ``export/<name>.json`` records the last export, so a resumed run exports no evaluation twice.
 
     Args:
         name: see `Exporter`.
         serving_input_receiver_fn: see `Estimator.export_saved_model`.
-        exports_to_keep: older exports are deleted; None keeps all.
+        exports_to_keep: the number of exports to keep; older ones are deleted. None keeps all.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class LatestExporter(Exporter):
         """Return whether to export.
 
         Args:
-            best: what was measured at the last export; None if there was none.
-            eval_result: what was measured now.
-            is_the_final_export: whether the training is over.
+            best: the results at the last export, or None before the first one.
+            eval_result: the results of the current evaluation.
+            is_the_final_export: whether training has ended.
         """
         return True
 
@@ -113,14 +113,14 @@ class LatestExporter(Exporter):
         write_atomic(noted, json.dumps(content) + "\n")
         exports = [path for path in Path(export_path).iterdir() if path.name.isdecimal()]
         for old in sorted(exports, key=lambda path: int(path.name))[: -(self._keep or len(exports))]:
-            # A reader sees the whole of it or nothing.
+            # Rename first, so that no reader sees a partly deleted export.
             doomed = old.rename(old.with_name(f".tmp-{old.name}-{os.getpid()}"))
             shutil.rmtree(doomed, ignore_errors=True)
         return place
 
 
 class FinalExporter(LatestExporter):
-    """Exports once, when the training is over. For its arguments see `LatestExporter`."""
+    """Exports once, at the end of training; see `LatestExporter` for the arguments."""
 
     def __init__(self, name: str, serving_input_receiver_fn: Callable[[], Any]) -> None:
         super().__init__(name, serving_input_receiver_fn, None)
@@ -134,15 +134,15 @@ def _loss_smaller(best_eval_result: Results, current_eval_result: Results) -> bo
 
 
 class BestExporter(LatestExporter):
-    """Exports after each evaluation that is better than all before, also those of an earlier part of the run.
+    """Exports after each evaluation that is better than all earlier ones, including those before a resume.
 
     Args:
         name, serving_input_receiver_fn, exports_to_keep: see `LatestExporter`.
-        compare_fn: takes `best_eval_result` and `current_eval_result`, and says whether the current one is better; by
-            default, whether its loss is smaller.
+        compare_fn: takes `best_eval_result` and `current_eval_result` and returns whether the current one is better.
+            The default compares the losses.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Feature columns, with the names of `tf.feature_column`.
+"""Feature columns with the names and the results of `tf.feature_column`.
 
-Keras preprocessing layers do the work, and the numbers are those of `tf.feature_column`. A missing value is an empty
-text or -1, as there; sparse and ragged tensors will do too.
+Keras preprocessing layers compute the columns. As in `tf.feature_column`, a missing value is an empty string or -1.
+Features may be dense, sparse or ragged tensors.
 """
 
 from __future__ import annotations
@@ -59,16 +59,18 @@ def categorical_column_with_vocabulary_file(
     default_value: int | None = None,
     num_oov_buckets: int = 0,
 ) -> Vocabulary:
-    """Words by their line in a file, which is read now.
+    """Return a categorical column with the vocabulary of a file.
+
+    The file is read when the column is created.
 
     Args:
-        key: of the feature.
-        vocabulary_file: the path of a file with one word in each line.
-        vocabulary_size: how many lines count; all if None.
+        key: the name of the feature.
+        vocabulary_file: the path of a UTF-8 file with one word per line.
+        vocabulary_size: the number of lines to use, or None for all.
         dtype, default_value, num_oov_buckets: see `categorical_column_with_vocabulary_list`.
 
     Raises:
-        ModelError: the file cannot be read, or has fewer words.
+        ModelError: the file cannot be read, or has fewer than `vocabulary_size` words.
     """
     try:
         lines = Path(vocabulary_file).read_text(encoding="utf-8").splitlines()
@@ -82,10 +84,10 @@ def categorical_column_with_vocabulary_file(
 
 
 def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]:
-    """Return the features of these columns, as `tf.io.parse_example` takes them.
+    """Return the `tf.io.parse_example` specification of the columns' features.
 
     Raises:
-        ModelError: two columns read one feature in different ways.
+        ModelError: two columns parse the same feature differently.
     """
     spec: dict[str, Any] = {}
     for column in map(checked, feature_columns):

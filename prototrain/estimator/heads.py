@@ -1,4 +1,4 @@
-"""Heads: from the logits of a network to loss, metrics, predictions and exports, with the numbers of `tf.estimator`."""
+"""Heads, which compute loss, metrics, predictions and exports from logits, with the results of `tf.estimator`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 from prototrain.towers import tower_count
 
 MEAN, SUM = "sum_over_batch_size", "sum"
-"""Reductions of the losses of the examples to that of the batch."""
+"""Reductions of the examples' losses to the loss of a batch."""
 
 Tensors = dict[str, Any]
 Metrics = dict[str, keras.metrics.Metric]
 
 
 class Head:
-    """Base of heads: from the logits of a network to loss, metrics, predictions and exports.
+    """Base class of heads, which compute loss, metrics, predictions and exports from logits.
 
     Attributes:
-        logits_dimension: how many logits there are for an example.
-        loss_reduction: from the weighted losses of a batch to its loss: "sum_over_batch_size" (their mean) or "sum".
+        logits_dimension: the number of logits per example.
+        loss_reduction: the reduction of the weighted losses of a batch: "sum_over_batch_size" (the mean) or "sum".
     """
 
     logits_dimension: int
@@ -37,7 +37,7 @@ class Head:
         self._weight_column = weight_column
         self._loss_fn = loss_fn
 
-    # Of a subclass; logits are of shape (examples, logits_dimension), labels are those of `_labels`.
+    # Subclasses implement these. Logits have the shape (examples, logits_dimension), labels come from `_labels`.
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError
@@ -68,15 +68,15 @@ class Head:
         """Return the `EstimatorSpec` of a `model_fn`.
 
         Args:
-            features, mode, labels: what `model_fn` was given.
-            logits: of shape (examples, `logits_dimension`).
-            optimizer: a Keras optimizer, an `OptimizerSpec`, or a list of these; required to train.
-            trainable_variables: those that it trains; all if None.
-            regularization_losses: are added to the loss. The losses of layers are added already, unless a
-                `model_fn` has asked for them.
+            features, mode, labels: the arguments of `model_fn`.
+            logits: a tensor of shape (examples, `logits_dimension`).
+            optimizer: a Keras optimizer, an `OptimizerSpec`, or a list of these; required in the mode TRAIN.
+            trainable_variables: the variables that a Keras optimizer trains; all if None.
+            regularization_losses: scalars to add to the loss. The trainer adds the losses of layers, unless `model_fn`
+                has requested them.
 
         Raises:
-            ModelError: logits or labels do not fit, or there is no optimizer to train with.
+            ModelError: the shape or type of logits or labels is wrong, or there is no optimizer in the mode TRAIN.
         """
         predictions = self.predictions(logits)
         if mode == ModeKeys.PREDICT:
@@ -93,22 +93,22 @@ class Head:
         return EstimatorSpec(mode, predictions, loss, train_op=optimizer)
 
     def loss(self, labels: Any, logits: Any, features: Any = None, mode: str | None = None) -> tf.Tensor:
-        """Return the loss of a batch, a scalar."""
+        """Return the scalar loss of a batch."""
         _, _, losses, weights = self._measured(labels, logits, features)
         total = tf.reduce_sum(losses if weights is None else losses * weights)
         if self.loss_reduction == MEAN:
             return total / tf.cast(tf.size(losses), losses.dtype)
-        # The engine takes the mean over the towers; a sum is to be that over the examples of all of them.
+        # The trainer averages over the towers, so scale the sum to cover the examples of all towers.
         return total * tower_count() if mode == ModeKeys.TRAIN else total
 
     def metrics(self, features: Any, logits: Any, labels: Any) -> Metrics:
-        """Return metrics of a batch, by name."""
+        """Return the metrics, updated with a batch, by name."""
         logits, labels, losses, weights = self._measured(labels, logits, features)
         found = _metric(keras.metrics.Mean, "average_loss", losses, weights=weights)
         return found | self._metrics(labels, logits, weights)
 
     def predictions(self, logits: Any) -> Tensors:
-        """Return everything that there is to predict, by name."""
+        """Return all predictions by name."""
         return self._predictions(self._logits(logits))
 
     def _logits(self, logits: Any) -> tf.Tensor:
@@ -121,7 +121,7 @@ class Head:
         return found
 
     def _measured(self, labels: Any, logits: Any, features: Any) -> tuple[Any, Any, Any, Any]:
-        """Return logits, labels, the losses of the examples, and their weights or None."""
+        """Return the logits, labels, losses and weights of the examples; weights may be None."""
         logits = self._logits(logits)
         labels = self._labels(labels, logits)
         if self._loss_fn is None:
@@ -132,13 +132,13 @@ class Head:
 
 
 class _ClassHead(Head):
-    """Base of heads for classes.
+    """Base class of classification heads.
 
     Args:
-        n_classes: how many there are.
-        least: how many there must be.
+        n_classes: the number of classes.
+        least: the minimum number of classes.
         vocabulary: the names of the classes.
-        thresholds: at which accuracy, precision and recall are measured.
+        thresholds: the thresholds for accuracy, precision and recall.
     """
 
     def __init__(self, n_classes: int, least: int, vocabulary: Any, thresholds: Any, *of_head: Any) -> None:
@@ -164,12 +164,12 @@ class _ClassHead(Head):
         return outputs
 
     def _all_classes(self, logits: Any) -> tf.Tensor:
-        """Return the names of all classes, a row for each example."""
+        """Return the names of all classes, repeated for each example."""
         names = [str(index) for index in range(self.n_classes)] if self._vocabulary is None else self._vocabulary
         return _repeated(tf.constant(names), logits)
 
     def _classes(self, scores: tf.Tensor) -> Tensors:
-        """Return the predictions of classes, from a score for each."""
+        """Return the class predictions from scores of shape (examples, classes)."""
         ids = tf.argmax(scores, axis=-1)[..., tf.newaxis]
         return {
             "class_ids": ids,
@@ -179,7 +179,7 @@ class _ClassHead(Head):
         }
 
     def _numbered(self, labels: tf.Tensor) -> tf.Tensor:
-        """Return labels as numbers; -1 where one is not in the vocabulary."""
+        """Return labels as class ids, with -1 for out-of-vocabulary labels."""
         is_text = labels.dtype == tf.string
         if is_text and self._vocabulary is not None:
             layer = keras.layers.StringLookup(vocabulary=self._vocabulary, oov_token="[not in the vocabulary]")
@@ -191,20 +191,20 @@ class _ClassHead(Head):
         return labels
 
     def _of_scores(self, labels: Any, scores: Any, weights: Any, spread: Any) -> Metrics:
-        """Return the areas under the curves, and accuracy, precision and recall at each of the thresholds.
+        """Return AUC metrics, and accuracy, precision and recall at each threshold.
 
         Args:
             labels: 0 or 1.
             scores: from 0 to 1.
-            weights: of the examples.
-            spread: weights for each of the scores, of which an example may have several.
+            weights: one weight per example.
+            spread: one weight per score; an example may have several scores.
         """
         m = keras.metrics
         found = _metric(m.AUC, "auc", labels, scores, weights=spread)
         found |= _metric(m.AUC, "auc_precision_recall", labels, scores, weights=spread, curve="PR")
         for at in self._thresholds:
             end = f"positive_threshold_{at:g}"
-            # This one takes the mean of each example.
+            # BinaryAccuracy averages the scores of each example first, so it takes one weight per example.
             found |= _metric(m.BinaryAccuracy, f"accuracy/{end}", labels, scores, weights=weights, threshold=at)
             for name, kind in (("precision", m.Precision), ("recall", m.Recall)):
                 found |= _metric(kind, f"{name}/{end}", labels, scores, weights=spread, thresholds=at)
@@ -212,17 +212,17 @@ class _ClassHead(Head):
 
 
 class BinaryClassHead(_ClassHead):
-    """Two classes, by one logit; the loss is the sigmoid cross entropy.
+    """Head for two classes with one logit and a sigmoid cross entropy loss.
 
     Args:
-        weight_column: the feature, or its `numeric_column`, that has the weight of each example.
-        thresholds: further ones, between 0 and 1, at which accuracy, precision and recall are measured.
-        label_vocabulary: the labels of the classes 0 and 1; without it labels are 0 and 1.
-        loss_reduction: from the weighted losses of a batch to its loss: "sum_over_batch_size" (their mean) or "sum".
-        loss_fn: from `labels` and `logits` to the losses of the examples, instead of the usual ones.
+        weight_column: the name or the `numeric_column` of the feature with the weight of each example.
+        thresholds: thresholds between 0 and 1 for additional metrics of accuracy, precision and recall.
+        label_vocabulary: the string labels of the classes 0 and 1; if None, labels are 0 and 1.
+        loss_reduction: the reduction of the weighted losses of a batch: "sum_over_batch_size" (the mean) or "sum".
+        loss_fn: a function of `labels` and `logits` that returns the losses of the examples and replaces the default.
 
     Raises:
-        ModelError: an argument is out of its range.
+        ModelError: an argument is invalid.
     """
 
     logits_dimension = 1
@@ -260,14 +260,14 @@ class BinaryClassHead(_ClassHead):
 
 
 class MultiClassHead(_ClassHead):
-    """Several classes, by one logit each; the loss is the softmax cross entropy.
+    """Head for exclusive classes with one logit per class and a softmax cross entropy loss.
 
     Args:
-        n_classes: how many there are, more than two.
+        n_classes: the number of classes, at least three.
         weight_column, label_vocabulary, loss_reduction, loss_fn: see `BinaryClassHead`.
 
     Raises:
-        ModelError: an argument is out of its range.
+        ModelError: an argument is invalid.
     """
 
     def __init__(
@@ -300,19 +300,19 @@ class MultiClassHead(_ClassHead):
 
 
 class MultiLabelHead(_ClassHead):
-    """Classes of which an example may have several or none, by one logit each.
+    """Head for multi-label classification with one logit per class.
 
-    The loss of an example is the mean over the classes of the sigmoid cross entropy. Labels are numbers 0 and 1 of
-    shape (examples, `n_classes`), or sparse or ragged, with the classes of each example.
+    The loss of an example is the sigmoid cross entropy averaged over the classes. Labels are a multi-hot tensor of
+    shape (examples, `n_classes`), or a sparse or ragged tensor with the classes of each example.
 
     Args:
-        n_classes: how many there are, at least two.
-        thresholds: between 0 and 1, at which accuracy, precision and recall are measured.
-        label_vocabulary: what the classes are called, in labels that are texts and in predictions.
+        n_classes: the number of classes, at least two.
+        thresholds: thresholds between 0 and 1 for metrics of accuracy, precision and recall.
+        label_vocabulary: the names of the classes, for string labels and for predictions.
         weight_column, loss_reduction, loss_fn: see `BinaryClassHead`.
 
     Raises:
-        ModelError: an argument is out of its range.
+        ModelError: an argument is invalid.
     """
 
     def __init__(
@@ -353,15 +353,15 @@ class MultiLabelHead(_ClassHead):
 
 
 class RegressionHead(Head):
-    """Numbers; the loss is the squared difference.
+    """Head for regression with a squared error loss.
 
     Args:
-        label_dimension: how many numbers an example has.
+        label_dimension: the number of labels per example.
         weight_column, loss_reduction, loss_fn: see `BinaryClassHead`.
-        inverse_link_fn: from logits to predictions.
+        inverse_link_fn: a function from logits to predictions; the identity if None.
 
     Raises:
-        ModelError: an argument is out of its range.
+        ModelError: an argument is invalid.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class RegressionHead(Head):
 
 
 def LogisticRegressionHead(weight_column: Any = None, loss_reduction: str = MEAN) -> RegressionHead:
-    """A number between 0 and 1, by one logit; the loss is the sigmoid cross entropy. See `RegressionHead`."""
+    """Return a `RegressionHead` for a number between 0 and 1, with one logit and a sigmoid cross entropy loss."""
     return RegressionHead(1, weight_column, loss_reduction, tf.nn.sigmoid_cross_entropy_with_logits, tf.sigmoid)
 
 
@@ -411,7 +411,12 @@ def PoissonRegressionHead(
     loss_reduction: str = MEAN,
     compute_full_loss: bool = True,
 ) -> RegressionHead:
-    """Counts, by the logarithm of their mean; the loss is that of Poisson. See `RegressionHead`."""
+    """Return a `RegressionHead` for counts, with the logarithm of their mean as logits and a Poisson loss.
+
+    Args:
+        label_dimension, weight_column, loss_reduction: see `RegressionHead`.
+        compute_full_loss: whether to include the Stirling approximation of the constant term in the loss.
+    """
 
     def loss_fn(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         return tf.nn.log_poisson_loss(targets=labels, log_input=logits, compute_full_loss=compute_full_loss)
@@ -423,7 +428,7 @@ def PoissonRegressionHead(
 
 
 class _Baseline(keras.metrics.Mean):  # type: ignore[misc]
-    """The accuracy of always saying what is more frequent, from labels of 0 and 1."""
+    """The accuracy of always predicting the more frequent class, for labels 0 and 1."""
 
     def result(self) -> Any:
         mean = super().result()
@@ -431,7 +436,7 @@ class _Baseline(keras.metrics.Mean):  # type: ignore[misc]
 
 
 def _metric(kind: type, name: str, *values: Any, weights: Any = None, **options: Any) -> Metrics:
-    """Return a new metric of the values of a batch."""
+    """Return a new metric, updated with the values of a batch, by name."""
     if issubclass(kind, keras.metrics.Mean):
         options["dtype"] = "float64"  # float32 loses the digits of a mean over many batches
     metric = kind(name=name.replace("/", "_"), **options)
@@ -440,17 +445,17 @@ def _metric(kind: type, name: str, *values: Any, weights: Any = None, **options:
 
 
 def _spread(weights: Any, labels: tf.Tensor) -> Any:
-    """Return a weight for each label, from one for each example."""
+    """Return one weight per label from one weight per example."""
     return None if weights is None else tf.broadcast_to(weights, tf.shape(labels))
 
 
 def _repeated(row: tf.Tensor, like: Any) -> tf.Tensor:
-    """Return a row for each example."""
+    """Return a row repeated for each example."""
     return tf.tile(row[tf.newaxis], [tf.shape(like)[0], 1])
 
 
 def _as_rows(labels: Any, logits: tf.Tensor, width: int | None = None) -> tf.Tensor:
-    """Return labels of shape (examples, width), from those or from (examples,)."""
+    """Return labels of shape (examples, width) from that shape or from (examples,)."""
     if labels is None:
         raise ModelError("the head needs labels to train and to evaluate: input_fn must give (features, labels)")
     if isinstance(labels, Mapping):
@@ -465,7 +470,7 @@ def _as_rows(labels: Any, logits: tf.Tensor, width: int | None = None) -> tf.Ten
 
 
 def _checked_range(labels: tf.Tensor, n_classes: int) -> tf.Tensor:
-    """Return labels that are known to be classes; in a traced step, the check is made when it runs."""
+    """Check that labels are class ids, and return them; in a traced step, the check runs with the step."""
     fits = tf.reduce_all((labels >= 0) & (labels <= n_classes - 1))
     what = f"labels must be from 0 to {n_classes - 1}, or in the label_vocabulary"
     if tf.executing_eagerly():
@@ -478,7 +483,7 @@ def _checked_range(labels: tf.Tensor, n_classes: int) -> tf.Tensor:
 
 
 def _weights_of(features: Any, column: Any, losses: tf.Tensor) -> tf.Tensor | None:
-    """Return the weights of the examples, of shape (examples, 1) or that of the losses; None if there are none."""
+    """Return the weights of the examples, of shape (examples, 1) or the losses' shape, or None without a column."""
     if column is None:
         return None
     key = column if isinstance(column, str) else column.key

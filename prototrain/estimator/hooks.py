@@ -1,4 +1,4 @@
-"""Hooks of `Estimator.train`: callbacks as they are, and objects that look like a `SessionRunHook`."""
+"""Hooks of `Estimator.train`: prototrain callbacks and objects with the methods of `SessionRunHook`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _METHODS = ("begin", "after_create_session", "before_run", "after_run", "end")
 
 
 class SessionRunArgs(NamedTuple):
-    """The values of a step that a hook asks for.
+    """The values that a hook requests from a step.
 
     Attributes:
-        fetches: names of scalars of the step, such as "loss", or "global_step"; one, or a list or dict of them.
-        feed_dict, options: must be None.
+        fetches: a name, or a list or dict of names, of scalars of the step such as "loss", or "global_step".
+        feed_dict: must be None or empty; a step cannot be fed.
+        options: ignored.
     """
 
     fetches: Any
@@ -32,7 +33,7 @@ class SessionRunArgs(NamedTuple):
 
 
 class SessionRunValues(NamedTuple):
-    """The values of a step: `results` has the structure of `fetches`, with numbers for the names."""
+    """The values of a step; `results` has the structure of `fetches`, with a number for each name."""
 
     results: Any
     options: None = None
@@ -40,23 +41,23 @@ class SessionRunValues(NamedTuple):
 
 
 class SessionRunHook:
-    """Base of hooks, for programs that derive theirs from the one of TensorFlow 1."""
+    """Base class of hooks with the interface of TensorFlow 1."""
 
     def begin(self) -> None:
         """Called once, before the first step."""
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Called before each step; returns what `after_run` is to get."""
+        """Called before each step; returns the values to pass to `after_run`."""
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Called after each step."""
 
     def end(self, session: Any) -> None:
-        """Called after the last step, unless something failed."""
+        """Called after the last step, unless training failed."""
 
 
 class SessionRunContext:
-    """The run, for a hook.
+    """The context of a hook call.
 
     Attributes:
         stop_requested: whether `request_stop` was called.
@@ -67,12 +68,12 @@ class SessionRunContext:
         self.stop_requested = False
 
     def request_stop(self) -> None:
-        """End the training after this step."""
+        """Request the end of training after this step."""
         self.stop_requested = True
 
 
 class _NoSession:
-    """Raises an error for each attribute; the guide explains what replaces a session."""
+    """A placeholder for the session that raises an error for each attribute."""
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -82,18 +83,19 @@ class _NoSession:
 
 
 class HookCallback(Callback):
-    """Calls the methods of an object that looks like a `SessionRunHook`.
+    """Adapts an object with the methods of `SessionRunHook` to a callback.
 
-    One that defines `before_run` or `after_run` makes every compiled call one step long.
+    A hook with `before_run` or `after_run` reduces each compiled call to one step.
 
     Args:
-        hook: has some of `begin`, `before_run`, `after_run` and `end`.
+        hook: an object with some of the methods `begin`, `before_run`, `after_run` and `end`.
 
     Raises:
-        CallbackError: it needs a session, or wants to see what is no scalar of a step.
+        CallbackError: the hook defines `after_create_session`; during training, if it uses the session, feeds values
+            or requests a value that is not a scalar of the step.
     """
 
-    priority = Priority.DECIDE  # a hook may ask for what was measured at its step
+    priority = Priority.DECIDE  # a hook may request scalars that other callbacks record at the step
 
     def __init__(self, hook: Any) -> None:
         self.hook = hook
@@ -131,7 +133,7 @@ class HookCallback(Callback):
             self._before_run()
 
     def after_train(self) -> None:
-        if sys.exception() is self._outer:  # as it was, not after a failure
+        if sys.exception() is self._outer:  # no exception was raised since setup()
             self._call("end", self._context.session)
 
     def _before_run(self) -> None:
@@ -161,7 +163,8 @@ def as_callbacks(hooks: Iterable[Any] | None) -> list[Callback]:
     """Turn hooks into callbacks.
 
     Raises:
-        CallbackError: one is neither a callback nor looks like a `SessionRunHook`, or stands on TensorFlow 1.
+        CallbackError: an object is neither a callback nor has the methods of `SessionRunHook`, or is a hook of
+            TensorFlow 1.
     """
     found: list[Callback] = []
     for hook in hooks or ():
@@ -177,7 +180,7 @@ def as_callbacks(hooks: Iterable[Any] | None) -> list[Callback]:
 
 
 def _has_own(hook: Any, method: str) -> bool:
-    """Return whether a hook defines a method, or inherits it from a class that is not an interface."""
+    """Return whether a hook implements a method outside of TensorFlow's classes and this module."""
     defined = getattr(type(hook), method, None)
     return defined is not None and not str(defined.__module__).startswith(("tensorflow.", __name__))
 
@@ -186,18 +189,18 @@ def _has_own(hook: Any, method: str) -> bool:
 
 
 class LoggingTensorHook(ProcessTensors):
-    """Prints tensors of the step at an interval, and leaves the steps in between alone.
+    """Prints tensors of the training step at an interval.
 
     Args:
-        tensors: names, or names or tensors by what they are called in the line that is printed. A name is that of an
-            operation (``tf.identity(x, name="x")``, also ``"x:0"``), of a prediction, a metric or a scalar of the step.
-            Tensors themselves are for a hook that `model_fn` makes and gives to `EstimatorSpec(training_hooks=...)`.
-        every_n_iter: steps between two lines.
-        every_n_secs: seconds between two lines.
-        formatter: from values by name to the line.
+        tensors: a list of names, or a dict of names or tensors by label. A name refers to an operation
+            (``tf.identity(x, name="x")``, also ``"x:0"``), a prediction, a metric or a scalar of the step. Only a hook
+            that `model_fn` creates and passes to `EstimatorSpec(training_hooks=...)` may have tensors.
+        every_n_iter: the number of steps between two lines.
+        every_n_secs: the number of seconds between two lines.
+        formatter: a function from the values by label to the line to print.
 
     Raises:
-        CallbackError: there is no interval, or there are two.
+        CallbackError: neither or both intervals are given; during training, if the step has no such tensor.
     """
 
     at_end = False
@@ -235,13 +238,13 @@ class LoggingTensorHook(ProcessTensors):
 
 
 def logged(hooks: Iterable[Any]) -> dict[str, Any]:
-    """Return the tensors that hooks of a `model_fn` are to print, by their names."""
+    """Return the tensors that the `LoggingTensorHook`s of a `model_fn` print, by label."""
     found = {tag: one for tag, one in _to_print(hooks) if not isinstance(one, str)}
     return {tag: one.result() if isinstance(one, keras.metrics.Metric) else one for tag, one in found.items()}
 
 
 def wanted(hooks: Iterable[Any]) -> set[str]:
-    """Return the names of tensors that hooks want to see."""
+    """Return the names of the tensors that `LoggingTensorHook`s print."""
     return {value.removesuffix(":0") for _, value in _to_print(hooks) if isinstance(value, str)} - set(_OF_STEP)
 
 
@@ -250,17 +253,17 @@ def _to_print(hooks: Iterable[Any]) -> list[tuple[str, Any]]:
 
 
 def find_tensors(names: Iterable[str]) -> dict[str, Any]:
-    """Return tensors that were made under these names in the present graph, the last of each.
+    """Return the last tensor of each name in the current graph.
 
     Raises:
-        ModelError: the last operation of a name gives no tensor.
+        ModelError: the last operation of a name has no output.
     """
     if tf.executing_eagerly():
         return {}
     operations = tf.compat.v1.get_default_graph().get_operations()
     found = {}
     for name in names:
-        # Graphs put scopes in front, and numbers behind what they have already.
+        # A graph adds scopes before a name, and a number after a name that it already has.
         fitting = [op for op in operations if op.name == name or op.name.endswith(f"/{name}")]
         fitting = fitting or [op for op in operations if re.fullmatch(rf"(.*/)?{re.escape(name)}_\d+", op.name)]
         if fitting and not fitting[-1].outputs:

@@ -1,4 +1,4 @@
-"""A `model_fn` and an `input_fn` as a model that prototrain's trainers take."""
+"""Adapter from a `model_fn` and an `input_fn` to a model for prototrain's trainers."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ _GUIDE = 'see the table in "From tf.estimator" of the documentation'
 
 @dataclass(eq=False)
 class Program:
-    """A model of the engine that calls a `model_fn` in one mode.
+    """A prototrain model that calls a `model_fn` in one mode.
 
     Attributes:
-        call: the `model_fn`, called with the arguments features, labels and mode by name.
+        call: the `model_fn`, which takes features, labels and mode by name.
         mode: see `ModeKeys`.
-        read: returns the data.
-        config: of the engine.
-        name: of the `model_fn`, for tables.
-        source: where it was written, if that is known.
-        features_of: from a batch to the features, for data that is not what an `input_fn` gives.
-        spec: what the first call returned.
-        wanted: names of tensors that hooks want to see of a training step, besides those in the `EstimatorSpec`.
-        signatures: of an export: for each, its outputs by name, with their names in what `build` returns.
+        read: returns the dataset.
+        config: the keys of the trainer.
+        name: the name of the `model_fn`, for tables.
+        source: the source file of the `model_fn`, or None if unknown.
+        features_of: a function from a batch to the features, for data that does not come from an `input_fn`.
+        spec: the result of the first call.
+        wanted: names of further tensors of the training step that hooks print.
+        signatures: for each signature of an export, a dict from the outputs' names to their names in the mapping that
+            `build` returns.
     """
 
     call: Callable[..., Any]
@@ -54,10 +55,12 @@ class Program:
     _like: tuple[Any, Any] = field(init=False, default=(None, None))
 
     def datasets(self) -> dict[str, tf.data.Dataset]:
-        """The data, each element a dict of tensors by name: "features", or "features/<name>", and the same of labels.
+        """Return the dataset under the name "trn".
+
+        Elements are dicts of tensors named "features" or "features/<name>", and "labels" or "labels/<name>".
 
         Raises:
-            DataError: the `input_fn` gives something else.
+            DataError: the `input_fn` returns something other than a dataset of (features, labels), or an empty dataset.
         """
         dataset = self.read()
         if self.features_of is not None:
@@ -76,10 +79,10 @@ class Program:
         return {"trn": dataset.map(by_name)}
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
-        """Call the `model_fn`; scalars in what is returned are reported.
+        """Call the `model_fn` and return its tensors by name, including the scalars to report.
 
         Raises:
-            ModelError: it is not written for Keras and TensorFlow 2, or returns less than the mode needs.
+            ModelError: the `model_fn` needs TensorFlow 1, or its result lacks a value that the mode requires.
         """
         if self.features_of is not None:
             features, labels = self.features_of(inputs), None
@@ -87,7 +90,7 @@ class Program:
             features, labels = keras.tree.pack_sequence_as(self._like, [inputs.get(name) for name in _flat(self._like)])
         trace, call = tower_trace(), present_call()
         if self.mode == ModeKeys.TRAIN and trace is not None and call is not None:
-            call.updates_metrics = trace.is_watched  # as `tf.summary`, which shows them
+            call.updates_metrics = trace.is_watched  # metrics are updated in watched steps only, as `tf.summary` is
         spec = checked(self.call(features=features, labels=labels, mode=self.mode), self.mode)
         if not hasattr(self, "spec"):
             self.spec = spec
@@ -101,19 +104,19 @@ class Program:
         return {**find_tensors(self.wanted - found.keys()), **found} if self.mode == ModeKeys.TRAIN else found
 
     def _exported(self, spec: EstimatorSpec) -> dict[str, Any]:
-        """The outputs of all signatures, called ``<signature>:<name>``."""
+        """Return the outputs of all signatures, named ``<signature>:<name>``."""
         found = export.signatures(spec.export_outputs, spec.predictions)
         self.signatures = {name: {key: f"{name}:{key}" for key in outputs} for name, outputs in found.items()}
         return {f"{name}:{key}": value for name, outputs in found.items() for key, value in outputs.items()}
 
     @property
     def metrics(self) -> dict[str, keras.metrics.Metric]:
-        """The metrics of the first call, by name; those of later calls have the same variables."""
+        """The metrics of the first call by name; the metrics of later calls share their variables."""
         found = self.spec.eval_metric_ops.items()
         return {name: metric for name, metric in found if isinstance(metric, keras.metrics.Metric)}
 
     def _parts(self, element: Any) -> tuple[Any, Any]:
-        """Features and labels; labels are None to predict."""
+        """Return features and labels; labels are None in the mode PREDICT."""
         if not isinstance(element, tuple):
             return element, None
         if self.mode == ModeKeys.PREDICT:
@@ -124,32 +127,32 @@ class Program:
 
 
 def _flat(parts: tuple[Any, Any]) -> dict[str, Any]:
-    """Return the tensors of features and labels by name, such as "features/width"; what is None, too."""
+    """Return the leaves of features and labels by path, such as "features/width", including None."""
     leaves = keras.tree.flatten_with_path(dict(zip(("features", "labels"), parts, strict=True)))
     return {"/".join(map(str, path)): leaf for path, leaf in leaves}
 
 
-# -- calls of the user's functions, and what they return --------------------------------------------------------------
+# -- calls of user functions, and checks of their results --------------------------------------------------------------
 
 
 def calling(function: Callable[..., Any], what: str, **available: Any) -> Callable[..., Any]:
-    """Prepare a function of the user's to be called with those of the available arguments that its signature names.
+    """Wrap a user function so that it receives only the arguments that its signature names.
 
     Args:
-        function: takes some of them, by name.
-        what: it is called in messages.
-        available: arguments; None for those that the caller gives.
+        function: takes some of the available arguments by name.
+        what: the name of the function in messages.
+        available: the arguments by name; the caller may override them.
 
     Returns:
-        a function of keyword arguments.
+        A function of keyword arguments.
 
     Raises:
-        ModelError: it is no function, or needs another argument.
+        ModelError: `function` is not callable, or requires another argument.
     """
     if not callable(function):
         raise ModelError(f"{what} must be a function, not {type(function).__name__}")
     parameters = inspect.signature(function).parameters.values()
-    bound = function.keywords if isinstance(function, partial) else {}  # what the user gave stays
+    bound = function.keywords if isinstance(function, partial) else {}  # arguments bound by the user are kept
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
     odd = [p.name for p in by_name if p.name not in available and p.default is p.empty]
     if odd:
@@ -164,10 +167,10 @@ def calling(function: Callable[..., Any], what: str, **available: Any) -> Callab
 
 
 def checked(spec: Any, mode: str) -> EstimatorSpec:
-    """Check what a `model_fn` returned, and complete it: `train_op` becomes an `OptimizerSpec`, the loss a scalar.
+    """Check the result of a `model_fn`, and convert `train_op` to a tuple of `OptimizerSpec`s and the loss to a scalar.
 
     Raises:
-        ModelError: it has less than the mode needs.
+        ModelError: the result is not an `EstimatorSpec`, lacks a value that the mode requires, or has an invalid one.
     """
     if not isinstance(spec, EstimatorSpec):
         raise ModelError(f"model_fn must return an EstimatorSpec, not {type(spec).__name__}")
@@ -206,8 +209,8 @@ def _optimizer_spec(train_op: Any) -> OptimizerSpec:
 
 # -- TensorFlow 1's graph collections ----------------------------------------------------------------------------------
 
-# In TensorFlow 2, `tf.compat.v1.trainable_variables` and its like give nothing, and a weight decay that is written with
-# them would be 0 without a word. All of them end up in one method of a graph.
+# In TensorFlow 2, `tf.compat.v1.trainable_variables` and similar functions return empty lists, and a weight decay that
+# uses them would silently be 0. All of these functions call `tf.Graph.get_collection`.
 _KEYS = tf.compat.v1.GraphKeys
 _GONE = {
     _KEYS.GLOBAL_STEP: "give a learning rate that depends on the step to OptimizerSpec(optimizer, learning_rate=...)",
@@ -221,7 +224,7 @@ _get_collection = tf.Graph.get_collection
 
 
 def _collection(self: tf.Graph, name: str, scope: str | None = None) -> Any:
-    """Return what a `model_fn` finds in a collection, and elsewhere what TensorFlow has."""
+    """Return a collection of the current `model_fn` call; elsewhere, TensorFlow's collection."""
     call = present_call()
     if call is not None and name in _GONE:
         raise ModelError(f"model_fn asks for TensorFlow 1's collection of {name}, which is gone; {_GONE[name]}")
@@ -229,7 +232,7 @@ def _collection(self: tf.Graph, name: str, scope: str | None = None) -> Any:
         if scope is not None:
             raise ModelError("model_fn asks for the regularization losses of a scope, which are not known by scopes")
         return [tf.cast(loss, tf.float32) for loss in call.take_losses()]
-    # tf.custom_gradient asks for the global ones.
+    # tf.custom_gradient requests GLOBAL_VARIABLES.
     if call is not None and name in (_KEYS.TRAINABLE_VARIABLES, _KEYS.GLOBAL_VARIABLES):
         return [one for one in call.trainable_variables() if scope is None or re.match(scope, one.name)]
     return _get_collection(self, name, scope)

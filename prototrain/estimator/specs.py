@@ -1,4 +1,4 @@
-"""The arguments of an `Estimator`, and the result of a `model_fn`."""
+"""Settings of an `Estimator`, and the result of a `model_fn`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class RunConfig:
     """Settings of an `Estimator`'s runs.
 
     Attributes:
-        model_dir: the directory of the run, unless the `Estimator` is given one; that of the `Estimator` in its own.
-        tf_random_seed: seed of everything random that has none; 1337 if None.
-        save_summary_steps: steps between recorded scalars and summaries; None or 0 records none.
-        save_checkpoints_steps: steps between checkpoints.
-        save_checkpoints_secs: seconds between checkpoints; 600 if neither is given.
-        keep_checkpoint_max: older checkpoints are deleted; None or 0 keeps all.
-        log_step_count_steps: steps between printed scalars; None or 0 prints none.
-        train_distribute: a `tf.distribute.MirroredStrategy`, to train on its devices.
+        model_dir: the directory of the run, if the `Estimator` is not given one. The `Estimator` sets it in its copy.
+        tf_random_seed: the seed of random operations without an explicit seed; 1337 if None.
+        save_summary_steps: the number of steps between summaries; None or 0 records none.
+        save_checkpoints_steps: the number of steps between checkpoints.
+        save_checkpoints_secs: the number of seconds between checkpoints; 600 if neither interval is given.
+        keep_checkpoint_max: the number of checkpoints to keep; older ones are deleted. None or 0 keeps all.
+        log_step_count_steps: the number of steps between printed scalars; None or 0 prints none.
+        train_distribute: a `tf.distribute.MirroredStrategy` whose devices are used for training.
 
     Raises:
-        ConfigError: there are two intervals.
+        ConfigError: both intervals of checkpoints are given.
     """
 
     model_dir: str | None = None
@@ -57,10 +57,10 @@ class RunConfig:
             raise ConfigError("RunConfig: give save_checkpoints_steps or save_checkpoints_secs, not both")
 
     def replace(self, **changes: Any) -> RunConfig:
-        """A copy with other values; one interval of checkpoints replaces the other.
+        """Return a copy with some values replaced; one interval of checkpoints replaces the other.
 
         Raises:
-            ConfigError: both intervals are given.
+            ConfigError: both intervals of checkpoints are given.
         """
         for name, other in (("steps", "secs"), ("secs", "steps")):
             if changes.get(f"save_checkpoints_{name}") is not None:
@@ -69,7 +69,7 @@ class RunConfig:
 
     @property
     def checkpoint_interval(self) -> dict[str, Any]:
-        """When checkpoints are written, as arguments of `Callback.every`."""
+        """The interval of checkpoints, as arguments of `Callback.every`."""
         return {"steps": self.save_checkpoints_steps, "seconds": self.save_checkpoints_secs}
 
 
@@ -78,20 +78,20 @@ class EstimatorSpec:
     """The result of a `model_fn` for one batch.
 
     Attributes:
-        mode: what it was called for, see `ModeKeys`.
-        predictions: a tensor, or tensors by name; required to predict.
-        loss: a scalar tensor; required to train and to evaluate.
-        train_op: the Keras optimizer itself, or an `OptimizerSpec`; or a list of these, each for other variables;
-            required to train.
-        eval_metric_ops: by name, Keras metrics that `update_state` was called on, or scalar tensors, whose mean over
-            the examples is taken.
+        mode: the mode of the call, see `ModeKeys`.
+        predictions: a tensor, or tensors by name; required in the mode PREDICT.
+        loss: a scalar tensor; required in the modes TRAIN and EVAL.
+        train_op: a Keras optimizer, an `OptimizerSpec`, or a list of these for separate variables; required in the mode
+            TRAIN.
+        eval_metric_ops: by name, Keras metrics after a call of `update_state`, or scalar tensors, which are averaged
+            over the examples.
         export_outputs: the signatures of an exported model by name, each a tensor, tensors by name, a `PredictOutput`,
-            `ClassificationOutput` or `RegressionOutput`; one of several is called "serving_default". The predictions if
-            None.
-        training_hooks, training_chief_hooks: hooks besides those that `train` is given; those of the first call of
-            `model_fn` count.
-        loss_weight: what the loss is a mean over, such as the sum of the weights of a batch, a scalar; the number of
-            examples if None.
+            `ClassificationOutput` or `RegressionOutput`. One of several must be named "serving_default". The
+            predictions are exported if None.
+        training_hooks, training_chief_hooks: hooks in addition to those of `train`. Only the hooks of the first call of
+            `model_fn` are used.
+        loss_weight: a scalar, the total weight that the loss is a mean over, such as the sum of the example weights;
+            the number of examples if None.
     """
 
     mode: str
@@ -115,16 +115,17 @@ class EstimatorSpec:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer with further options.
+    """An optimizer with options.
 
     Attributes:
         optimizer: a Keras optimizer.
-        learning_rate: from the number of completed steps (an int64 tensor) to the rate, or to a function that gives it,
-            such as those of `tf.compat.v1.train` return; the optimizer's own if None.
-        clip_norm: all gradients are scaled down together to this L2 norm.
-        processors: further functions from and to a list of (gradient, variable), see `prototrain.optimizers`.
-        variables: a regular expression; only variables whose names it matches from their start are trained. Or the
-            variables themselves.
+        learning_rate: a function from the number of completed steps (an int64 tensor) to the learning rate, or to a
+            function that returns it, as the decays of `tf.compat.v1.train` do. If None, the optimizer's learning rate
+            is used.
+        clip_norm: the maximum global L2 norm of the gradients, or None for no clipping.
+        processors: functions from a list of (gradient, variable) pairs to such a list, see `prototrain.optimizers`.
+        variables: the variables to train, or a regular expression that matches their names from the start. None trains
+            all variables, and is an error if there are several optimizers.
     """
 
     optimizer: keras.optimizers.Optimizer
@@ -134,26 +135,26 @@ class OptimizerSpec:
     variables: str | Sequence[Any] | None = None
 
     def rate(self, step: tf.Tensor) -> Any:
-        """The learning rate after so many steps."""
+        """Return the learning rate after `step` completed steps."""
         assert self.learning_rate is not None
         found = self.learning_rate(step)
-        # What is decayed in TensorFlow 1's way is a number where graphs are made, and elsewhere a function of it.
+        # The decays of tf.compat.v1.train return a tensor in a graph, and a function when they run eagerly.
         return found() if callable(found) and not tf.is_tensor(found) else found
 
 
 @dataclass
 class WarmStartSettings:
-    """The variables that a new run takes over from a checkpoint.
+    """The variables that a new run loads from a checkpoint.
 
     Attributes:
         ckpt_to_initialize_from: a checkpoint, the directory of a run, or the prefix of a TensorFlow checkpoint.
-        vars_to_warm_start: regular expressions, one or a list; variables whose names one of them matches from their
-            start are taken over, where they are of the same shape. All if None.
-        var_name_to_prev_var_name: what variables are called there, by their names here, where that is something else;
-            several may be taken from one.
+        vars_to_warm_start: a regular expression or a list of them. Variables are loaded if an expression matches their
+            names from the start and the shapes agree. None loads all.
+        var_name_to_prev_var_name: names in the checkpoint by names in the model, for variables whose names differ.
+            Several variables may load the same one.
 
     Raises:
-        ConfigError: a value is of another kind.
+        ConfigError: a value is of the wrong type.
     """
 
     ckpt_to_initialize_from: str | Path
@@ -170,7 +171,7 @@ class WarmStartSettings:
 
     @property
     def exclude(self) -> str:
-        """A regular expression for the names of variables that keep their values."""
+        """A regular expression for the names of variables that are not loaded."""
         chosen = self.vars_to_warm_start or ".*"
         return f"(?!{'|'.join(f'(?:{one})' for one in ([chosen] if isinstance(chosen, str) else chosen))})"
 
@@ -181,11 +182,11 @@ class TrainSpec:
 
     Attributes:
         input_fn: see `Estimator.train`.
-        max_steps: the number of steps, over all runs in the directory; None: until the data ends.
+        max_steps: the total number of steps of all runs in the directory; None trains until the data ends.
         hooks: see `Estimator.train`.
 
     Raises:
-        ConfigError: `max_steps` is not a positive whole number.
+        ConfigError: `max_steps` is not a positive integer.
     """
 
     input_fn: Callable[..., tf.data.Dataset]
@@ -198,18 +199,18 @@ class TrainSpec:
 
 @dataclass
 class EvalSpec:
-    """The evaluating part of `train_and_evaluate`.
+    """The evaluation part of `train_and_evaluate`.
 
     Attributes:
         input_fn: see `Estimator.evaluate`.
-        steps: how many batches; None: all.
+        steps: the number of batches, or None for all.
         name: see `Estimator.evaluate`.
-        exporters: one or several, see `Exporter`; they are called after each evaluation.
-        start_delay_secs: no evaluation before so many seconds of training.
-        throttle_secs: no evaluation before so many seconds after the last one.
+        exporters: an `Exporter` or a list of them; they are called after each evaluation.
+        start_delay_secs: the minimum number of seconds before the first evaluation.
+        throttle_secs: the minimum number of seconds between evaluations.
 
     Raises:
-        ConfigError: `steps` is not a positive whole number, or an exporter is none.
+        ConfigError: `steps` is not a positive integer, an exporter is not an `Exporter`, or two have the same name.
     """
 
     input_fn: Callable[..., tf.data.Dataset]
@@ -233,10 +234,10 @@ class EvalSpec:
 
 
 def positive(what: str, number: Any) -> int | None:
-    """Check a number of steps, where there is one.
+    """Check that a number of steps is None or a positive integer, and return it.
 
     Raises:
-        ConfigError: it is not a positive whole number.
+        ConfigError: it is another value.
     """
     if number is None:
         return None

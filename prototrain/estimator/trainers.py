@@ -1,4 +1,4 @@
-"""The trainers of an `Estimator`: prototrain's own, which take the optimizer from what the `model_fn` returned."""
+"""Trainers of an `Estimator`, which take the optimizers from the `EstimatorSpec`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from prototrain.trainers.optimization import equal_optimizer
 
 
 class ProgramTrainer(TowerTrainer):
-    """A mixin with the methods that the trainers of a `Program` share."""
+    """Mixin for trainers of a `Program`."""
 
     model: Program
     repeats_data = False
 
     def create_optimizers(self) -> None:
         for name, variable in settle(self.built).items():
-            for number, copy in enumerate(components(variable)):  # each tower adds up its own
+            for number, copy in enumerate(components(variable)):  # each tower has its own sums
                 self.state[f"callbacks/metrics/{name}/{number}"] = copy
         specs: tuple[OptimizerSpec, ...] = self.model.spec.train_op
         if len(specs) == 1 and isinstance(specs[0].variables, str):
@@ -45,7 +45,7 @@ class ProgramTrainer(TowerTrainer):
                 raise ModelError(
                     f"train_op: two optimizers train {twice}; OptimizerSpec(variables=...) divides them up"
                 )
-            # An equal one, since the variables of that in the `model_fn` are shared between its calls.
+            # Use a copy: calls of `model_fn` share the variables of the original optimizer.
             optimizer = equal_optimizer(spec.optimizer)
             self.register_optimizer("optimizer" if number == 1 else f"optimizer_{number}", optimizer, chosen.values())
             self.parts.append(Part(spec, optimizer, {id(variable) for variable in chosen.values()}))
@@ -61,7 +61,7 @@ class ProgramTrainer(TowerTrainer):
         optimizer: keras.optimizers.Optimizer | None = None,
         when: tf.Tensor | bool | None = None,
     ) -> None:
-        """Update the variables of each optimizer by it; see `TowerTrainer.apply_gradients`."""
+        """Update the variables of each optimizer; see `TowerTrainer.apply_gradients`."""
         for part in self.parts:
             clipping = [] if part.spec.clip_norm is None else [ClipByGlobalNorm(part.spec.clip_norm)]
             of_part: list[Any] = [*clipping, *part.spec.processors]
@@ -76,10 +76,10 @@ class ProgramTrainer(TowerTrainer):
             )
 
     def _look_at_data(self, built: BuiltModel) -> None:
-        pass  # the data says how large a batch is
+        pass  # the data determines the batch size
 
     def learning_rates(self) -> list[Callback]:
-        """Callbacks that set the learning rates that are functions of the step."""
+        """Return callbacks for the learning rates that depend on the step."""
         found = [(number, part.spec) for number, part in enumerate(self.parts) if part.spec.learning_rate is not None]
         return [RateOfPart(spec.rate, number) for number, spec in found]
 
@@ -93,9 +93,9 @@ class Part(NamedTuple):
     """One optimizer and its variables.
 
     Attributes:
-        spec: what `model_fn` gave.
-        optimizer: updates the variables.
-        ids: of the variables.
+        spec: the `OptimizerSpec` from `model_fn`.
+        optimizer: the optimizer of this trainer.
+        ids: the ids of the variables that it trains.
     """
 
     spec: OptimizerSpec
@@ -104,7 +104,7 @@ class Part(NamedTuple):
 
 
 def _chosen(spec: OptimizerSpec, trainable: dict[str, Any], *, is_alone: bool) -> dict[str, Any]:
-    """Return the variables that an optimizer trains, by name."""
+    """Return the variables of one optimizer, by name."""
     wanted = spec.variables
     if wanted is None and not is_alone:
         raise ModelError("train_op: say what each of several optimizers trains, OptimizerSpec(variables=...)")
@@ -125,8 +125,8 @@ class RateOfPart(LearningRate):
     """Sets the learning rate of one of several optimizers; see `LearningRate`.
 
     Args:
-        schedule: from the step to the rate.
-        number: of the optimizer, from 0.
+        schedule: a function from the step to the learning rate.
+        number: the index of the optimizer, from 0.
     """
 
     def __init__(self, schedule: Callable[[Any], Any], number: int) -> None:
@@ -148,14 +148,14 @@ class EstimatorTrainer(ProgramTrainer, SimpleTrainer):
 
 
 class ReplicatedEstimatorTrainer(ProgramTrainer, SyncReplicatedTrainer):
-    """Trains a `Program` on several devices; each takes batches of the size that the `input_fn` gives."""
+    """Trains a `Program` on several devices; each device takes whole batches of the `input_fn`."""
 
 
 class BuiltProgram(BuiltModel):
-    """A `Program` with the weights of a checkpoint, to evaluate and to predict.
+    """A `Program` for evaluation and prediction.
 
     Args:
-        program: in the mode that it is to be used in.
+        program: the program in the mode EVAL or PREDICT.
     """
 
     model: Program
@@ -165,16 +165,16 @@ class BuiltProgram(BuiltModel):
         settle(self)
 
     def measure(self, steps: int | None) -> dict[str, Any] | None:
-        """Evaluate.
+        """Evaluate the model on its dataset.
 
         Args:
-            steps: how many batches; None: all.
+            steps: the number of batches, or None for all.
 
         Returns:
-            the loss, the metrics and the global step, by name, or None if a stop was requested before the end.
+            The loss, the metrics and "global_step" by name, or None if a stop was requested before the end.
 
         Raises:
-            DataError: the dataset has no end, and there are no `steps`.
+            DataError: the dataset is infinite and `steps` is None.
         """
         if steps is None and int(self.datasets["trn"].cardinality()) == tf.data.INFINITE_CARDINALITY:
             raise DataError("the dataset of input_fn has no end, so say how many batches to evaluate: steps=...")
@@ -189,10 +189,10 @@ class BuiltProgram(BuiltModel):
         return {**found, **measured, "global_step": self.step}
 
     def take_over(self, trainer: Trainer) -> None:
-        """Take over the present weights of a trainer, and what stops it.
+        """Copy the weights and the step of a trainer, and share its stop request.
 
         Raises:
-            CheckpointError: it has others.
+            CheckpointError: the variables differ.
         """
         theirs = {name: components(variable)[0] for name, variable in trainer.model_variables.items()}
         self.assign(theirs, "of the run", cure="model_fn must make the same layers in the modes TRAIN and EVAL")
@@ -200,10 +200,10 @@ class BuiltProgram(BuiltModel):
 
 
 def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramTrainer:
-    """A trainer on one device, or on those of a `tf.distribute.MirroredStrategy`.
+    """Return a trainer for one device, or for the devices of a `tf.distribute.MirroredStrategy`.
 
     Raises:
-        ConfigError: the strategy is of another kind.
+        ConfigError: the strategy is of another type.
     """
     if distribute is None:
         return EstimatorTrainer(program, experiment=experiment)
@@ -212,7 +212,7 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
             f"train_distribute must be a tf.distribute.MirroredStrategy, not {type(distribute).__name__}; for several "
             "machines write the model as a package and use MultiWorkerTrainer"
         )
-    for first in program.datasets()["trn"].take(1):  # the trainer reads its own, and has to know the size before
+    for first in program.datasets()["trn"].take(1):  # the trainer needs the batch size before it reads data
         program.config["model.batch_size"] = int(batch_size(first))
     specs = [tf.DeviceSpec.from_string(device) for device in distribute.extended.worker_devices]
     towers = [f"{spec.device_type}:{spec.device_index}" for spec in specs]
@@ -220,10 +220,10 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
 
 
 def settle(built: BuiltModel) -> dict[str, tf.Variable]:
-    """Complete a model that was built: note the batch size, forget variables of metrics and optimizers.
+    """Set the batch size of a built model and remove the variables of metrics and optimizers.
 
     Returns:
-        those of metrics, by name.
+        The metrics' variables by name.
     """
     metrics: dict[str, tf.Variable] = {}
     for name, variable in list(built.variables.items()):
@@ -237,14 +237,14 @@ def settle(built: BuiltModel) -> dict[str, tf.Variable]:
 
 
 def warm_start(built: BuiltModel, settings: WarmStartSettings) -> str:
-    """Give a model the variables that a checkpoint has.
+    """Load matching variables of a checkpoint into a model.
 
     Returns:
-        a table of what became of each variable.
+        A table of the variables and whether each was loaded.
 
     Raises:
-        CheckpointError: there is nothing readable, it lacks a variable that is named, or nothing in it matches.
-        ModelError: the model lacks one.
+        CheckpointError: the checkpoint cannot be read, lacks a variable named in `settings`, or no variable matches.
+        ModelError: the model lacks a variable named in `settings`.
     """
     names = settings.var_name_to_prev_var_name or {}
     if unknown := [name for name in names if name not in built.variables]:
@@ -259,5 +259,5 @@ def warm_start(built: BuiltModel, settings: WarmStartSettings) -> str:
             )
         return {**there, **{name: there[old] for name, old in names.items()}}
 
-    ignore = [f"(?:{settings.exclude}).*"]  # from the start of a name
+    ignore = [f"(?:{settings.exclude}).*"]  # matches from the start of a name
     return built.load_weights(settings.ckpt_to_initialize_from, ignore=ignore, prepare=as_here)

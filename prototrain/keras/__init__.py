@@ -1,1 +1,1 @@
-"""Keras models and Keras callbacks in the training loop."""
+"""Training of compiled Keras models, and adapters for Keras callbacks."""

@@ -1,4 +1,4 @@
-"""Callbacks of Keras in the list of callbacks."""
+"""Adapter for Keras callbacks."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ _LARGEST = 1 << 24  # characters of an attribute as JSON
 
 
 class KerasCallback(Callback):
-    """Calls a Keras callback as `fit` does.
+    """Adapts a Keras callback to the training loop.
 
-    Its `logs` are those of `fit` with a `KerasTrainer`, else the scalars of the step. At the end of an epoch they
-    include what `Validation` has recorded in it as ``vld/<name>``, under ``val_<name>``. Other trainers have an
-    optimizer and `stop_training` but no Keras model; a callback that uses the model gets an error.
+    With a `KerasTrainer`, `logs` are the same as in `fit`; with other trainers they are the scalars of the step. At the
+    end of an epoch they also have the epoch's validation results: ``vld/<name>`` appears as ``val_<name>``. With other
+    trainers the callback can use `model.optimizer` and `model.stop_training`, but no other attribute of the model.
 
-    A callback that overrides a batch hook runs after every step, which makes each compiled call one step long, unless
+    A callback that overrides a batch hook runs after every step, which reduces each compiled call to one step, unless
     it has ``save_freq="epoch"`` or ``update_freq="epoch"``.
 
-    Checkpoints hold the attributes that change while training if they are plain data: numbers, texts, arrays, and
+    Checkpoints save the attributes that change during training if they are plain data: numbers, strings, arrays, and
     lists, tuples and dicts of these, up to 16 MB each. Other attributes are not saved.
-    `on_train_end` is called at the planned end of the run, not after a signal or an error. The last checkpoint is
-    written before it, with the weights as they were trained. An epoch that the end of the run cuts short has no
+
+    `on_train_end` is called at the planned end of the run, but not after a signal or an error. The last checkpoint is
+    written before this call, with the trained weights. An epoch that the end of the run cuts short has no
     `on_epoch_end`.
 
     Args:
-        callback: such as ``keras.callbacks.ReduceLROnPlateau()``.
-        state_key: the name of its state in a checkpoint; by default its class and what it monitors.
+        callback: a Keras callback, such as ``keras.callbacks.ReduceLROnPlateau()``.
+        state_key: the key of its state in a checkpoint; by default its class name and its monitored value.
 
     Raises:
-        CallbackError: it is not a Keras callback; when a run begins, if it is a `BackupAndRestore` and the run has an
-            experiment; while training, if it uses a Keras model and there is none.
+        CallbackError: `callback` is not a Keras callback; at the start of a run, if it is a `BackupAndRestore` and the
+            run has an experiment; during training, if it uses the Keras model of a trainer that has none.
     """
 
     at_end = False
@@ -87,7 +88,7 @@ class KerasCallback(Callback):
 
     def before_train(self) -> None:
         trainer, callback, restored = self.trainer, self.callback, self._restored
-        self._begun, self._stopped = restored["begun"], False  # the step that began last
+        self._begun, self._stopped = restored["begun"], False  # the last step that began
         self._model.stop_training = False
         if self._begun >= 0 and isinstance(callback, keras.callbacks.CSVLogger):
             callback.append = True
@@ -96,11 +97,11 @@ class KerasCallback(Callback):
         for name, text in restored["values"].items():
             setattr(callback, name, decode(json.loads(text)))
         may_wait = isinstance(callback, keras.callbacks.EarlyStopping) and callback.wait < callback.patience
-        if restored["stopped"] and not may_wait:  # more patience than before continues the run
+        if restored["stopped"] and not may_wait:  # continue if the user has increased the patience
             self._stopped = True
             raise StopTraining(f"{self.name} had stopped the run")
         if trainer.local_step and not trainer.callbacks.unfinished:
-            self._begin_batch()  # an epoch that is resumed does not begin again
+            self._begin_batch()  # a resumed epoch has no second on_epoch_begin
 
     def before_epoch(self) -> None:
         if self.trainer.local_step == 0 and self._begun != self.trainer.global_step:
@@ -117,7 +118,7 @@ class KerasCallback(Callback):
 
     def after_train(self) -> None:
         if self.trainer.global_step >= self.trainer.total_steps and not self.trainer.callbacks.unfinished:
-            if _overrides(self.callback, "on_train_end"):  # which may put other weights in place
+            if _overrides(self.callback, "on_train_end"):  # it may replace the weights
                 save_ahead(self.trainer)
             self.callback.on_train_end(self._epoch_logs())
 
@@ -163,7 +164,7 @@ class KerasCallback(Callback):
         return self._shared("epoch", logs)
 
     def _shared(self, of: str, logs: dict[str, Any]) -> dict[str, Any]:
-        """Return the one dict that all Keras callbacks of a step get: a callback sees what the ones before it add."""
+        """Return the logs that all Keras callbacks of a step share, so that each sees the values earlier ones add."""
         first = next((cb for cb in map(innermost, self.trainer.callbacks) if isinstance(cb, KerasCallback)), self)
         now = (of, self.trainer.global_step)
         if first._logs[0] != now:
@@ -174,11 +175,11 @@ class KerasCallback(Callback):
 
 
 class _NoModelError(CallbackError, AttributeError):
-    """Also an AttributeError, for `hasattr`."""
+    """A missing Keras model; also an AttributeError, for `hasattr`."""
 
 
 class _NoModel:
-    """Stands in for the Keras model where there is none."""
+    """A placeholder for the Keras model of a trainer that has none."""
 
     def __init__(self, callback: KerasCallback) -> None:
         self._callback = callback
@@ -187,7 +188,7 @@ class _NoModel:
     def __getattr__(self, name: str) -> Any:
         trainer = self._callback.trainer
         if name == "optimizer" and trainer.optimizer is not None:
-            return trainer.optimizer  # another one once weights are frozen or unfrozen
+            return trainer.optimizer  # read each time: freezing weights replaces the optimizer
         raise _NoModelError(
             f"{self._callback.name} asks for the {name} of a Keras model, which {type(trainer).__name__} has not; "
             "train the model with KerasTrainer, or use one of prototrain's own callbacks"
@@ -195,7 +196,7 @@ class _NoModel:
 
 
 def _plain_attributes(callback: keras.callbacks.Callback) -> dict[str, str]:
-    """Return the attributes that JSON can hold, as JSON."""
+    """Return the attributes that can be encoded as JSON, as JSON strings by name."""
     found = {}
     for name, value in vars(callback).items():
         with suppress(CheckpointError):
@@ -205,5 +206,5 @@ def _plain_attributes(callback: keras.callbacks.Callback) -> dict[str, str]:
 
 
 def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
-    method = getattr(callback, hook)  # of the instance, where keras.callbacks.LambdaCallback puts its functions
+    method = getattr(callback, hook)  # from the instance: keras.callbacks.LambdaCallback sets its functions there
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)

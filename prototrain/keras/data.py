@@ -1,4 +1,4 @@
-"""The data that `keras.Model.fit` takes, as datasets whose batches are dicts."""
+"""Conversion of the data that `keras.Model.fit` takes to datasets with dict batches."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ from prototrain.data.adapters import PARTS, as_array, from_generator, from_py_da
 from prototrain.errors import DataError
 
 Data: TypeAlias = Any
-"""A `tf.data.Dataset`, arrays (x, (x, y) or (x, y, sample_weight)), a `keras.utils.PyDataset`, or a function that
+"""A `tf.data.Dataset`, a `keras.utils.PyDataset`, arrays (x, (x, y) or (x, y, sample_weight)), or a function that
 returns one of these or a generator."""
 
 
 class Element:
     """Names the parts of a dataset's elements.
 
-    ``(x, y, sample_weight)`` becomes ``{"x": ..., "y": ..., "sample_weight": ...}``. A part of a nested structure is
-    named by its path, such as ``x/age``. A tuple of more than three, which only a `train_step` can use, is numbered.
+    ``(x, y, sample_weight)`` becomes ``{"x": ..., "y": ..., "sample_weight": ...}``. The leaves of a nested structure
+    are named by their paths, such as ``x/age``. The parts of a tuple of more than three are named by number; only a
+    custom `train_step` can use them.
 
     Args:
-        spec: the specification of the elements, as the user's dataset has it.
+        spec: the element specification of the user's dataset.
+
+    Attributes:
+        names: the names of the leaves.
+        has_labels: whether the elements have labels.
     """
 
     def __init__(self, spec: Any) -> None:
@@ -39,11 +44,11 @@ class Element:
         return dict(zip(self.names, leaves, strict=True))
 
     def as_given(self, inputs: Mapping[str, Any]) -> Any:
-        """Return a batch in the structure of the user's dataset, with None for what `inputs` lacks."""
+        """Return a batch in the structure of the user's dataset, with None for missing leaves."""
         return keras.tree.pack_sequence_as(self._spec, [inputs.get(name) for name in self.names])
 
     def unpacked(self, inputs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-        """Return x, y and sample_weight of a batch, with None for what it lacks."""
+        """Return x, y and sample_weight of a batch, with None for missing parts."""
         x, *others = keras.utils.unpack_x_y_sample_weight(self.as_given(inputs))
         y, sample_weight = (None if any(leaf is None for leaf in keras.tree.flatten(part)) else part for part in others)
         return x, y, sample_weight
@@ -66,13 +71,13 @@ def as_dataset(
 
     Args:
         data: see `Data`.
-        batch_size: of arrays, 32 if None; other data has its batches already.
-        training: whether the model is trained on it.
-        shuffle: whether arrays, and the batches of a `PyDataset`, come in another order in each pass.
-        class_weight: the weight of the examples of a class, by class; 1 for the others.
+        batch_size: the batch size for arrays, 32 if None; other data is already batched.
+        training: whether the dataset is for training.
+        shuffle: whether to shuffle arrays, or the batches of a `PyDataset`, in each pass.
+        class_weight: the weights of the examples by class; other classes have the weight 1.
 
     Raises:
-        DataError: the data is none of these kinds, or the arguments do not fit it.
+        DataError: the data is of another type, or an argument does not apply to it.
     """
     function = None if is_batched(data) or not callable(data) else data
     dataset = data if function is None else function()
@@ -96,15 +101,22 @@ def as_dataset(
 
 
 def is_batched(data: Data) -> bool:
-    """Return whether data gives batches, as a dataset, a `PyDataset` and a generator do."""
+    """Return whether data is already batched: a dataset, a `PyDataset` or a generator."""
     return isinstance(data, tf.data.Dataset | keras.utils.PyDataset | Iterator)
 
 
 def split_data(x: Any, y: Any, sample_weight: Any, validation_split: float) -> tuple[Data, Data | None]:
-    """Return the training data of a `fit`, and the validation data that `validation_split` takes from its end.
+    """Split the data of `fit` into training data and validation data, which is taken from the end.
+
+    Args:
+        x, y, sample_weight: see `keras.Model.fit`.
+        validation_split: the fraction of the examples to use for validation; 0 for none.
+
+    Returns:
+        The training data, and the validation data or None.
 
     Raises:
-        DataError: arguments that are for arrays come with other data, or a part of the split is empty.
+        DataError: an argument for arrays is combined with other data, or a part of the split is empty.
     """
     if callable(x) or is_batched(x):
         if y is not None or sample_weight is not None or validation_split:
@@ -137,7 +149,7 @@ def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Datase
         raise DataError(f"there are {sizes[0]} examples in batches of {batch_size}; both must be at least 1")
     while arrays[-1] is None:
         arrays = arrays[:-1]
-    # To tf.data a list is one tensor, and an x of several arrays alone is (x, y).
+    # tf.data would convert a list to one tensor, and take an x of several arrays without y for (x, y).
     arrays = keras.tree.traverse(lambda part: tuple(part) if isinstance(part, list) else None, arrays, top_down=False)
     is_array = len(arrays) == 1 and not isinstance(arrays[0], tuple)
     dataset = tf.data.Dataset.from_tensor_slices(arrays[0] if is_array else arrays)
@@ -147,7 +159,7 @@ def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Datase
 
 
 def _weights(class_weight: Mapping[int, float]) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
-    """Return a function that adds the sample weights which `class_weight` gives."""
+    """Return a function that adds the sample weights of `class_weight` to a batch (x, y)."""
 
     def weighted(x: Any, y: Any) -> tuple[Any, Any, Any]:
         if y.shape.rank is None or y.shape.rank == 1 or y.shape[-1] == 1:

@@ -1,4 +1,4 @@
-"""A compiled Keras model in the form that tower trainers build."""
+"""Adapter from a compiled Keras model to a model for tower trainers."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace
 from prototrain.tf_private import keras_seed
 
-# Keys that compile() and the data determine, and those that a train_step of the model's own ignores.
+# Keys that compile() and the data determine, and keys that a custom train_step ignores.
 _OF_COMPILE = ("model.batch_size", "model.lr_schedule", "model.mixed_precision", "model.optimizer")
 _OF_ENGINE = ("model.clip_gradients", "model.trainable_variables", "model.weight_decay")
 
 
 class CompiledModel:
-    """A compiled Keras model with the `config`, `datasets` and `build` of a prototrain model.
+    """Adapts a compiled Keras model to the interface of a prototrain model.
 
     Args:
-        model: compiled.
-        datasets: functions that make the datasets, as `fit` takes them, by name.
+        model: a compiled model.
+        datasets: functions that return the datasets in the form that `fit` takes, by name.
         config: the user's keys.
 
     Attributes:
-        has_own_step: whether a step calls the model's `train_step`, rather than doing what that of Keras does.
-        logged: the names that `train_step`, or else `compute_metrics`, has returned.
+        has_own_step: whether a step calls the model's `train_step` instead of the trainer's step.
+        logged: the names that `train_step` or `compute_metrics` has returned.
 
     Raises:
-        ConfigError: a key sets what `compile` and the data determine, or asks for micro-batches.
+        ConfigError: a key has no effect because `compile`, the data or `train_step` determines its value, or
+            `model.accumulate_steps` is greater than 1.
     """
 
     def __init__(
@@ -85,12 +86,12 @@ class CompiledModel:
         return {name: dataset.map(self._elements[name].named) for name, dataset in found.items()}
 
     def as_given(self, dataset: str) -> Callable[[dict[str, Any]], Any]:
-        """Return a function from a batch of a dataset to the structure that the user's own has."""
+        """Return a function that restores the user's structure of a batch from its dict."""
         return self._elements[dataset].as_given
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         if self._random is not None:
-            # Layers that are built only now draw the same initial weights as in `fit`.
+            # Layers that are built here get the same initial weights as in `fit`.
             set_random_state(self._random)
             self._random = None
         model, trn = self._model, self._elements["trn"]
@@ -106,7 +107,7 @@ class CompiledModel:
         loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
         if train_phase:
             for metric in model.metrics:
-                if metric.name == "loss":  # Keras's own, which its train_step updates
+                if metric.name == "loss":  # Keras updates its loss metric in train_step
                     metric.update_state(loss, sample_weight=batch_size(inputs))
             net.update(self._logs("compute_metrics", model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)))
         return {**net, "loss": loss}
@@ -119,10 +120,10 @@ class CompiledModel:
         return {name: tf.reshape(value, []) for name, value in self._logs("train_step", logs).items()}
 
     def _logs(self, method: str, logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        """Return the scalars among what a method returned; metrics with several numbers are read for the logs only.
+        """Return the scalars that a method returned, without metrics that have several values.
 
         Raises:
-            ModelError: a value that is not a metric has several numbers.
+            ModelError: a value with several elements is not a metric.
         """
         found = {name: tf.convert_to_tensor(value) for name, value in flat(logs) if value is not None}
         self.logged = tuple(found)
@@ -135,7 +136,7 @@ class CompiledModel:
 
 
 def flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values as `fit` reports them: metrics of `compile` may come in a nested dict."""
+    """Yield the names and values of logs, including those in the nested dicts of compiled metrics."""
     for name, value in logs.items():
         yield from flat(value) if isinstance(value, Mapping) else [(name, value)]
 
@@ -144,7 +145,7 @@ def check_model(model: Any) -> None:
     """Check that a model can be trained.
 
     Raises:
-        ModelError: it is not a Keras model, is not compiled, or is on several devices.
+        ModelError: it is not a Keras model, is not compiled, or was created for several devices.
     """
     if not isinstance(model, keras.Model):
         raise ModelError(f"KerasTrainer takes a keras.Model, not {type(model).__name__}")
@@ -155,30 +156,30 @@ def check_model(model: Any) -> None:
 
 
 def _has_own_step(model: keras.Model) -> bool:
-    """Return whether a step must call `train_step`: the model overrides it, or the optimizer scales the loss in it."""
+    """Return whether the model overrides `train_step`, or its optimizer scales the loss there."""
     optimizer = model.optimizer
     if not inherits(model, "train_step"):
         return True
-    if optimizer is None or type(optimizer) is keras.optimizers.LossScaleOptimizer:  # the engine scales the loss
+    if optimizer is None or type(optimizer) is keras.optimizers.LossScaleOptimizer:  # the trainer scales the loss
         return False
     scales = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
     return scales or optimizer.loss_scale_factor is not None
 
 
 def inherits(model: keras.Model, method: str) -> bool:
-    """Return whether a model has a method as `keras.Model` defines it."""
+    """Return whether a model inherits a method from `keras.Model` unchanged."""
     return getattr(getattr(model, method), "__func__", None) is getattr(keras.Model, method)
 
 
 def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     """Return the built optimizers of a model, each under one name.
 
-    "optimizer" is that of `compile`. Others are named after their attributes, in a list or dict such as
-    ``optimizers/0``.
+    The optimizer of `compile` is named "optimizer". Others are named after their attributes; those in a list or dict
+    have names such as ``optimizers/0``.
     """
     named: dict[str, Any] = {"optimizer": getattr(model, "optimizer", None)}
     named |= {attribute.lstrip("_"): value for attribute, value in vars(model).items()}
-    for name, value in list(named.items()):  # after the attributes: Keras keeps dicts of them, too
+    for name, value in list(named.items()):  # last, because Keras also keeps optimizers in dicts
         pairs = (
             value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
         )
@@ -193,7 +194,7 @@ def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
 
 @contextmanager
 def guarded(optimizers: Iterable[keras.optimizers.Optimizer], trace: TowerTrace) -> Iterator[None]:
-    """Pass the updates of a model's own `train_step` through the step's check for non-finite values; traced."""
+    """Context manager that checks the updates of a custom `train_step` for non-finite values; traced."""
     # A LossScaleOptimizer handles an overflow itself.
     checked = [one for one in optimizers if not isinstance(one, keras.optimizers.LossScaleOptimizer)]
     for optimizer in checked:

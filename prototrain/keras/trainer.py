@@ -1,4 +1,4 @@
-"""The trainer of compiled Keras models."""
+"""Trainer for compiled Keras models."""
 
 from __future__ import annotations
 
@@ -35,42 +35,43 @@ from prototrain.trainers.tower import SimpleTrainer
 
 
 class KerasTrainer(SimpleTrainer):
-    """Trains a compiled `keras.Model` on the batches that `fit` takes, with the same losses.
+    """Trains a compiled `keras.Model` on the data that `fit` takes, with the same losses.
 
-    Everything that `compile` was given is used: optimizer, losses and their weights, metrics, `jit_compile`. So are
-    regularizers, `add_loss`, frozen layers and constraints. The model's own variables are trained.
+    The trainer uses the arguments of `compile`: the optimizer, losses and their weights, metrics and `jit_compile`. It
+    respects regularizers, `add_loss`, frozen layers and constraints. It trains the variables of the given model.
 
-    A batch is a dict: ``(x, y, sample_weight)`` becomes ``{"x": ..., "y": ..., "sample_weight": ...}``, and a part of
-    a nested structure is named by its path, such as ``x/age`` or ``y/0``. `build` gives the predictions as ``y_pred``,
-    named in the same way.
+    A batch is a dict: ``(x, y, sample_weight)`` becomes ``{"x": ..., "y": ..., "sample_weight": ...}``. The leaves of a
+    nested structure are named by their paths, such as ``x/age`` or ``y/0``. `build` returns the predictions as
+    ``y_pred``, with paths for a nested structure.
 
-    The scalars of a step are "loss", that of the step, and the metrics, which count from the start of the epoch as in
+    The scalars of a step are "loss", the loss of that step, and the metrics, which accumulate over the epoch as in
     `fit`. `Validation` calls `keras.Model.evaluate`.
 
     Args:
-        model: compiled, for one device. A `train_step` that it overrides is traced, with all optimizers of the model.
-        dataset: gives ``(x, y)``, ``(x, y, sample_weight)`` or x alone, batched: a `tf.data.Dataset`, a
-            `keras.utils.PyDataset` or a generator; or such arrays; or a function that returns one of these. Data
-            without a seed resumes exactly if it comes from a function. If None, `fit` is given the data.
-        validation: such data for the `Validation` callback, named "vld".
-        batch_size: of arrays; 32 by default.
-        shuffle: whether arrays, and the batches of a `PyDataset`, come in another order in each epoch.
-        class_weight: the weight of the examples of a class, by class.
+        model: a compiled model for one device. A custom `train_step` is traced with all optimizers of the model.
+        dataset: batches of ``(x, y)``, ``(x, y, sample_weight)`` or x as a `tf.data.Dataset` or a
+            `keras.utils.PyDataset`; arrays in the same form; or a function that returns one of these or a generator.
+            Data without a seed resumes exactly if it comes from a function. If None, pass the data to `fit`.
+        validation: data in the same form for the `Validation` callback, named "vld".
+        batch_size: the batch size for arrays; 32 by default.
+        shuffle: whether to shuffle arrays, or the batches of a `PyDataset`, in each epoch.
+        class_weight: the weights of the examples by class.
         experiment: the directory of the run, or None to write nothing.
         config: keys for `default_callbacks(trainer.model)` and `train`, such as ``{"trainer.print_interval": 10}``.
 
     Attributes:
-        keras_model: the model that was given; `model` is its form in the training loop.
+        keras_model: the given Keras model.
+        model: its adapter for the training loop.
 
     Raises:
         ModelError: the model is not compiled.
-        DataError: the data is empty or of an unknown kind.
+        DataError: the data is empty or of an unknown type.
         ConfigError: a key of `config` would have no effect.
     """
 
     model: CompiledModel
-    continues_from_trained = True  # as `fit` does
-    may_set_trainable = False  # the optimizer is the user's, built for what was trainable
+    continues_from_trained = True  # as in `fit`
+    may_set_trainable = False  # the user's optimizer is built for the variables that were trainable
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class KerasTrainer(SimpleTrainer):
             self._begin(dataset, validation, batch_size, **given)
 
     def _begin(self, data: Data, held_out: Data | None, held_out_batch_size: int | None, **given: Any) -> None:
-        """Build the trainer, once there is data."""
+        """Build the trainer when the data is known."""
         model, (experiment, config) = self.keras_model, self._begin_in
         make = {"trn": partial(as_dataset, data, **given)}
         if held_out is not None:
@@ -120,13 +121,13 @@ class KerasTrainer(SimpleTrainer):
         return self.model.has_own_step
 
     def create_optimizers(self) -> None:
-        """Register the optimizers that the model has."""
+        """Register the optimizers of the model."""
         model = self.keras_model
-        # The Keras variables themselves, since the optimizer asks them for constraints.
+        # Use Keras variables, because the optimizer applies their constraints.
         names = {id(variable): name for name, variable in self.variables.items()}
         trained = {names[id(v.value)]: v for v in model.trainable_variables if id(v.value) in names}
         self.trainable = select(trained, self.config, "model.trainable_variables")
-        if self.has_own_train_step:  # building it has built them
+        if self.has_own_train_step:  # its build() has built them
             optimizers = optimizers_of(model)
             slots = {id(variable.value) for optimizer in optimizers.values() for variable in optimizer.variables}
             for name in [name for name, variable in self.variables.items() if id(variable) in slots]:
@@ -135,7 +136,7 @@ class KerasTrainer(SimpleTrainer):
         else:
             optimizer = model.optimizer
             if type(optimizer) is keras.optimizers.LossScaleOptimizer:
-                optimizer = optimizer.inner_optimizer  # the engine scales the loss
+                optimizer = optimizer.inner_optimizer  # the trainer scales the loss
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
             optimizers = {"optimizer": optimizer}
@@ -144,22 +145,22 @@ class KerasTrainer(SimpleTrainer):
         self.optimizer = optimizers.get("optimizer", next(iter(optimizers.values()), None))
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
-        """Do one iteration: that of `SimpleTrainer`, or the model's own `train_step`; traced."""
+        """Run a step of `SimpleTrainer`, or the model's custom `train_step`; traced."""
         trace = tower_trace()
         if not self.has_own_train_step or trace is None:
             return super().train_step(inputs)
         with guarded(optimizers_of(self.keras_model).values(), trace):
             outputs = dict(self.build(inputs, True))
-            trace.weight = None  # in a log, "loss_weight" has no meaning
+            trace.weight = None  # "loss_weight" has no special meaning in the logs of a train_step
         if self.optimizer is not None:
             outputs.setdefault("learning_rate", tf.convert_to_tensor(self.optimizer.learning_rate))
         return outputs
 
     def _check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        pass  # arguments that only act in `fit` act here, too
+        pass  # arguments of the optimizer that only act in `fit` also act here
 
     def _say_of_unused(self) -> None:
-        pass  # `CompiledModel` refuses keys without effect
+        pass  # `CompiledModel` has already refused keys without effect
 
     def _look_at_data(self, built: BuiltModel) -> None:
         pass  # the data determines the batch size
@@ -170,7 +171,8 @@ class KerasTrainer(SimpleTrainer):
         """Train; see `TowerTrainer.train`.
 
         Raises:
-            ModelError: the model was compiled again since this trainer took it.
+            DataError: the trainer has no data.
+            ModelError: the model was compiled again after the trainer was built.
         """
         if not self._has_data:
             raise DataError("train: this KerasTrainer has no data yet: give it a dataset, or call fit(x, y)")
@@ -202,21 +204,21 @@ class KerasTrainer(SimpleTrainer):
         validation_freq: int = 1,
         **options: Any,
     ) -> keras.callbacks.History:
-        """Train as `keras.Model.fit` does, with its arguments. With an experiment, a stopped run continues.
+        """Train like `keras.Model.fit`, with its arguments. With an experiment, a stopped run resumes.
 
-        Data is given once, here or to the constructor. Each further call trains for `epochs` more.
+        Pass the data once, here or to the constructor. Each further call trains for another `epochs` epochs.
 
         Args:
-            callbacks: of Keras and of prototrain. With an experiment a `ModelSaver` and a `SaveOnExit` are added.
-            options: of `train`, such as ``fresh=True`` and ``allow_changed_data=True``.
+            callbacks: Keras and prototrain callbacks. With an experiment, a `ModelSaver` and a `SaveOnExit` are added.
+            options: arguments of `train`, such as ``fresh=True`` and ``allow_changed_data=True``.
 
         Returns:
-            the metrics by epoch, including the epochs before a resume.
+            The metrics by epoch, including the epochs before a resume.
 
         Raises:
-            DataError: there is no data, or data twice; an argument has no effect; or `initial_epoch`, which a resumed
-                run knows.
-            PrototrainError: the user's mistakes, and errors of a step.
+            DataError: there is no data or data is given twice, an argument has no effect, or `initial_epoch` is given;
+                a resumed run knows its epoch.
+            PrototrainError: an argument is invalid, or a step fails.
         """
         if initial_epoch:
             raise DataError("fit: leave out initial_epoch: a resumed run continues in its epoch")
@@ -230,7 +232,7 @@ class KerasTrainer(SimpleTrainer):
         elif x is None:
             raise DataError("fit: this KerasTrainer has no data yet: give it x, or the trainer a dataset")
         else:
-            # As in Keras, validation_data goes before validation_split.
+            # As in Keras, validation_data takes precedence over validation_split.
             data, split = split_data(x, y, sample_weight, 0.0 if validation_data is not None else validation_split)
             held_out = split if validation_data is None else validation_data
             self._begin(data, held_out, validation_batch_size or batch_size, **given)
@@ -241,7 +243,7 @@ class KerasTrainer(SimpleTrainer):
             turns = {"validation_steps": validation_steps, "validation_freq": validation_freq}
             _refuse_unused(KerasTrainer.fit, "validation data", **turns)
         listed = _fit_callbacks(callbacks, verbose, saves=self.experiment is not None, validation=validation)
-        # The history comes after the user's callbacks, as in Keras: it takes what they put into the logs.
+        # As in Keras, the history comes after the user's callbacks, so that it records the values they add to the logs.
         listed.append(KerasCallback(history, state_key="keras.History/fit"))
         self.train(listed, steps_per_epoch=steps_per_epoch, max_epoch=self._fitted_epochs + epochs, **options)
         self._fitted_epochs += epochs
@@ -259,7 +261,7 @@ class KerasTrainer(SimpleTrainer):
         super()._set_length(steps if steps_per_epoch is None else steps_per_epoch, max_epoch, max_steps)
 
     def _count(self) -> int:
-        """Read the training data once and return the number of its batches."""
+        """Return the number of batches in the training data by reading it once."""
         dataset = self.datasets["trn"]
         if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
             raise DataError("the training data has no end: say how long an epoch is with steps_per_epoch=")
@@ -268,12 +270,15 @@ class KerasTrainer(SimpleTrainer):
         self.data.rewind()  # reading it may have changed the order of a shuffled dataset
         return steps
 
-    # -- measuring ----------------------------------------------------------------------------------------------------
+    # -- evaluation ---------------------------------------------------------------------------------------------------
 
     @property
     def unaveraged(self) -> Collection[str]:  # type: ignore[override]
-        """Metrics too, which are means from the start of the epoch; "loss" is that of one step, unless it is a metric
-        in a `train_step` of the model's own."""
+        """Names of scalars whose last value is recorded, including the metrics.
+
+        Metrics are already averaged over the epoch. "loss" is the loss of one step, unless it is a metric of a custom
+        `train_step`.
+        """
         metrics = {name for name, _ in flat(self.keras_model.get_metrics_result())}
         if not (self.has_own_train_step and set(self.model.logged) == metrics):
             metrics.discard("loss")
@@ -284,10 +289,10 @@ class KerasTrainer(SimpleTrainer):
         metrics = {name: array.item() if array.size == 1 else array for name, array in arrays.items()}
         own, logged = self.has_own_train_step, self.model.logged
         if own and set(logged) == metrics.keys():
-            return metrics  # as `fit` decides
+            return metrics  # as in `fit`
         step = {name: self.outputs[name] for name in logged if name in self.outputs}
         if not own:
-            step.pop("loss", None)  # that of the step alone
+            step.pop("loss", None)  # the loss of this step only; the metric is the mean of the epoch
         return {name: step.get(name, metrics.get(name)) for name in logged if name in step or name in metrics}
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
@@ -302,12 +307,12 @@ class KerasTrainer(SimpleTrainer):
         callbacks = keras.callbacks.CallbackList([_StopEvaluation(self.stop), *watching], model=model)
         of_training = [(variable, tf.identity(variable)) for variable in model.metrics_variables]
         found = model.evaluate(data, steps=batches or None, callbacks=callbacks, verbose=0, return_dict=True)
-        for variable, value in of_training:  # which continue to count over the epoch
+        for variable, value in of_training:  # the metrics of training continue over the epoch
             variable.assign(value)
         return None if self.stop.signum is not None else _scalars(found)
 
     def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str]:
-        # `keras.Model.evaluate` is not tried out; the metrics of `compile` are built and have their names.
+        # No trial run of `keras.Model.evaluate` is needed: the compiled metrics are built and have names.
         own = type(self).evaluate is not KerasTrainer.evaluate or self.has_own_train_step
         if own or not inherits(self.keras_model, "test_step"):
             return "*"
@@ -325,36 +330,36 @@ class KerasTrainer(SimpleTrainer):
         return {**super()._facts(), "compiled with": {"loss": loss, "metrics": metrics}}
 
     def _of_metrics(self) -> list[str]:
-        """The names of the metrics' variables."""
+        """Return the names of the metrics' variables."""
         metrics = {id(variable.value) for variable in self.keras_model.metrics_variables}
         return [name for name, variable in self.variables.items() if id(variable) in metrics]
 
 
 def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tuple[int, int] | None) -> list[Callback]:
-    """Return the callbacks of a `fit`: those that it adds, then the user's.
+    """Return the callbacks of `fit`: the default callbacks, then the user's.
 
     Args:
-        callbacks: one of Keras or of prototrain, or a list, perhaps nested.
-        verbose: "auto" or 1 for a progress bar and a line per epoch, 2 for the line, 0 for neither.
+        callbacks: a Keras or prototrain callback, or a nested list of them.
+        verbose: "auto" or 1 for a progress bar and a line per epoch, 2 for the line only, 0 for no output.
         saves: whether to write a checkpoint at the end of each epoch and of the run.
-        validation: the number of batches (0: all), and every how many epochs; None for none.
+        validation: the number of batches (0 for all) and the interval in epochs, or None for no validation.
 
     Raises:
-        CallbackError: an object in the list is not a callback, or says when to validate besides `validation`.
+        CallbackError: an object in the list is not a callback, or both the list and `validation` configure validation.
     """
     given: list[Callback] = []
     numbers: Counter[str | None] = Counter()
     for one in keras.tree.flatten(callbacks or ()):
         callback = one if isinstance(one, Callback) else KerasCallback(one)
         numbers[callback.state_key] += callback is not one
-        if callback is not one and (number := numbers[callback.state_key]) > 1:  # the second LambdaCallback, say
+        if callback is not one and (number := numbers[callback.state_key]) > 1:  # such as a second LambdaCallback
             callback.state_key = f"{callback.state_key} {number}"
         given.append(callback)
     kinds = {type(innermost(callback)) for callback in given}
     added: list[Callback] = []
     if validation is not None and Validation not in kinds:
         validates = Validation(batches=validation[0])
-        validates.at_end = False  # Keras does not validate the last epoch out of turn
+        validates.at_end = False  # Keras has no extra validation at the end
         added.append(validates.every(epochs=validation[1]))
     elif validation not in (None, (0, 1)):
         raise CallbackError(
@@ -371,10 +376,10 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
 
 
 def _refuse_unused(function: Callable[..., Any], without: str, **arguments: Any) -> None:
-    """Check that arguments which have no effect are at their defaults.
+    """Check that arguments without effect have their default values.
 
     Raises:
-        DataError: names those that are not.
+        DataError: an argument has another value.
     """
     parameters = inspect.signature(function).parameters
     if given := [name for name, value in arguments.items() if value is not parameters[name].default]:
@@ -390,7 +395,7 @@ class _EpochMetrics(Callback):
 
 
 class _StopEvaluation(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends an evaluation when the run is asked to stop."""
+    """Ends an evaluation when a stop of the run is requested."""
 
     def __init__(self, stop: StopRequest) -> None:
         super().__init__()
@@ -401,7 +406,7 @@ class _StopEvaluation(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _scalars(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics by name; one with a number for each class, such as `F1Score`, as ``<name>/<class>``."""
+    """Return metrics as scalars; a metric with one value per class, such as `F1Score`, becomes ``<name>/<class>``."""
     single: dict[str, float] = {}
     for name, value in found.items():
         numbers = np.ravel(value).tolist()

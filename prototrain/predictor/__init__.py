@@ -1,4 +1,4 @@
-"""Predicting with a model during or after training: one call, many small requests from threads, a whole dataset."""
+"""Predictors for single batches, for whole datasets, and for concurrent requests of single examples."""
 
 from prototrain.predictor.asynchronous import AsyncPredictor
 from prototrain.predictor.predictor import DatasetPredictor, Predictor

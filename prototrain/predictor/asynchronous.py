@@ -1,4 +1,4 @@
-"""Many small requests from many threads, answered in few calls of the model."""
+"""Predictor that batches requests from several threads."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ class AsyncPredictor:
     """Batches single examples from many threads for one predictor.
 
         with AsyncPredictor(trainer.get_predictor(["state"], ["policy"]), batch_size=16) as predict:
-            future = predict.submit(state)  # without a batch dimension, and so are the outputs
+            future = predict.submit(state)  # inputs and outputs have no batch dimension
             (policy,) = future.result()
 
-    A batch holds the requests that are waiting when the model is free, so a single request does not wait for others.
+    Each call of the model takes the requests that are waiting, so a single request does not wait for a full batch.
 
     Args:
-        predictor: takes and returns batches; a `Predictor` or a function of arrays.
-        batch_size: the most requests in one call.
+        predictor: a `Predictor`, or another function from batches of arrays to batches of arrays.
+        batch_size: the maximum number of requests per call.
+
+    Raises:
+        ModelError: `batch_size` is less than 1.
     """
 
     def __init__(self, predictor: Callable[..., list[Any]], *, batch_size: int = 16) -> None:
@@ -40,23 +43,23 @@ class AsyncPredictor:
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
-        # A thread that is inside TensorFlow when the interpreter ends could crash it.
+        # A thread that runs TensorFlow code could crash the interpreter at exit.
         atexit.register(self.close, cancel=True)
         self._thread = threading.Thread(target=self._serve, name="AsyncPredictor", daemon=True)
         self._thread.start()
 
     def submit(self, *inputs: Any) -> Future[list[Any]]:
-        """Request one example's outputs; from any thread.
+        """Request the outputs for one example. Any thread may call this.
 
         Args:
             inputs: arrays or numbers without a batch dimension, in the predictor's order.
 
         Returns:
-            a future of the arrays in the predictor's order, without a batch dimension. An exception of the call becomes
-            the future's.
+            A future of the output arrays in the predictor's order, without a batch dimension. If the call fails, the
+            future raises its exception.
 
         Raises:
-            ModelError: it is closed.
+            ModelError: the predictor is closed.
         """
         future: Future[list[Any]] = Future()
         with self._lock:
@@ -66,14 +69,14 @@ class AsyncPredictor:
         return future
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Request one example's outputs, and wait for them; see `submit`."""
+        """Request the outputs for one example and wait for them; see `submit`."""
         return self.submit(*inputs).result()
 
     def close(self, *, cancel: bool = False) -> None:
-        """Answer the waiting requests, and end the thread. Further requests are refused.
+        """Answer the waiting requests and stop the thread. Later requests raise an error.
 
         Args:
-            cancel: cancel the waiting requests instead.
+            cancel: whether to cancel the waiting requests instead of answering them.
         """
         with self._lock:
             self._is_closed = True
@@ -91,7 +94,7 @@ class AsyncPredictor:
         self.close(cancel=error is not None)
 
     def _waiting(self, most: float = float("inf")) -> list[_Request]:
-        """Take requests from the queue without waiting, up to the None that ends the thread."""
+        """Take up to `most` requests from the queue without waiting, stopping at the None that ends the thread."""
         found: list[_Request] = []
         with suppress(queue.Empty):
             while len(found) < most:
@@ -104,7 +107,7 @@ class AsyncPredictor:
 
     def _serve(self) -> None:
         while (first := self._requests.get()) is not None:
-            fitting: dict[Any, list[_Request]] = {}  # one batch has one shape and type
+            fitting: dict[Any, list[_Request]] = {}  # requests in a batch must have the same shapes and dtypes
             for inputs, future in [first, *self._waiting(self._batch_size - 1)]:
                 if future.set_running_or_notify_cancel():
                     form = tuple((value.shape, value.dtype) for value in inputs)

@@ -1,4 +1,4 @@
-"""Functions made of a model: of single batches, and of a whole dataset."""
+"""Predictors for single batches and for whole datasets."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from prototrain.system.tracebacks import cause, in_one_line
 
 
 class Predictor:
-    """A compiled function from arrays or tensors to arrays.
+    """A compiled function from a model's inputs to its outputs.
 
         predict = trainer.get_predictor(["images"], ["logits"])
         (logits,) = predict(images)
 
-    It shares the training variables, so its results change while training continues. Any number of threads may call it
-    at the same time. An input is anything that `build` computes with when it is not training: a part of a training
-    batch or something else, such as a state. Batches of different sizes share one trace, and so do other shapes where
-    `build` can be traced with an open size; elsewhere each shape is traced.
+    A predictor shares the training variables, so its results change during training. Several threads may call it at
+    the same time. An input is any value that `build` uses when `train_phase` is False: a part of a training batch or
+    another value, such as a state. Different batch sizes share one trace, and so do other shapes if `build` can be
+    traced with unknown sizes; otherwise each shape is traced separately.
 
     Args:
-        built: a trainer or a `BuiltModel`, whose `build` is called, not training.
-        input_names: names of inputs, in the function's order. A value inside of a batch's dicts has a path,
-            ``user/age``; the name of a dict stands for all of it.
-        output_names: names in the model's mapping, in the function's order.
+        built: a trainer or a `BuiltModel`, whose `build` is called with `train_phase` False.
+        input_names: the names of the inputs in the order of the arguments. A value in a nested batch is named by its
+            path, such as ``user/age``; the name of a dict refers to the whole dict.
+        output_names: names in the mapping that `build` returns, in the order of the results.
 
     Raises:
-        ModelError: there is no such path in a dict of a training batch, or only a part of a tuple is named.
+        ModelError: a dict of the training batch has no such path, or only some elements of a tuple are named.
     """
 
     def __init__(self, built: Any, input_names: Sequence[str], output_names: Sequence[str]) -> None:
@@ -51,18 +51,18 @@ class Predictor:
         self._of_each_shape = tf.function(self._run, autograph=False)
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Predict.
+        """Predict for one batch.
 
         Args:
             inputs: NumPy arrays or tensors in the order of `input_names`. Parts of a training batch are converted to
-                its types; of others, an array of float64 becomes one of Keras's `floatx`.
+                its dtypes. Other float64 arrays are converted to Keras's `floatx`.
 
         Returns:
-            NumPy arrays in the order of `output_names` (for sparse or ragged outputs the tensors themselves).
+            NumPy arrays in the order of `output_names`; sparse and ragged outputs remain tensors.
 
         Raises:
-            ModelError: their number is wrong, `build` does not use one or cannot handle its shape, or the model has no
-                such output.
+            ModelError: the number of inputs is wrong, `build` does not use an input or cannot handle its shape, or the
+                model has no such output.
         """
         if len(inputs) != len(self.input_names):
             raise ModelError(
@@ -83,7 +83,7 @@ class Predictor:
         try:
             return self._function(values)
         except (ModelError, tf.errors.InvalidArgumentError):
-            outputs = self._of_each_shape(values)  # fails again, unless only the open size was wrong
+            outputs = self._of_each_shape(values)  # fails again unless the unknown size was the cause
             self._function = self._of_each_shape
             return outputs
 
@@ -106,7 +106,7 @@ class Predictor:
         outputs = [net[name] for name in self.output_names]
         returned = set(map(id, _components(outputs)))
         for name, value in zip(self.input_names, values, strict=True):
-            # A training batch may have what is not needed here; the name of anything else may be misspelt.
+            # Prediction may not need a part of a training batch, but another unused input may be misspelled.
             is_used = any(tensor.consumers() or id(tensor) in returned for tensor in _components(value))
             if self._specs[name] is None and not is_used:
                 raise ModelError(f"build() does not use the input {name!r}; is the name right?")
@@ -125,7 +125,7 @@ class Predictor:
 
 
 class DatasetPredictor:
-    """A model's outputs for the batches of a dataset, with a progress bar on a terminal or in a notebook.
+    """Iterates over a model's outputs for a dataset, with a progress bar on a terminal or in a notebook.
 
         predict = trainer.get_predictor(["x"], ["classes"])
         for (classes,) in DatasetPredictor(predict, trainer.datasets["vld"]):
@@ -133,10 +133,10 @@ class DatasetPredictor:
         (classes,) = DatasetPredictor(predict, trainer.datasets["vld"]).predict_all()
 
     Args:
-        predictor: made by `get_predictor`.
-        dataset: of batches: a `tf.data.Dataset` of dicts, or any iterable of dicts, or of lists or tuples in the order
-            of the predictor's inputs.
-        bar: whether to show a bar.
+        predictor: the result of `get_predictor`.
+        dataset: batches, as a `tf.data.Dataset` or another iterable of dicts, or of lists or tuples in the order of the
+            predictor's inputs.
+        bar: whether to show a progress bar.
     """
 
     def __init__(self, predictor: Predictor, dataset: Iterable[Any], *, bar: bool = True) -> None:
@@ -145,11 +145,11 @@ class DatasetPredictor:
         self._bar = bar
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """The predictor's outputs for each batch, in order; raises what `pairs` does."""
+        """Yield the predictor's outputs for each batch in order; see `pairs` for the errors."""
         return (outputs for _, outputs in self.pairs())
 
     def pairs(self) -> Iterator[tuple[Any, list[Any]]]:
-        """Each batch with the predictor's outputs, in order.
+        """Yield each batch and the predictor's outputs for it, in order.
 
         Raises:
             DataError: the data cannot be read, or a batch does not have the predictor's inputs.
@@ -167,17 +167,17 @@ class DatasetPredictor:
                 for batch in batches:
                     yield batch, self._predictor(*self._inputs(batch))
                     bar.update()
-        except tf.errors.OpError as error:  # the predictor's own are a ModelError
+        except tf.errors.OpError as error:  # the predictor itself raises a ModelError
             raise DataError(f"reading the dataset failed: {cause(error)}") from error
 
     def predict_all(self) -> list[Any]:
-        """The outputs for the whole dataset, concatenated along their first axis.
+        """Return the outputs for the whole dataset, concatenated along their first axis.
 
         Returns:
-            an array for each of the predictor's outputs.
+            An array for each of the predictor's outputs.
 
         Raises:
-            DataError: the dataset is empty or has no end, or the outputs of its batches cannot be concatenated.
+            DataError: the dataset is empty or infinite, or the outputs of its batches cannot be concatenated.
         """
         if isinstance(self._dataset, tf.data.Dataset) and self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise DataError("the dataset has no end; leave out its repeat(), or take() a part of it")
@@ -228,7 +228,7 @@ def _as_tensors(value: Any) -> Any:
 
 
 def _convert(name: str, spec: Any, value: Any) -> Any:
-    """Convert an input to the types that it has in a training batch."""
+    """Convert an input to the dtypes and structure of a training batch."""
     if isinstance(spec, Mapping | tuple | list):
         items = list(spec.items() if isinstance(spec, Mapping) else enumerate(spec))
         missing = [str(key) for key, _ in items if not has_path(value, str(key))]

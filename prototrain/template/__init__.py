@@ -1,6 +1,6 @@
-"""Two spirals: a small model to begin one of your own from.
+"""Two spirals: a small model to start your own from.
 
-`prototrain run` finds in a model's package `config`, `datasets` and `build`, and `callbacks` if there are any.
+`prototrain run` uses `config`, `datasets`, `build` and the optional `callbacks` of a model's package.
 """
 
 from .callbacks import callbacks as callbacks

@@ -1,4 +1,4 @@
-"""Callbacks of this model's own; `prototrain run` adds them to those that the config asks for."""
+"""Callbacks of this model; `prototrain run` adds them to the callbacks of the config."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from prototrain import Callback
 
 
 class LargestWeight(Callback):
-    """Records the largest weight, in TensorBoard, metrics.jsonl and on the screen."""
+    """Records the largest absolute weight in TensorBoard, in metrics.jsonl and on the screen."""
 
     def trigger(self) -> None:
-        """Says what happens; `every` below says when."""
+        """Records the scalar; `every` below sets the interval."""
         largest = max(float(abs(variable.numpy()).max()) for variable in self.trainer.model_variables.values())
         self.trainer.monitors.put_scalar("weights/largest", largest)
 
 
 def callbacks() -> list[Callback]:
-    """Called once, when a run starts."""
+    """Returns the callbacks; called once at the start of a run."""
     return [LargestWeight().every(steps=100)]

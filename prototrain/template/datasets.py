@@ -1,4 +1,4 @@
-"""The data: points of two spirals that wind around each other. Put your own in its place.
+"""The data: points on two intertwined spirals. Replace it with your own.
 
 `prototrain.readers` has readers for JSON lines, CSV, Parquet, TFRecord files and folders of images.
 """
@@ -12,12 +12,12 @@ from .config import config
 
 
 def datasets() -> dict[str, tf.data.Dataset]:
-    """Gives dicts of "points", float32 [batch, 2], and "labels", int32 [batch], 0 or 1.
+    """Returns datasets of dicts with "points", float32 [batch, 2], and "labels", int32 [batch], 0 or 1.
 
-    "trn" is trained on, again and again, and needs no `repeat`; "vld" is measured while training, "tst" by
+    "trn" is for training; the trainer repeats it. "vld" is for validation during training, and "tst" for
     `prototrain action prototrain.template evaluate`.
     """
-    # Read here and not when this file is imported, so that `-s model.batch_size=64` counts.
+    # Read the config here, not at import, so that `-s model.batch_size=64` has an effect.
     batch_size = config["model.batch_size"]
     return {
         "trn": spirals(1600, seed=1).shuffle(1600).batch(batch_size, drop_remainder=True),
@@ -27,7 +27,7 @@ def datasets() -> dict[str, tf.data.Dataset]:
 
 
 def spirals(count: int, *, seed: int) -> tf.data.Dataset:
-    """`count` points with a little noise, one after the other."""
+    """Returns a dataset of `count` single examples with a little noise."""
     random = np.random.default_rng(seed)
     labels = random.integers(0, 2, count)
     distance = random.uniform(0.1, 1.0, count)

@@ -1,4 +1,4 @@
-"""The network."""
+"""The network and its loss."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .config import config
 def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
     """Builds the network for one batch.
 
-    Called once for training and once for validation. Layers are made where they are used: the first call creates their
-    variables, and every later call is given the same ones again.
+    The trainer calls this once for training and once for validation. Create layers where you use them: the first call
+    creates their variables, and later calls reuse them.
 
     Args:
-        inputs: a batch as `datasets()` gives it; an exported model gets no "labels".
-        train_phase: whether this is for training, for layers such as dropout.
+        inputs: a batch of `datasets()`; an exported model has no "labels".
+        train_phase: whether the network is for training; layers such as dropout depend on it.
 
     Returns:
-        Every tensor by name. The trainer minimises "loss" and reports every scalar, here "loss" and "accuracy".
+        The tensors by name. The trainer minimises "loss" and reports all scalars, here "loss" and "accuracy".
     """
-    net = ModelDict()  # a dict with attributes; `net.last` is what was put in most recently
+    net = ModelDict()  # a dict with attributes; `net.last` is the value that was added last
     net.points = inputs["points"]
     for i, units in enumerate(config["model.hidden_units"]):
         net[f"fc{i}"] = keras.layers.Dense(units, activation="relu", name=f"fc{i}")(net.last)

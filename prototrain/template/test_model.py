@@ -1,4 +1,4 @@
-"""That the model learns; run it with pytest."""
+"""Test that the model learns; run it with pytest."""
 
 from __future__ import annotations
 
