@@ -41,7 +41,7 @@ def with_layer(*, units: int = 6, name: str = "fc0") -> Callable[[Any, bool], An
 
 
 class Counts(Callback):
-    """Has a state of its own."""
+    """Has `state_dict` and `load_state_dict`."""
 
     def __init__(self, key: str = "Counts") -> None:
         self.state_key = key

@@ -279,7 +279,7 @@ def test_a_stateless_scope_is_known() -> None:
 
 
 class Nested(keras.layers.Layer):
-    """A layer with a layer, a dropout's seed and two weights of its own."""
+    """A layer with a layer, a dropout's seed and two weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -86,7 +86,10 @@ class Callback:
                 raise CallbackError(f"{cls.__name__} has {name}, tensorpack's name of {here}; call it {here}")
 
     def setup(self) -> None:
-        """Called once the model is built, before a checkpoint is restored."""
+        """Called once the model is built, before a checkpoint is restored.
+
+        Write files in `before_train` instead: a fresh run deletes the experiment's directory after this hook.
+        """
 
     def check_run(self) -> None:
         """Called after a checkpoint is restored and before the run writes anything. Raise an error to stop."""

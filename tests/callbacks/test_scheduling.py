@@ -116,7 +116,7 @@ def test_periodic_callback(intervals: dict[str, int], steps: list[int], epochs: 
 
 
 class OneByOne(SimpleTrainer):
-    """Has a step of its own around the compiled one."""
+    """Overrides `run_step` around the compiled step."""
 
     def run_step(self) -> Mapping[str, Any] | None:
         return super().run_step()

@@ -1,4 +1,4 @@
-"""A run of a tiny model at a URL, in a process of its own: ``python s3_run.py URL STEPS N``.
+"""A run of a tiny model at a URL, in a separate process: ``python s3_run.py URL STEPS N``.
 
 The process is killed right ahead of making the N-th checkpoint whole, when all its other files are there.
 """

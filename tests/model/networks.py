@@ -48,7 +48,7 @@ class Kept:
 
 
 class Block(L.Layer):  # type: ignore[misc]
-    """A layer with children and a loss of its own."""
+    """A layer with child layers and an added loss."""
 
     def __init__(self, units: int, **keywords: Any) -> None:
         super().__init__(**keywords)

@@ -18,7 +18,7 @@ PRODUCTS, VIEWS = 8, 3  # of each class
 
 
 def picture(path: Path, colour: tuple[int, int, int], *, size: tuple[int, int] = (24, 24), noise: int = 0) -> None:
-    """Write a JPEG of one colour, with noise of a seed of its own."""
+    """Write a JPEG of one colour, with noise from the given seed."""
     pixels = np.full((*size, 3), colour, np.int32) + np.random.default_rng(noise).integers(-20, 20, (*size, 3))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(tf.io.encode_jpeg(pixels.clip(0, 255).astype(np.uint8), quality=95).numpy())

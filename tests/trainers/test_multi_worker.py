@@ -124,7 +124,7 @@ def test_a_worker_that_cannot_read_its_data_ends_the_others_with_its_own_words(t
     assert chief["error"].startswith("ClusterError: worker 1 (127.0.0.1:") and other["error"] in chief["error"]
 
 
-def test_a_run_step_that_nobody_would_call_is_refused() -> None:
+def test_an_overridden_run_step_is_refused() -> None:
     class Own(MultiWorkerTrainer):
         def run_step(self) -> dict[str, float]:
             return {}

@@ -43,7 +43,7 @@ def test_a_schedule_that_nothing_follows_is_named(capsys: pytest.CaptureFixture[
     values = {"model__lr_schedule__step__values": [0.1, 0.01]}
     own = {"model__optimizer__method": lambda: keras.optimizers.SGD(0.1)}
     setter = ScheduledHyperParamSetter("learning_rate", [(1, 0.1)])
-    constant: dict[str, Any] = {}  # which needs nobody
+    constant: dict[str, Any] = {}  # no required keys
     for change, callbacks, is_said in (
         ({**steps, **values}, [], True),
         ({**steps, **values, **own}, [], True),

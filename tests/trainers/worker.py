@@ -60,7 +60,7 @@ def from_files(directory: str) -> dict[str, tf.data.Dataset]:
 
 
 def _generated(rows: int) -> dict[str, tf.data.Dataset]:
-    """Data whose length nobody knows before it ends."""
+    """Data of unknown length."""
     arrays = tiny_arrays(rows)
     spec = tf.data.Dataset.from_tensor_slices(arrays).element_spec
     each = [{name: values[row] for name, values in arrays.items()} for row in range(rows)]

@@ -36,7 +36,7 @@ def mean_datasets() -> dict[str, tf.data.Dataset]:
     trn = tiny_datasets()["trn"].map(lambda batch: {**batch, "value": tf.zeros_like(batch["x"][:, 0])})
     columns = {"x": np.zeros([10, 4], np.float32), "y": np.zeros(10, np.int32), "value": LOSSES}
     vld = tf.data.Dataset.from_tensor_slices(columns).batch(4)
-    return {"trn": trn, "vld": vld, "odd": vld.filter(lambda batch: True)}  # whose length nobody knows
+    return {"trn": trn, "vld": vld, "odd": vld.filter(lambda batch: True)}  # of unknown length
 
 
 def test_batches_count_by_their_size() -> None:

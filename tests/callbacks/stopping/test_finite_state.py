@@ -149,7 +149,7 @@ def test_every_saver(
 def test_a_checkpoint_that_is_not_finite_is_not_resumed_from(
     experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Watches(experiment).train([ModelSaver().every(steps=4)], max_steps=8)  # nobody has asked for a check
+    Watches(experiment).train([ModelSaver().every(steps=4)], max_steps=8)  # without StopOnNaN
     resumed = Watches(experiment)
     ends(resumed, [SaveOnExit(), StopOnNaN()], "w is NaN; a resume continues from the checkpoint of step 4", steps=9)
     assert resumed.run.resume_line().startswith("resumed at step 4")
