@@ -21,6 +21,7 @@ from prototrain.callbacks import SaveOnExit
 from prototrain.cli import main
 from prototrain.estimator import Estimator, EstimatorSpec
 from prototrain.system.signals import LeavingAtOnce, StopRequest, ignore_save_signals
+from tests.preloaded import Program
 from tests.system.test_forks import code_of, fork, wait_for_ever
 from tests.test_exits import (
     STEPS,
@@ -180,26 +181,42 @@ def test_a_child_of_a_run_in_a_run_gets_its_own_signals(signum: int) -> None:
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_stacks_of_all_threads_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    ready, done = threading.Event(), threading.Event()
+LOOK = """
+import os, signal, threading
+from prototrain import Trainer
+from prototrain.callbacks import Callback
 
-    def beside() -> None:
-        ready.set()
-        done.wait()
+ready, done = threading.Event(), threading.Event()
 
-    def look() -> None:
+def beside():
+    ready.set()
+    done.wait()
+
+class Counting(Trainer):
+    def run_step(self):
+        return {}
+
+class Look(Callback):
+    def trigger_step(self):
         ready.wait()
-        send(signal.SIGQUIT)
+        os.kill(os.getpid(), signal.SIGQUIT)
         done.set()
 
-    thread = threading.Thread(target=beside)
-    trainer = CountingTrainer()
-    thread.start()
-    trainer.train([At(2, look)], max_steps=3)
-    thread.join()
-    said = capfd.readouterr().err
-    assert trainer.global_step == 3
-    assert "in look" in said and "in beside" in said and "Current thread" in said
+threading.Thread(target=beside).start()
+trainer = Counting()
+trainer.train([Look()], max_steps=1)
+print("steps", trainer.global_step)
+"""
+
+
+def test_the_stacks_of_all_threads_are_shown(tmp_path: Path) -> None:
+    # In its own process: faulthandler prints the stacks of 100 threads at most, the newest first.
+    (tmp_path / "look.py").write_text(LOOK)
+    program = Program([str(tmp_path / "look.py")])
+    with program.stdout as output:
+        said = output.read()
+    assert program.wait(30) == 0
+    assert "steps 1" in said and "in trigger_step" in said and "in beside" in said and "Current thread" in said
 
 
 def test_around_a_run_there_is_nothing_to_save_and_nothing_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
