@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
 from prototrain.errors import CallbackError, NonFiniteError
+from prototrain.system.tracebacks import first_line
 from prototrain.tf_private import KerasVariable
 
 
@@ -22,7 +23,8 @@ class LearningRate(Callback):
     The callback has no state: the rate depends only on the step, also in a resumed run.
 
     Args:
-        schedule: takes the number of completed steps (an int64 scalar tensor) and returns the learning rate.
+        schedule: takes the number of completed steps and returns the learning rate. The step is an int64 scalar
+            tensor, or float64 if the schedule cannot compute with int64, as in ``0.1 * 0.5 ** (step // 1000)``.
 
     Raises:
         CallbackError: the schedule is not callable or does not consist of TensorFlow ops; at setup, if the trainer has
@@ -64,11 +66,23 @@ class LearningRate(Callback):
                 "operations: tf.where instead of if"
             ) from error
 
+    def _rate(self, step: tf.Tensor) -> Any:
+        try:
+            return self.schedule(step)
+        except TypeError:  # TensorFlow does not convert a Python float to int64
+            try:
+                return self.schedule(tf.cast(step, tf.float64))
+            except TypeError as error:
+                raise CallbackError(
+                    f"LearningRate: the schedule failed: {first_line(error)}; tf.cast(step, tf.float32) makes the "
+                    "step a float"
+                ) from error
+
     def _assign(self, step: Any) -> None:
         # Use a tensor, since arithmetic with Python numbers may round differently from the compiled call. Convert from
         # a NumPy integer, since TensorFlow caches every Python number that it converts.
         number = np.int64(step) if isinstance(step, int) else step
-        rate = self.schedule(tf.convert_to_tensor(number, tf.int64))
+        rate = self._rate(tf.convert_to_tensor(number, tf.int64))
         # A compiled step checks the rate itself.
         if self.trainer.check_finite and tf.executing_eagerly() and not math.isfinite(rate):
             if step == self.trainer.total_steps:

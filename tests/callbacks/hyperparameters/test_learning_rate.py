@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain import Callback
 from prototrain.callbacks import LearningRate, SaveOnExit, ScheduledHyperParamSetter
-from prototrain.errors import ConfigError
+from prototrain.errors import CallbackError, ConfigError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
 
@@ -44,6 +44,26 @@ def test_each_step_has_its_rate_also_after_a_resume(experiment: Path) -> None:
     resumed.train([LearningRate(halves), SaveOnExit(), rates], max_steps=8)
     assert rates.rates == {step: rate for step, rate in EXPECTED.items() if step > 3}
     assert values(resumed) == values(whole)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (lambda step: 0.05 / (1 + step), lambda step: 0.05 / (1 + step)),
+        (lambda step: 0.1 * 0.5 ** (step // 2), lambda step: 0.1 * 0.5 ** (step // 2)),
+        (lambda step: 0.1 * step, lambda step: 0.1 * step),
+        (lambda step: tf.gather([0.1, 0.2, 0.3, 0.4], step), lambda step: (step + 1) / 10),
+    ],
+)
+def test_the_step_is_a_number_of_the_kind_that_the_schedule_needs(schedule: Any, expected: Any) -> None:
+    rates = Rates()
+    tiny_trainer().train([LearningRate(schedule), rates], max_steps=3)
+    assert rates.rates == {step + 1: pytest.approx(expected(step)) for step in range(3)}
+
+
+def test_a_schedule_that_fails_is_one_line() -> None:
+    with pytest.raises(CallbackError, match=r"schedule failed.*tf\.cast"):
+        tiny_trainer().train([LearningRate(lambda step: "0.1" * step)], max_steps=3)
 
 
 def test_a_constant_is_a_schedule_and_in_force_before_the_first_step() -> None:
