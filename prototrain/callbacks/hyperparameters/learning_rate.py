@@ -58,25 +58,23 @@ class LearningRate(Callback):
         self._assign(self.trainer.global_step)
 
     def before_run(self) -> None:
+        self._assign(self.trainer.counter.begun)
+
+    def _rate(self, step: tf.Tensor) -> Any:
         try:
-            self._assign(self.trainer.counter.begun)
+            return self.schedule(step)
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise CallbackError(
                 "LearningRate: the schedule becomes part of the compiled step, so it must be made of TensorFlow "
                 "operations: tf.where instead of if"
             ) from error
-
-    def _rate(self, step: tf.Tensor) -> Any:
-        try:
-            return self.schedule(step)
-        except TypeError:  # TensorFlow does not convert a Python float to int64
-            try:
-                return self.schedule(tf.cast(step, tf.float64))
-            except TypeError as error:
+        except TypeError as error:  # TensorFlow does not convert a Python float to int64
+            if step.dtype == tf.float64:
                 raise CallbackError(
                     f"LearningRate: the schedule failed: {first_line(error)}; tf.cast(step, tf.float32) makes the "
                     "step a float"
                 ) from error
+            return self._rate(tf.cast(step, tf.float64))
 
     def _assign(self, step: Any) -> None:
         # Use a tensor, since arithmetic with Python numbers may round differently from the compiled call. Convert from
