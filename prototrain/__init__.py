@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import PrototrainError
-from prototrain.system.quiet import import_tensorflow
+from prototrain.system.terminal import import_tensorflow
 
 __version__ = "0.1.0"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from prototrain.system.quiet import import_tensorflow
+from prototrain.system.terminal import import_tensorflow
 
 import_tensorflow()
 

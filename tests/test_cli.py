@@ -408,7 +408,7 @@ def test_what_is_found_before_tensorflow_is_loaded(
 
 def test_an_interrupt_while_tensorflow_loads_is_quiet() -> None:
     Path("tensorflow.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    program = "from prototrain.system.quiet import import_tensorflow\nimport_tensorflow()\n"
+    program = "from prototrain.system.terminal import import_tensorflow\nimport_tensorflow()\n"
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + program
     environment = {**os.environ, "PYTHONPATH": f".:{ROOT}"}
     del environment["TF_CPP_MIN_LOG_LEVEL"]

@@ -10,11 +10,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback, chain, innermost
-from prototrain.callbacks.monitor import Monitor
-from prototrain.callbacks.scalar_registry import runs_code_of_user
+from prototrain.callbacks.monitor import Monitor, runs_code_of_user
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.signals import AFTER_STEP
-from prototrain.system.waiting import announcing
+from prototrain.system.terminal import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer

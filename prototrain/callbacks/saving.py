@@ -15,7 +15,7 @@ from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, inner
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
 from prototrain.system.files import write_atomic
-from prototrain.system.wording import in_words
+from prototrain.system.terminal import in_words
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer

@@ -14,8 +14,8 @@ import tensorflow as tf
 from prototrain.checkpoint.store import READ_ERRORS, Checkpoint, Saveable
 from prototrain.checkpoint.values import GENERATORS, TAG, GeneratorState, decode, encode
 from prototrain.errors import CheckpointError
+from prototrain.system.terminal import FRESH, some_of
 from prototrain.system.tracebacks import first_line
-from prototrain.system.wording import FRESH, some_of
 from prototrain.tf_private import KerasVariable, trackable_kinds
 from prototrain.towers import OF_TOWER, components, is_seed, seed_of_tower
 

@@ -29,11 +29,11 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import CheckpointError, ExperimentError
-from prototrain.experiment.names import META as META
-from prototrain.experiment.names import STEP, checkpoint_steps
+from prototrain.experiment.experiment import META as META
+from prototrain.experiment.experiment import STEP, checkpoint_steps
 from prototrain.system.files import literal_prefix, sync
+from prototrain.system.terminal import FRESH
 from prototrain.system.tracebacks import cause, first_line
-from prototrain.system.wording import FRESH
 
 FORMAT = 1
 BUNDLE = "model"

@@ -8,7 +8,7 @@ from typing import Any, Final
 from prototrain.commands.arguments import Parser, add_model, add_overrides, load, load_tensorflow
 from prototrain.errors import ConfigError
 from prototrain.model import import_own, require_module
-from prototrain.system.wording import did_you_mean
+from prototrain.system.terminal import did_you_mean
 
 ACTIONS: Final = {
     "evaluate": "measure every scalar of a trained model, on a dataset or on files",

@@ -14,7 +14,7 @@ from prototrain.config.schema import SCHEMA, is_strict
 from prototrain.config.values import texts_of_file
 from prototrain.errors import ConfigError
 from prototrain.model import Model, load_model, require_module
-from prototrain.system.quiet import import_tensorflow
+from prototrain.system.terminal import import_tensorflow
 
 _KEYS_OF_OPTIONS: Final = {
     "--epochs": "model.num_epochs",

@@ -11,8 +11,7 @@ from prototrain.commands.arguments import option
 from prototrain.commands.runs import COLOURS, LOSSES, in_json, range_in_json, short_value, winner
 from prototrain.config import UNSET_TEXT, differing
 from prototrain.runs import Range, Run, flat, read_run, settings, short_names
-from prototrain.system.terminal import Table, show
-from prototrain.system.wording import in_digits, in_words
+from prototrain.system.terminal import Table, in_digits, in_words, show
 
 _OF_EACH_RUN = ("run_id", "started", "command")  # always differ
 

@@ -12,8 +12,7 @@ from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.model import load_model
-from prototrain.system.quiet import import_tensorflow
-from prototrain.system.terminal import Table, one_line, show
+from prototrain.system.terminal import Table, import_tensorflow, one_line, show
 
 _HEADERS = ("key", "value", "default", "type")
 

@@ -27,7 +27,7 @@ from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
 from prototrain.system.signals import ignore_save_signals
-from prototrain.system.wording import did_you_mean
+from prototrain.system.terminal import did_you_mean
 
 if TYPE_CHECKING:
     from prototrain.runs.repeat import Repeat

@@ -15,8 +15,7 @@ from prototrain.config.values import as_text, read_value
 from prototrain.errors import ExperimentError, PrototrainError
 from prototrain.experiment import Experiment
 from prototrain.runs import Range, Run, find_runs, read_run, settings
-from prototrain.system.terminal import Table, console, say, show
-from prototrain.system.wording import in_digits, in_words, matching
+from prototrain.system.terminal import Table, console, in_digits, in_words, matching, say, show
 
 LOSSES = ("trn/loss", "vld/loss")
 COLOURS = {"finished": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}

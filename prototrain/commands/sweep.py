@@ -9,7 +9,7 @@ from prototrain.commands.arguments import add_model, given, option, whole
 from prototrain.commands.run import reference, trainer_class
 from prototrain.errors import SweepError
 from prototrain.sweeps.space import FORMS, parse_grid, parse_search
-from prototrain.system.quiet import import_tensorflow
+from prototrain.system.terminal import import_tensorflow
 
 
 def add(commands: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
-from prototrain.system.wording import did_you_mean
+from prototrain.system.terminal import did_you_mean
 
 UNSET: Final = object()
 """Stands for a missing value, such as the default of a key that has none."""

@@ -27,9 +27,9 @@ from prototrain.data.rule import data_position, is_file_cache, reshuffles, share
 from prototrain.data.source import Share, Source
 from prototrain.errors import CheckpointError, ConfigError, DataError, StopTraining
 from prototrain.readers.flows import is_live
+from prototrain.system.signals import interruptibly
+from prototrain.system.terminal import ALLOW_CHANGED_DATA, FRESH, announcing
 from prototrain.system.tracebacks import cause
-from prototrain.system.waiting import announcing, interruptibly
-from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
 from prototrain.tf_private import iterator_handle
 
 SAME_DATA = "each worker reads all the training data"

@@ -18,8 +18,8 @@ from prototrain.data.pipeline import describe_sources, operations, stages
 from prototrain.data.rule import draws, is_python, is_random
 from prototrain.errors import ConfigError, DataError
 from prototrain.readers.order import making_pass
+from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import first_line
-from prototrain.system.waiting import announcing
 from prototrain.tf_private import divided_by_files
 
 _DIVISIONS = {"files": "its own files of the training data", "none": "its own training data"}

@@ -20,8 +20,7 @@ import tensorflow as tf
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import ClusterError, ConfigError
 from prototrain.system.signals import LeavingAtOnce
-from prototrain.system.terminal import say
-from prototrain.system.waiting import PATIENCE_SECONDS
+from prototrain.system.terminal import PATIENCE_SECONDS, say
 from prototrain.tf_private import has_started, set_patience
 
 # Below the ephemeral ports of operating systems. The tasks of one job on a node share a range.

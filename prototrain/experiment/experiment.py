@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -13,14 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
-from prototrain.experiment.names import MARKS, MIRRORS, is_own
-from prototrain.system.files import LONGEST_NAME, outsider, write_atomic
-from prototrain.system.urls import PathLike, joined, local_path, url_of
+from prototrain.system.files import LONGEST_NAME, PathLike, joined, local_path, outsider, url_of, write_atomic
 
 if TYPE_CHECKING:
     from prototrain.config import Config
     from prototrain.experiment.remote import Remote
 
+RECORD = "run.json"
+_OWN_NAMES = {
+    "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
+    "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", RECORD,
+    "report.html", ".token",
+}  # fmt: skip
+STEP = re.compile(r"step-(\d{10,})")
+"""The pattern of the name of a checkpoint's directory."""
+MIRRORS = "mirrors"
+"""The cache directory for the local copies of experiments at URLs."""
+META = "meta.json"
+"""The file of a checkpoint that lists its other files with checksums."""
+MARKS = ("config.json", "environment.json")
+"""Files that identify an experiment directory."""
 STARTED = "PROTOTRAIN_STARTED"
 """The environment variable with the start time of the run, which all workers share."""
 VERIFY = "PROTOTRAIN_VERIFY"
@@ -284,3 +297,17 @@ def _remote(directory: PathLike) -> Remote | None:
 
     url = url or url_of_copy(local_path(directory))
     return None if url is None else Remote(url)
+
+
+def checkpoint_steps(directory: Path) -> list[int]:
+    """Return the sorted steps of the checkpoints in a directory, verified or not; [] if there is no directory."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for match in map(STEP.fullmatch, names) if match)
+
+
+def is_own(name: str) -> bool:
+    """Return whether a run creates files of this name, such as superseded checkpoints and temporary files."""
+    return name in _OWN_NAMES or name.startswith(("checkpoints.superseded-", ".tmp-"))

@@ -16,12 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from prototrain.errors import ExperimentError
+from prototrain.experiment.experiment import MARKS, META, MIRRORS, RECORD, STEP, checkpoint_steps, is_own
 from prototrain.experiment.lease import LEASE
 from prototrain.experiment.lock import LOCK
-from prototrain.experiment.names import MARKS, META, MIRRORS, RECORD, STEP, checkpoint_steps, is_own
-from prototrain.system.files import write_atomic
+from prototrain.system.files import cache_home, url_of, write_atomic
 from prototrain.system.storage import Storage
-from prototrain.system.urls import cache_home, url_of
 
 _NOT_COPIED = (LOCK, LEASE, ".token")
 _NOT_DOWNLOADED = "exported/"  # large, and no run reads it

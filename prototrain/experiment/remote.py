@@ -19,10 +19,9 @@ from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import lease
 from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.experiment.mirror import Mirror, local_copy, step_of
+from prototrain.system.files import PathLike, local_path, url_of
 from prototrain.system.storage import Storage, downloaded
-from prototrain.system.terminal import say
-from prototrain.system.urls import PathLike, local_path, url_of
-from prototrain.system.waiting import announcing
+from prototrain.system.terminal import announcing, say
 
 UPLOAD_SECONDS = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0

@@ -29,7 +29,7 @@ from prototrain.model.built import BuiltModel
 from prototrain.model.variables import layer_table, select, variable_table
 from prototrain.step.trace import tower_trace
 from prototrain.system.signals import StopRequest
-from prototrain.system.waiting import announcing
+from prototrain.system.terminal import announcing
 from prototrain.tf_private import compiled_parts
 from prototrain.trainers.tower import SimpleTrainer
 

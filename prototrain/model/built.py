@@ -30,13 +30,11 @@ from prototrain.model.net import check_net, loss_weight, naming_batch, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
-from prototrain.step.summaries import without_summaries
+from prototrain.step.trace import without_summaries
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest
-from prototrain.system.terminal import Table
+from prototrain.system.terminal import Table, announcing, did_you_mean
 from prototrain.system.tracebacks import out_of_memory
-from prototrain.system.waiting import announcing
-from prototrain.system.wording import did_you_mean
 from prototrain.towers import building
 
 if TYPE_CHECKING:

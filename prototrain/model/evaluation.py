@@ -15,9 +15,9 @@ from prototrain.data.rule import reshuffles
 from prototrain.errors import DataError, StepError
 from prototrain.step.calls import compiled, failed_stage
 from prototrain.step.variables import StopVariable
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import StopRequest, interruptibly
+from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
-from prototrain.system.waiting import announcing, interruptibly
 from prototrain.towers import components
 
 Batch = dict[str, Any]

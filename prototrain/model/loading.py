@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from prototrain.config import Config
 from prototrain.errors import ConfigError, ModelError, PrototrainError
 from prototrain.experiment import source_of
+from prototrain.system.terminal import did_you_mean
 from prototrain.system.tracebacks import format_error
-from prototrain.system.wording import did_you_mean
 
 if TYPE_CHECKING:
     import tensorflow as tf

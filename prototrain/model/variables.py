@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from prototrain.config import Config
 from prototrain.errors import ConfigError
-from prototrain.system.terminal import Table
-from prototrain.system.wording import in_bytes, shortened
+from prototrain.system.terminal import Table, in_bytes, shortened
 
 _MOST_ROWS = 20
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.system.waiting import announcing
+from prototrain.system.terminal import announcing
 
 PARTS = ("x", "y", "sample_weight")
 """The names of a tuple's parts."""

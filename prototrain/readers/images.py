@@ -12,8 +12,8 @@ import tensorflow as tf
 from prototrain.errors import DataError
 from prototrain.readers.order import PARALLEL, Order, compare_labels, is_by_index, random_order
 from prototrain.readers.paths import PathLike, shown
+from prototrain.system.files import local_path, url_of
 from prototrain.system.storage import Storage, downloaded_all
-from prototrain.system.urls import local_path, url_of
 
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 

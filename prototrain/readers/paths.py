@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from prototrain.errors import DataError
+from prototrain.system.files import local_path, url_of
 from prototrain.system.storage import Storage, downloaded, downloaded_all
-from prototrain.system.urls import local_path, url_of
 
 PathLike: TypeAlias = str | os.PathLike[str]
 

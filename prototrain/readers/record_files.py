@@ -16,10 +16,9 @@ from prototrain.errors import DataError
 from prototrain.readers.order import PARALLEL, Order, Shuffle, block_of, is_by_index, random_order
 from prototrain.readers.paths import PathLike, matching_files, several, shown
 from prototrain.readers.tables import CHUNK
-from prototrain.system.files import write_atomic
+from prototrain.system.files import cache_home, url_of, write_atomic
+from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
-from prototrain.system.urls import cache_home, url_of
-from prototrain.system.waiting import announcing
 
 _HEADER, _FOOTER = 12, 4  # bytes around each record: its length with a checksum, and a checksum of its content
 _PARSED = 256  # maximum records parsed at once in file order; more is not faster, and checkpoints contain the block

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
 from prototrain.runs import Run
-from prototrain.system.terminal import one_line
-from prototrain.system.wording import matching
+from prototrain.system.terminal import matching, one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

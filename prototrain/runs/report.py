@@ -24,7 +24,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.record import Attempt
 from prototrain.runs import Run, flat, short_names
 from prototrain.runs.curves import Curve, Look, by_tag, charts, choose_scalars, is_constant
-from prototrain.system.wording import in_digits, in_words
+from prototrain.system.terminal import in_digits, in_words
 
 _LOG_LINES = 100
 _ENVIRONMENT = ("directory", "host", "platform", "git_commit", "versions", "devices", "trainer", "model", "towers")

@@ -18,8 +18,7 @@ from prototrain.data.batches import at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult
 from prototrain.step.nonfinite import NoCheck
-from prototrain.step.summaries import SummaryFile, noting_summaries, recording
-from prototrain.step.trace import TowerTrace, tracing
+from prototrain.step.trace import SummaryFile, TowerTrace, noting_summaries, recording, tracing
 from prototrain.step.update import weighted_outputs
 from prototrain.step.variables import StopVariable, scratch_variable
 from prototrain.tf_private import is_deterministic, next_synchronously

@@ -16,7 +16,7 @@ import tensorflow as tf
 from prototrain.errors import ConfigError
 from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult
 from prototrain.step.loop import Batch, Iteration, State, StepPlan
-from prototrain.step.summaries import noting_summaries
+from prototrain.step.trace import noting_summaries
 from prototrain.system.tracebacks import cause
 
 KEY = 'model.jit_compile: "loop"'

@@ -18,7 +18,7 @@ from prototrain.distributed.ray import connect_ray
 from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.sweeps.processes import KILLS, TICK_SECONDS, Ending, answer, run_process
 from prototrain.sweeps.study import Trial
-from prototrain.system.waiting import PATIENCE_SECONDS
+from prototrain.system.terminal import PATIENCE_SECONDS
 
 _TRIES: Final = 10
 _PASSED_ON: Final = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")  # environment variables of this machine

@@ -2,7 +2,7 @@
 
 import gc
 
-from prototrain.system.quiet import import_tensorflow
+from prototrain.system.terminal import import_tensorflow
 
 import_tensorflow()
 

@@ -32,7 +32,7 @@ from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import Dimension
 from prototrain.sweeps.storage import FAILURES, open_storage, shown
-from prototrain.system.wording import in_digits
+from prototrain.system.terminal import in_digits
 
 PRUNERS: Final = {
     "none": optuna.pruners.NopPruner,

@@ -12,8 +12,7 @@ from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.study import Outcome, Study
-from prototrain.system.terminal import Table
-from prototrain.system.wording import in_digits, in_words
+from prototrain.system.terminal import Table, in_digits, in_words
 
 _COLOURS = {"finished": "green", "failed": "red", "running": "cyan"}
 _DONE = ("finished", "pruned", "failed")

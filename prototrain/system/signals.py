@@ -1,4 +1,4 @@
-"""Signals that make a run stop, save or print its threads.
+"""Signals that make a run stop, save or print its threads, and waits that signals can interrupt.
 
 Python runs signal handlers only between bytecodes. A compiled call of many steps would delay a handler until the call
 returns, and an exception from a handler could interrupt a TensorFlow trace. `StopRequest` therefore only sets a flag.
@@ -20,12 +20,15 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from prototrain.system.terminal import is_interactive
+
+_Result = TypeVar("_Result")
 
 # -- forked children ---------------------------------------------------------------------------------------------------
 
@@ -351,3 +354,27 @@ def ignore_save_signals() -> Iterator[None]:
 def _nothing_to_save(signum: int, frame: FrameType | None) -> None:
     with suppress(OSError):
         os.write(_STDERR, b"SIGUSR1: there is nothing to save; continuing\n")
+
+
+def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
+    """Call a function in another thread, so that signals are handled during the call, and return its result.
+
+    Args:
+        work: the function.
+        check: called ten times a second. If it raises an error, the wait ends with this error, and `work` continues
+            in its thread.
+    """
+    future: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="wait", daemon=True).start()
+    while not future.done():
+        with suppress(TimeoutError):  # some systems deliver a signal only between two waits
+            future.exception(timeout=0.1)
+        check()
+    return future.result()

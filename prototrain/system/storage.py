@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prototrain.errors import StorageError
-from prototrain.system.terminal import printable
-from prototrain.system.urls import cache_home
-from prototrain.system.waiting import announcing
+from prototrain.system.files import cache_home
+from prototrain.system.terminal import announcing, printable
 
 ANSWER_SECONDS = 30.0
 """The time limit for an operation on one small object."""

@@ -24,7 +24,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
-from prototrain.step.summaries import PythonSummaries
+from prototrain.step.trace import PythonSummaries
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest, end_child
 from prototrain.trainers.report import RunTimes, closing, describe_run, say_opening

@@ -20,8 +20,8 @@ from prototrain.config.schema import SCHEMA
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots, slot_stem
+from prototrain.system.terminal import FRESH
 from prototrain.system.tracebacks import first_line
-from prototrain.system.wording import FRESH
 from prototrain.tf_private import copy_kept_from_decay, kept_from_decay, learning_rate_source
 
 UNSET_RATE = 0.0

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
-from prototrain.system.terminal import plain_table
-from prototrain.system.wording import in_digits, in_words
+from prototrain.system.terminal import in_digits, in_words, plain_table
 from prototrain.towers import why_no_gpu
 
 _ORDER = (

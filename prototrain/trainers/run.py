@@ -31,10 +31,8 @@ from prototrain.experiment.facts import Facts, changes, file_digests, versions
 from prototrain.experiment.record import Outcome, RunRecord, read_past
 from prototrain.system.files import open_file
 from prototrain.system.signals import ignore_save_signals
-from prototrain.system.terminal import printable
+from prototrain.system.terminal import FRESH, announcing, printable, some_of
 from prototrain.system.tracebacks import in_one_line, out_of_memory
-from prototrain.system.waiting import announcing
-from prototrain.system.wording import FRESH, some_of
 
 if TYPE_CHECKING:
     from prototrain.config import Config

@@ -33,8 +33,7 @@ from prototrain.step.trace import tower_trace
 from prototrain.step.update import Computed, for_all_towers, over_micro_batches
 from prototrain.step.variables import StopVariable
 from prototrain.step.xla_loop import XlaLoop, block_size
-from prototrain.system.waiting import announcing
-from prototrain.system.wording import some_of
+from prototrain.system.terminal import announcing, some_of
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.base import NOT_RECORDED, Trainer
 from prototrain.trainers.compiled_steps import step_plan

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from prototrain.checkpoint.values import random_state_kept
 from prototrain.model.evaluation import values_kept
+from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
-from prototrain.system.waiting import announcing
 
 Choice = bool | Literal["loop"]
 """False: no XLA. True: the forward pass and the gradients. "loop": whole calls, see `XlaLoop`."""

@@ -13,7 +13,7 @@ from prototrain.checkpoint.weights import read_weights
 from prototrain.cli import main
 from prototrain.errors import StorageError
 from prototrain.experiment import Experiment
-from prototrain.system.urls import joined, local_path, url_of
+from prototrain.system.files import joined, local_path, url_of
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.callbacks import SaveOnExit, Validation
-from prototrain.system.waiting import announcing
+from prototrain.system.terminal import announcing
 from tests.conftest import ROOT
 from tests.test_exits import send
 from tests.tiny import CountingTrainer, Recorder, tiny_arrays, tiny_datasets, tiny_trainer
@@ -31,7 +31,7 @@ class Impatient(threading.Timer):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prototrain.system.waiting.Timer", Impatient)
+    monkeypatch.setattr("prototrain.system.terminal.Timer", Impatient)
 
 
 def test_only_what_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_only_what_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch) -> N
     with announcing("restoring", said.append):
         pass
     assert said == []
-    monkeypatch.setattr("prototrain.system.waiting.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("prototrain.system.terminal.PATIENCE_SECONDS", 0.0)
     with (
         pytest.raises(ValueError, match="mine"),
         announcing("restoring", lambda text: (said.append(text), heard.set())),

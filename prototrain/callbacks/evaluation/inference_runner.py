@@ -16,8 +16,8 @@ from prototrain.data.batches import counted_examples
 from prototrain.errors import CallbackError, DataError, ModelError, StepError
 from prototrain.model.evaluation import CompiledPass
 from prototrain.model.net import LOSS_WEIGHT, loss_weight
+from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
-from prototrain.system.waiting import announcing
 
 
 class Inferencer:

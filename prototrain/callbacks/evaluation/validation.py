@@ -9,8 +9,7 @@ from typing import Any
 from prototrain.callbacks.base import Callback
 from prototrain.errors import CallbackError, DataError
 from prototrain.model.evaluation import OR_BATCHES, require_end
-from prototrain.system.waiting import announcing
-from prototrain.system.wording import did_you_mean
+from prototrain.system.terminal import announcing, did_you_mean
 
 Evaluate = Callable[[str, int], Mapping[str, float] | None]
 

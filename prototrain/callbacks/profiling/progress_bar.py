@@ -13,8 +13,7 @@ from tqdm.auto import tqdm
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.monitor import as_number
 from prototrain.errors import CallbackError
-from prototrain.system.terminal import in_notebook
-from prototrain.system.wording import matching
+from prototrain.system.terminal import in_notebook, matching
 
 _BAR_SECONDS, _LINE_SECONDS = 0.5, 10.0  # between two updates
 _WIDE = 100  # columns of a terminal that has room for the epoch

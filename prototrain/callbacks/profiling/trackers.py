@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError
-from prototrain.system.wording import in_words
+from prototrain.system.terminal import in_words
 
 _GIB = 2**30
 _SAMPLE_SECONDS = 1.0

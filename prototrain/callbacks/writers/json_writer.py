@@ -14,7 +14,7 @@ from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import CallbackError, ExperimentError
 from prototrain.experiment.rows import RepeatedRows, Row, cut_back, rows_of, superseded
 from prototrain.system.files import open_file, write_atomic
-from prototrain.system.waiting import announcing
+from prototrain.system.terminal import announcing
 
 
 class JSONWriter(Monitor):

@@ -18,8 +18,7 @@ from prototrain.callbacks.base import compiled_pattern, innermost
 from prototrain.callbacks.monitor import Monitor, as_number, split_name
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
-from prototrain.system.terminal import in_notebook, one_line, printable
-from prototrain.system.wording import in_clock, in_digits, shortened, some_of
+from prototrain.system.terminal import in_clock, in_digits, in_notebook, one_line, printable, shortened, some_of
 
 _WIDTH, _HEIGHT = 120, 40  # without a terminal
 _NUMBER = 10  # width of the longest number
