@@ -161,17 +161,14 @@ def test_a_program_that_fails_exits_with_3_and_shows_why(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("program", "where"),
     [
-        ("counter", "randomness"),
         ("estimator", None),
         ("forgetful callback", "state"),
         ("fresh", "state"),
         ("generator", "data"),
         ("keras", None),
-        ("noise", "randomness"),
         ("saved callback", None),
         ("towers", None),
         ("two trainers", None),
-        ("unregistered", "randomness"),
         ("unsaved callback", "randomness"),
         ("unseeded", "data"),
         ("XLA loop", None),

@@ -26,35 +26,9 @@ class Weights(Trainer):
         super().__init__(**keywords)
         self.weight = self.state["weight"] = tf.Variable(1.0)
 
-    def factor(self) -> float:
-        return 0.99
-
     def run_step(self) -> dict[str, Any]:
-        self.weight.assign(self.weight * self.factor() + 0.001)
+        self.weight.assign(self.weight * 0.99 + 0.001)
         return {"loss": self.weight.numpy()}
-
-
-class Counting(Weights):
-    """Keeps a counter that no checkpoint holds."""
-
-    count = 0
-
-    def factor(self) -> float:
-        self.count += 1
-        return 1 - 0.1 / self.count
-
-
-class Unregistered(Weights):
-    """Has a variable that is not in its state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.average = tf.Variable(0.0)
-
-    def run_step(self) -> dict[str, Any]:
-        found = super().run_step()
-        self.average.assign(0.9 * self.average + 0.1 * self.weight)
-        return {**found, "average": float(self.average)}
 
 
 class Warmup(Callback):
@@ -79,11 +53,6 @@ class SavedWarmup(Warmup):
 class ForgetfulWarmup(SavedWarmup):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
-
-
-def noisy_build(inputs: dict[str, Any], train_phase: bool) -> Any:
-    net = tiny_build({**inputs, "x": inputs["x"] + tf.random.normal(tf.shape(inputs["x"]), stddev=0.1)}, train_phase)
-    return net
 
 
 _order = random.Random(7)  # goes on from pass to pass, and no checkpoint holds it
@@ -155,17 +124,14 @@ def two_trainers() -> None:
 
 
 PROGRAMS: dict[str, Callable[[], Any]] = {
-    "counter": lambda: weights(Counting()),
     "estimator": of_estimator,
     "forgetful callback": lambda: weights(Weights(), ForgetfulWarmup()),
     "fresh": lambda: weights(Weights(experiment=EXPERIMENT), fresh=True),
     "generator": lambda: tiny(datasets=hidden_order),
     "keras": of_keras,
-    "noise": lambda: tiny(build=noisy_build),
     "saved callback": lambda: weights(Weights(), SavedWarmup()),
     "towers": towers,
     "two trainers": two_trainers,
-    "unregistered": lambda: weights(Unregistered()),
     "unsaved callback": lambda: weights(Weights(), Warmup()),
     "unseeded": lambda: tiny(datasets=unseeded),
     "XLA loop": lambda: tiny(datasets=lambda: {"trn": tiny_arrays()}, model__jit_compile="loop"),

@@ -146,4 +146,5 @@ def _is_of_tensorflow(error: BaseException) -> bool:
 
 def _is_noise(file: str) -> bool:
     in_library = file.startswith(_STANDARD_LIBRARY) and "-packages" not in file
-    return in_library or file.startswith(("<frozen ", _OURS)) or _FRAMEWORK.search(file) is not None
+    # "<string>" is the file of methods that `dataclass` generates.
+    return in_library or file.startswith(("<frozen ", "<string>", _OURS)) or _FRAMEWORK.search(file) is not None

@@ -213,6 +213,7 @@ def test_a_mistake_on_the_command_line_is_one_line(
     assert main(["sweep", "m", *arguments]) == 1
     said = capfd.readouterr().err
     assert said.startswith("prototrain: error: ") and message in said and said.count("\n") == 1
+    assert "<string>" not in said  # the file of a generated method
     assert not Path("experiments").exists() or not experiments()
 
 
