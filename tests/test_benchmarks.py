@@ -1,4 +1,4 @@
-"""That the benchmarks run; what they measure is never a test."""
+"""The benchmarks run; their times are not tested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_workloads(workload: Workload) -> None:
     assert batch[0].dtype == workload.dtype
 
 
-def test_peers_in_a_table() -> None:
+def test_table_of_peers() -> None:
     one = {"loss": 0.5, "parameters": 10.0, "megabytes": 100.0}
     turns = {
         compare.OURS: [{**one, "seconds": seconds} for seconds in (4.0, 1.0, 2.0, 3.0)],
@@ -26,7 +26,7 @@ def test_peers_in_a_table() -> None:
     assert rows[3].split() == ["other", "40", "2.00", "(1.00", "to", "4.00)", "1.0", "100", "0.500"]
 
 
-def test_peers_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_peers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None if name == "jax" else object())
     assert compare.chosen(["compile: loop", "JAX by hand, jit"]) == [
         "prototrain, usual callbacks",

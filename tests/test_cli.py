@@ -1,4 +1,4 @@
-"""The command line on real model modules in a scratch directory: what it says, its exit code, what it leaves."""
+"""The command line with real models in a scratch directory: output, exit codes and files."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def fails(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capfd.readouterr().err
 
 
-def test_a_run_and_the_same_command_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_and_rerun(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "m"]) == 0
     first = capfd.readouterr().out
     assert "tensorboard --logdir experiments/e/summaries" in first
@@ -101,7 +101,7 @@ def test_a_run_and_the_same_command_again(capfd: pytest.CaptureFixture[str]) -> 
     assert Path("experiments/e/checkpoints/step-0000000006").is_dir()
 
 
-def test_a_length_on_the_command_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_steps_and_epochs_options(capfd: pytest.CaptureFixture[str]) -> None:
     for length, said in (
         (["--epochs", "2"], "2 of 4 steps"),
         (["--steps", "9"], "resumed at step 8"),
@@ -117,7 +117,7 @@ def test_a_length_on_the_command_line(capfd: pytest.CaptureFixture[str]) -> None
             main(["run", "m", *wrong])
 
 
-def test_a_fast_dev_run_keeps_nothing_and_values_without_effect_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_fast_dev_run_and_unused_values(capfd: pytest.CaptureFixture[str]) -> None:
     Path("c.json").write_text('{"model.optimizer.adam.beta1": 0.5}')
     assert main(["run", "m", "--fast-dev-run", "-c", "c.json", "--trainer", "simple", "--overfit-batches", "1"]) == 0
     said = capfd.readouterr().out
@@ -142,7 +142,7 @@ def test_a_fast_dev_run_keeps_nothing_and_values_without_effect_are_named(capfd:
         (["--debug"], "--debug opens a shell, and there is no terminal"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_one_line(
+def test_command_line_errors_are_one_line(
     arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said = fails(capfd, *arguments).strip()
@@ -183,9 +183,7 @@ def test_a_mistake_on_the_command_line_is_one_line(
         ),
     ],
 )
-def test_a_wrong_model_is_one_line_and_leaves_nothing(
-    old: str, new: str, message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_model_is_one_line(old: str, new: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
     change(old, new)
     said = fails(capfd).strip().splitlines()
     assert message in said[-1] and said[-1].startswith("prototrain: error: ")
@@ -213,9 +211,7 @@ def test_wrong_data_names_file_and_line(capfd: pytest.CaptureFixture[str]) -> No
         ('"constant"', '"custom", "model.lr_schedule.custom.fn": lambda step: 1 / 0', "<lambda>"),
     ],
 )  # fmt: skip
-def test_an_error_of_the_users_code_keeps_its_own_frames(
-    old: str, new: str, function: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_user_error_keeps_its_frames(old: str, new: str, function: str, capfd: pytest.CaptureFixture[str]) -> None:
     change(old, new)
     lines = fails(capfd).splitlines()
     frames = [line for line in lines if line.startswith("  File ")]
@@ -224,7 +220,7 @@ def test_an_error_of_the_users_code_keeps_its_own_frames(
     assert not Path("experiments").exists()
 
 
-def test_an_error_in_a_callback_saves_and_keeps_its_frames(capfd: pytest.CaptureFixture[str]) -> None:
+def test_callback_error_saves_and_keeps_its_frames(capfd: pytest.CaptureFixture[str]) -> None:
     change(
         "def build",
         """
@@ -263,7 +259,7 @@ def build""",
     ],
     ids=["build", "trigger", "run_step"],
 )
-def test_an_error_of_prototrain_in_the_user_s_code_says_where(
+def test_prototrain_error_names_the_user_line(
     old: str, new: str, place: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = MODEL + ASKS
@@ -275,7 +271,7 @@ def test_an_error_of_prototrain_in_the_user_s_code_says_where(
     assert not record.exists() or place in record.read_text()
 
 
-def test_a_network_made_at_import_begins_with_the_same_values_each_time() -> None:
+def test_network_made_at_import_has_the_same_initial_values() -> None:
     change("def datasets", "layer = keras.layers.Dense(1)\nlayer.build((None, 3))\n\ndef datasets")
     Path("m.py").write_text(Path("m.py").read_text().replace('keras.layers.Dense(1, name="out")', "layer"))
     rows = []
@@ -288,14 +284,14 @@ def test_a_network_made_at_import_begins_with_the_same_values_each_time() -> Non
     assert rows[0] == rows[1] != rows[2]
 
 
-def test_a_loss_that_is_not_finite(capfd: pytest.CaptureFixture[str]) -> None:
+def test_non_finite_loss(capfd: pytest.CaptureFixture[str]) -> None:
     change("net.loss = ", "net.loss = tf.math.log(-1.0) * ")
     said = fails(capfd)
     assert said.count("\n") == 1 and "not finite in step 1 (loss nan" in said
     assert not Path("experiments/e/checkpoints").exists()
 
 
-def test_a_fresh_start_asks_at_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_start_asks_at_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["run", "m", "--fresh"]) == 0  # there is nothing to delete
     assert "no terminal to answer at; add --yes" in fails(capfd, "--fresh")
     for answer, code in {"n\n": 1, "": 1, "y\n": 0}.items():
@@ -315,7 +311,7 @@ def test_a_fresh_start_asks_at_a_terminal(capfd: pytest.CaptureFixture[str], mon
         (TRAINER, ""),
     ],
 )
-def test_a_trainer_class_of_ones_own(text: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_trainer_option(text: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
     Path("t.py").write_text(text)
     assert main(["run", "m", "--trainer", "t:Mine"]) == bool(message)
     said = capfd.readouterr()
@@ -346,7 +342,7 @@ USAGE = {
 
 
 @pytest.mark.parametrize("line", USAGE)
-def test_wrong_usage_exits_with_2_and_names_what_was_meant(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(line: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(line.split())
     said = capfd.readouterr().err
@@ -354,7 +350,7 @@ def test_wrong_usage_exits_with_2_and_names_what_was_meant(line: str, capfd: pyt
     assert said.startswith("prototrain: error: ") and said.count("\n") == 1 and "--help)" in said
 
 
-def test_an_unknown_model_names_the_one_that_was_meant(capfd: pytest.CaptureFixture[str]) -> None:
+def test_unknown_model_suggests_a_name(capfd: pytest.CaptureFixture[str]) -> None:
     Path("mine").mkdir()
     Path("mine/__init__.py").touch()
     Path("mine/digits.py").touch()
@@ -377,7 +373,7 @@ train()
     ("model", "message"),
     [("'m'", "load_model('m')"), ("{}", "it has no config and no datasets and no build")],
 )
-def test_a_script_ends_with_one_line(model: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_error_is_one_line(model: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("script.py").write_text(SCRIPT.format(model))
     with pytest.raises(ModelError) as failed:
         runpy.run_path("script.py")
@@ -396,7 +392,7 @@ def test_a_script_ends_with_one_line(model: str, message: str, capsys: pytest.Ca
         (["run", "m", "--trainer", "nowhere:Mine"], "loading TensorFlow ..."),
     ],
 )
-def test_what_is_found_before_tensorflow_is_loaded(
+def test_errors_before_tensorflow_is_loaded(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "tensorflow")
@@ -406,7 +402,7 @@ def test_what_is_found_before_tensorflow_is_loaded(
     assert message in said and ("loading TensorFlow" in said) == (message.startswith("loading"))
 
 
-def test_an_interrupt_while_tensorflow_loads_is_quiet() -> None:
+def test_interrupt_while_tensorflow_loads() -> None:
     Path("tensorflow.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     program = "from prototrain.system.terminal import import_tensorflow\nimport_tensorflow()\n"
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + program
@@ -416,7 +412,7 @@ def test_an_interrupt_while_tensorflow_loads_is_quiet() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
 
 
-def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     # A job in the background of a script is started with the signal ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

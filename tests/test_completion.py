@@ -1,4 +1,4 @@
-"""Completion in a shell: what it offers, and that it answers without TensorFlow."""
+"""Shell completion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prototrain.commands.completion import models, settings
 from tests.conftest import ROOT
 
 
-def test_models_are_what_can_be_imported_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("zoo/cat.py", "zoo/__init__.py", "zoo/big/__init__.py", "single.py", "no-module.py", ".git/config"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -22,14 +22,14 @@ def test_models_are_what_can_be_imported_from_here(tmp_path: Path, monkeypatch: 
     assert models("zoo.c") == ["zoo.big", "zoo.cat"] and models("nothing.") == []
 
 
-def test_settings_are_keys_and_what_they_choose_from() -> None:
+def test_settings() -> None:
     assert "model.batch_size=" in settings("mo")
     assert {"model.optimizer.method=adam", "model.optimizer.method=lion"} <= set(settings("model.optimizer.method=a"))
     assert list(settings("model.jit_compile=")) == ["model.jit_compile=true", "model.jit_compile=false"]
     assert list(settings("mine=")) == []
 
 
-def test_a_shell_is_answered_without_tensorflow(tmp_path: Path) -> None:
+def test_completion_does_not_import_tensorflow(tmp_path: Path) -> None:
     pytest.importorskip("argcomplete")
     line = "prototrain run models.simple --trainer multi"
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out"), "_ARGCOMPLETE_IFS": "\n"}

@@ -1,4 +1,4 @@
-"""The documentation is true: what its pages show runs, and they name every callback and every exported name."""
+"""The documentation is correct: its examples run, and it names every callback and exported name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEFT = {  # what must be there after a page
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_exports")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_what_a_page_shows_runs(
+def test_examples_of_a_page_run(
     page: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if page.name == "sweeps.md":
@@ -47,7 +47,7 @@ def test_what_a_page_shows_runs(
     assert [path for path in LEFT.get(page.name, []) if not (scratch / path).exists()] == []
 
 
-def test_the_first_page_shows_a_part_of_the_program_of_the_readme() -> None:
+def test_index_shows_part_of_the_readme_program() -> None:
     (block,) = read_blocks(DOCS / "index.md")
     whole = next(block.code for block in read_blocks(ROOT / "README.md") if block.language == "python")
     assert set(block.code.splitlines()) <= set(whole.splitlines())
@@ -56,12 +56,12 @@ def test_the_first_page_shows_a_part_of_the_program_of_the_readme() -> None:
 @pytest.mark.parametrize(
     "page", [*ROOT.glob("*.md"), *DOCS.rglob("*.md")], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_are_valid(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
-def test_every_callback_has_its_place() -> None:
+def test_every_callback_is_documented() -> None:
     text = CALLBACKS.read_text(encoding="utf-8")
     classes = [getattr(callbacks, name) for name in callbacks.__all__]
     mine = [c.__name__ for c in classes if isinstance(c, type) and issubclass(c, callbacks.Callback)]
@@ -71,7 +71,7 @@ def test_every_callback_has_its_place() -> None:
     assert missing == ["Best", "Priority"]
 
 
-def test_each_example_is_short() -> None:
+def test_examples_are_short() -> None:
     text = CALLBACKS.read_text(encoding="utf-8")
     for heading, section in re.findall(r"^### (\w+)\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL):
         blocks = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
@@ -88,13 +88,13 @@ def test_every_exported_name_is_in_the_api() -> None:
     assert [home for home in homes if not home.startswith(shown)] == []
 
 
-def test_the_page_describes_run_json() -> None:
+def test_run_json_is_documented() -> None:
     table = (DOCS / "reference" / "run-json.md").read_text(encoding="utf-8")
     names = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `")))
     assert sorted(names) == sorted(attribute.name for attribute in fields(Attempt))
 
 
-def test_the_picture_of_the_folders_points_down() -> None:
+def test_folder_picture_points_down() -> None:
     page = (DOCS / "inside.md").read_text(encoding="utf-8").partition("## The folders")[2]
     picture = page.partition("```text\n")[2].partition("```")[0]
     rows = [[name for name in re.findall(r"\w+", line[:40]) if name in RANK] for line in picture.splitlines()]
@@ -104,7 +104,7 @@ def test_the_picture_of_the_folders_points_down() -> None:
     assert folders - {name for row in rows for name in row} == set()
 
 
-def test_the_page_about_the_code_names_files_that_are_there() -> None:
+def test_inside_page_names_existing_files() -> None:
     page = (DOCS / "inside.md").read_text(encoding="utf-8")
     files = set(re.findall(r"[ `]((?:\w+/)+\w+\.py)", page))
     assert len(files) > 20

@@ -39,7 +39,7 @@ def dqn() -> ModuleType:
     return load("dqn")
 
 
-def test_evolution_stopped_and_resumed_ends_in_the_same_bits(evolution: ModuleType, tmp_path: Path) -> None:
+def test_evolution_resumes_exactly(evolution: ModuleType, tmp_path: Path) -> None:
     def run(directory: Path, *callbacks: Callback) -> Any:
         trainer = evolution.EvolutionTrainer(experiment=directory)
         always = [Validation().every(steps=4), Summaries().every(steps=2), JSONWriter(clock=lambda: 0.0), SaveOnExit()]
@@ -74,7 +74,7 @@ def test_evolution_as_a_script(evolution: ModuleType, tmp_path: Path, monkeypatc
     assert {"trn/loss", "vld/loss", "vld/accuracy"} <= set(rows[-1])
 
 
-def test_dqn_learns_and_goes_on_with_its_memory(dqn: ModuleType, tmp_path: Path) -> None:
+def test_dqn_learns_and_resumes_its_memory(dqn: ModuleType, tmp_path: Path) -> None:
     def run(steps: int, *callbacks: Callback) -> Any:
         trainer, of_example = dqn.make(tmp_path)
         trainer.train([*of_example, *callbacks], steps_per_epoch=250, max_steps=steps)
@@ -93,7 +93,7 @@ def test_dqn_learns_and_goes_on_with_its_memory(dqn: ModuleType, tmp_path: Path)
     assert not [thread for thread in threading.enumerate() if thread.name in ("player", "AsyncPredictor")]
 
 
-def test_a_player_that_fails_ends_the_run(dqn: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_player_ends_the_run(dqn: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, action: int) -> None:
         raise ValueError("the game is broken")
 

@@ -1,4 +1,4 @@
-"""Every way out of a run saves, and a resume from what it saved is exact. Real signals, here and in other processes."""
+"""Every way out of a run saves, and its resume is exact; with real signals, here and in other processes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class WhileTracing(Callback):
         ("the exit save", signal.SIGTERM),
     ],
 )
-def test_a_signal_at_any_time_saves_and_loses_nothing(
+def test_signal_at_any_time_saves(
     where: str,
     signum: int,
     straight: tuple[dict[str, bytes], list[dict[str, Any]]],
@@ -145,7 +145,7 @@ def boom() -> None:
 
 
 @pytest.mark.parametrize(("action", "step"), [(boom, 1), (boom, 8), (stop, 10)])
-def test_ways_out_of_a_callback_save_the_step(action: Callable[[], None], step: int, tmp_path: Path) -> None:
+def test_exits_from_a_callback_save_the_step(action: Callable[[], None], step: int, tmp_path: Path) -> None:
     """After the first step, after one that is saved anyhow, and at the end of an epoch."""
     trainer = CountingTrainer(experiment=tmp_path)
     saving = [ModelSaver().every(steps=8), SaveOnExit()]
@@ -154,7 +154,7 @@ def test_ways_out_of_a_callback_save_the_step(action: Callable[[], None], step: 
     assert trainer.run.checkpoints.steps()[-1] == trainer.global_step == step
 
 
-def test_off_the_main_thread_a_request_stops_the_run(tmp_path: Path) -> None:
+def test_stop_request_in_another_thread(tmp_path: Path) -> None:
     trainer = CountingTrainer(experiment=tmp_path)
     ended: list[BaseException] = []
 
@@ -205,7 +205,7 @@ def wait_for(process: Program, word: str) -> str:
     raise AssertionError(f"{word!r} was not printed")
 
 
-def test_exit_codes_and_three_signals_in_a_row(tmp_path: Path) -> None:
+def test_exit_codes_and_three_signals(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SCRIPT)
     process = Program([str(tmp_path / "slow.py"), str(tmp_path)], environment())
     wait_for(process, "ready")
@@ -220,7 +220,7 @@ def test_exit_codes_and_three_signals_in_a_row(tmp_path: Path) -> None:
     assert [path.name[:5] for path in (tmp_path / "checkpoints").iterdir()] == [".tmp-"]
 
 
-def test_the_command_line_exits_with_the_signal_and_resumes(tmp_path: Path) -> None:
+def test_command_line_exit_code_and_resume(tmp_path: Path) -> None:
     signum = signal.SIGTERM
     (tmp_path / "models").symlink_to(ROOT / "models")
     command = ["-m", "prototrain.cli", "run", "models.simple", "-s"]
@@ -244,7 +244,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def test_a_process_ends_although_its_next_batch_is_in_the_making(tmp_path: Path) -> None:
+def test_process_ends_while_a_batch_is_being_made(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(SLOW)
     (tmp_path / "slow").touch()
     settings = ["-s", "model.num_steps=1000", "-s", "trainer.checkpoint_save_interval=5"]

@@ -1,4 +1,4 @@
-"""Whatever stands in a file or on the command line: one clear line, nothing run, nothing touched outside of the run."""
+"""Arbitrary files and arguments: one clear line, no code is run, and no other file is touched."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ FULL = {
 
 @FUZZ
 @given(mutated(FULL) | JSON)
-def test_config_json_by_its_structure(tmp_path: Path, plain: Any) -> None:
+def test_structure_of_config_json(tmp_path: Path, plain: Any) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(plain))
     attempt(lambda: Config.load(path).to_json())
@@ -235,7 +235,7 @@ def restore(run: Run) -> None:
 
 @settings(FUZZ, max_examples=20)
 @given(st.data())
-def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) -> None:
+def test_meta_json_with_a_correct_checksum(run: Run, data: st.DataObject) -> None:
     run.put_back()
     key = data.draw(st.sampled_from([*run.meta, "callbacks", "callbacks"]))
     meta = {**run.meta, key: data.draw(mutated({key: run.meta[key]})).get(key)}
@@ -246,7 +246,7 @@ def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) 
 
 @settings(FUZZ, max_examples=10)
 @given(st.data())
-def test_meta_json_by_its_bytes(run: Run, data: st.DataObject) -> None:
+def test_bytes_of_meta_json(run: Run, data: st.DataObject) -> None:
     run.put_back()
     content = (run.path / META).read_bytes()
     (run.path / META).write_bytes(data.draw(corrupted(content)))
@@ -265,7 +265,7 @@ def test_metrics_jsonl(run: Run, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
-def test_weights_by_their_bytes(tmp_path: Path, suffix: str) -> None:
+def test_bytes_of_weights(tmp_path: Path, suffix: str) -> None:
     variables = {"a/kernel": tf.Variable(np.ones((3, 4), np.float32)), "b": tf.Variable([1, 2])}
     tf.raw_ops.SaveV2(
         prefix=str(tmp_path / "model"),
@@ -344,7 +344,7 @@ def _strings(content: bytes, count: int) -> list[bytes]:
     return [content[start:end] for start, end in pairwise(ends)]
 
 
-def test_a_graph_in_a_data_position_is_not_run(tmp_path: Path) -> None:
+def test_graph_in_a_data_position_is_not_run(tmp_path: Path) -> None:
     target = tmp_path / "written by the graph"
     for _ in range(50):  # TensorFlow puts stages in that read ahead, so that the position is not always the same
         dataset = hostile_position(tmp_path / "position", target)

@@ -38,7 +38,7 @@ def failing_later(inputs: Any, train_phase: bool) -> Any:
     return net
 
 
-def test_the_default_callbacks_are_what_the_config_asks_for(model: Callable[..., Any]) -> None:
+def test_default_callbacks_follow_the_config(model: Callable[..., Any]) -> None:
     callbacks = default_callbacks(
         model(trainer__validation_step_interval=7, trainer__validation_batches=2, trainer__print_interval=3)
     )
@@ -64,7 +64,7 @@ def test_the_default_callbacks_are_what_the_config_asks_for(model: Callable[...,
     assert not any(isinstance(callback, LearningRate) for callback in default_callbacks(bare))
 
 
-def test_a_length_and_intervals_in_epochs(
+def test_length_and_intervals_in_epochs(
     model: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = {"trainer__validation_step_interval": "2 epochs", "trainer__summary_save_interval": "1 epoch"}
@@ -88,7 +88,7 @@ def test_a_length_and_intervals_in_epochs(
     assert "model.num_steps" not in config and config.total_steps() == 25
 
 
-def test_epochs_of_an_unknown_length_are_refused(model: Callable[..., Any]) -> None:
+def test_epochs_of_unknown_length_are_an_error(model: Callable[..., Any]) -> None:
     def endless() -> Any:
         return {"trn": tiny_datasets()["trn"].repeat()}
 
@@ -98,7 +98,7 @@ def test_epochs_of_an_unknown_length_are_refused(model: Callable[..., Any]) -> N
     assert trainer.global_step == 6 and trainer.epoch_num == 3
 
 
-def test_a_run_ends_is_resumed_and_starts_afresh_if_that_is_meant(model: Callable[..., Any], tmp_path: Path) -> None:
+def test_run_resume_and_fresh_start(model: Callable[..., Any], tmp_path: Path) -> None:
     asked: list[str] = []
 
     def say_no(question: str) -> bool:
@@ -117,7 +117,7 @@ def test_a_run_ends_is_resumed_and_starts_afresh_if_that_is_meant(model: Callabl
     assert fresh.run.resume_line() == "fresh" and steps(tmp_path) == ["step-0000000004"]
 
 
-def test_a_config_that_is_changed_in_python_and_a_trainer_of_ones_own(model: Callable[..., Any]) -> None:
+def test_changed_config_and_custom_trainer(model: Callable[..., Any]) -> None:
     class Mine(SimpleTrainer):
         pass
 
@@ -135,9 +135,7 @@ def test_a_config_that_is_changed_in_python_and_a_trainer_of_ones_own(model: Cal
         launch(mine)
 
 
-def test_a_fresh_start_deletes_only_an_experiment_and_does_not_ask_about_others(
-    model: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_fresh_start_deletes_only_experiments(model: Callable[..., Any], tmp_path: Path) -> None:
     directory = tmp_path / "experiments/tiny"
     directory.mkdir(parents=True)
     (directory / "thesis.txt").write_text("years of work")
@@ -146,7 +144,7 @@ def test_a_fresh_start_deletes_only_an_experiment_and_does_not_ask_about_others(
     assert (directory / "thesis.txt").read_text() == "years of work"
 
 
-def test_what_fails_before_the_run_leaves_nothing_and_costs_nothing(model: Callable[..., Any], tmp_path: Path) -> None:
+def test_failure_before_the_run_changes_no_file(model: Callable[..., Any], tmp_path: Path) -> None:
     mistakes: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"build": failing_later}, ValueError),
         ({"build": lambda inputs, train_phase: {}}, ModelError),
@@ -164,7 +162,7 @@ def test_what_fails_before_the_run_leaves_nothing_and_costs_nothing(model: Calla
         assert steps(tmp_path) == ["step-0000000004"], keywords
 
 
-def test_an_experiment_in_use_is_left_alone(model: Callable[..., Any], tmp_path: Path) -> None:
+def test_used_experiment_is_refused(model: Callable[..., Any], tmp_path: Path) -> None:
     holder = Experiment(tmp_path / "experiments/tiny")
     holder.lock()
     try:
@@ -175,7 +173,7 @@ def test_an_experiment_in_use_is_left_alone(model: Callable[..., Any], tmp_path:
         holder.unlock()
 
 
-def test_weights_are_loaded_at_the_start_only(
+def test_weights_are_loaded_only_at_the_start(
     model: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     launch(model(), callbacks=[SaveOnExit()])

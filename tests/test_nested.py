@@ -1,4 +1,4 @@
-"""Batches with dicts and tuples inside of them, all the way through."""
+"""Batches with nested dicts and tuples."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def callbacks() -> list[Callback]:
     ]
 
 
-def test_it_trains_as_if_it_were_flat_on_one_tower_and_several_and_resumes(tmp_path: Path) -> None:
+def test_nested_equals_flat(tmp_path: Path) -> None:
     trainers = {
         "flat": SimpleTrainer(tiny_model(build=build_flat, datasets=flat)),
         "one": SimpleTrainer(tiny_model(build=build, datasets=datasets), experiment=tmp_path / "one"),
@@ -122,7 +122,7 @@ def _is_served(built: BuiltModel) -> None:
     assert served.results()[0]["serving_default:guess"].shape == (8, 1)
 
 
-def test_python_data_on_several_towers_and_micro_batches_is_read_again_and_compared(tmp_path: Path) -> None:
+def test_replay_on_towers_with_micro_batches(tmp_path: Path) -> None:
     for steps in (3, 6):
         model = tiny_model(build=build, datasets=generated, model__accumulate_steps=2)
         trainer = SyncReplicatedTrainer(model, "cpu:2", experiment=tmp_path)

@@ -13,7 +13,7 @@ from prototrain.cli import main
 from tests.conftest import ROOT
 
 
-def test_the_package_is_named_loads_and_is_formatted(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_package_loads_and_is_formatted(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "models_of_mine.spirals"]) == 0
     package = scratch / "models_of_mine" / "spirals"
     written = sorted(path.name for path in package.iterdir())
@@ -27,7 +27,7 @@ def test_the_package_is_named_loads_and_is_formatted(scratch: Path, capsys: pyte
 
 
 @pytest.mark.slow
-def test_its_own_test_passes(scratch: Path) -> None:
+def test_test_of_the_package_passes(scratch: Path) -> None:
     assert main(["new", "mine"]) == 0
     sys.path.insert(0, str(scratch))
     importlib.import_module("mine.test_model").test_it_learns()
@@ -46,7 +46,7 @@ def test_its_own_test_passes(scratch: Path) -> None:
         ("file.mine", "cannot write file/mine: "),
     ],
 )
-def test_what_cannot_be_is_one_line(name: str, message: str, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(name: str, message: str, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (scratch / "taken").mkdir()
     (scratch / "file").touch()
     before = sorted(scratch.rglob("*"))

@@ -1,4 +1,4 @@
-"""docs/notebook.ipynb runs in a kernel: it is stopped as the stop button does it, and goes on."""
+"""docs/notebook.ipynb runs in a kernel, is interrupted and continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def printed(cell: dict[str, Any]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # inside of Jupyter
-def test_it_stops_and_goes_on(tmp_path: Path) -> None:
+def test_interrupt_and_continue(tmp_path: Path) -> None:
     cells = {cell.id: cell for cell in execute(ROOT / "docs" / "notebook.ipynb", tmp_path).cells}
     assert "SIGINT: stopping after this step and saving" in printed(cells["train"])
     assert "stopped by hand" in printed(cells["train"]) and "steps/s" in str(cells["train"].outputs)

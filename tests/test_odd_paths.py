@@ -1,4 +1,4 @@
-"""Directories whose names are patterns, options or not ASCII to somebody: what is written there is read again."""
+"""Directories with special characters in their names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def numbers(dataset: tf.data.Dataset) -> list[int]:
     return sorted(int(item["x"]) for item in dataset.as_numpy_iterator())
 
 
-def test_a_run_goes_on_and_gives_its_weights(odd: Path) -> None:
+def test_run_resumes_and_weights_load(odd: Path) -> None:
     def run(name: str, steps: int, **more: Any) -> TowerTrainer:
         keys = {"trainer__experiment_base_dir": str(odd), "trainer__experiment_name": name, "model__num_steps": steps}
         return launch(tiny_model(**keys, **more), callbacks=[ModelSaver()])
@@ -59,7 +59,7 @@ def test_a_run_goes_on_and_gives_its_weights(odd: Path) -> None:
     assert sorted(run.name for run in find_runs(odd)) == ["other", "run"]
 
 
-def test_checkpoints_of_tensorflow(odd: Path) -> None:
+def test_tensorflow_checkpoints(odd: Path) -> None:
     for name in ("weights", "w[1]*?"):
         prefix = odd / name
         tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=["a"], shape_and_slices=[""], tensors=[tf.range(3)])

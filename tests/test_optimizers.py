@@ -1,4 +1,4 @@
-"""Tests of the optimizers that a config makes, and of the processors of dense, sparse and missing gradients."""
+"""Optimizers from the config, and gradient processors for dense, sparse and missing gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONSTANT = {"model.lr_schedule.method": "constant", "model.lr_schedule.constant.
 
 
 @pytest.mark.parametrize("method", KERAS_OPTIMIZERS)
-def test_optimizers_of_keras_by_name_with_its_arguments(method: str) -> None:
+def test_keras_optimizers_by_name(method: str) -> None:
     name, arguments = KERAS_OPTIMIZERS[method]
     kind = getattr(keras.optimizers, name)
     signature = inspect.signature(kind.__init__).parameters
@@ -83,7 +83,7 @@ def test_methods(method: str, options: dict[str, Any], kind: type, expected: dic
 
 
 @pytest.mark.parametrize("wrap", [lambda make: make(), lambda make: make], ids=["instance", "factory"])
-def test_own_optimizers(wrap: Callable[[Any], Any]) -> None:
+def test_custom_optimizers(wrap: Callable[[Any], Any]) -> None:
     method = wrap(lambda: keras.optimizers.Nadam(0.5))
     optimizer = make_optimizer(Config({"model.optimizer.method": method}))
     assert isinstance(optimizer, keras.optimizers.Nadam)
@@ -200,14 +200,14 @@ def test_processors(processor: Callable[..., Any], expected: list[Any], in_graph
             np.testing.assert_allclose(result, wanted, rtol=1e-6)
 
 
-def test_patterns_that_match_nothing_are_known() -> None:
+def test_unmatched_patterns() -> None:
     scale = ScaleGradient({"fc0/.*": 2.0, "fc1/.*": 3.0})
     assert scale.unmatched == ["fc0/.*", "fc1/.*"]
     scale(pairs())
     assert scale.unmatched == ["fc1/.*"]
 
 
-def test_a_gradient_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_print_gradient(capfd: pytest.CaptureFixture[str]) -> None:
     PrintGradient("fc.*")(pairs())
     assert "gradient of fc0/kernel: mean -0.5 rms 3.5355" in capfd.readouterr().out
 
@@ -222,7 +222,7 @@ def test_check_gradient_names_the_variable(bad: float) -> None:
             tf.function(lambda pair=pair: CheckGradient()([pair])[0][0])()
 
 
-def test_an_infinite_norm_stays_visible() -> None:
+def test_infinite_norm_is_kept() -> None:
     variable = tf.Variable([0.0])
     clipped = ClipByGlobalNorm(1.0)([(tf.constant([math.inf]), variable), (tf.constant([1.0]), variable)])
     assert all(np.isnan(gradient.numpy()).all() for gradient, _ in clipped)
@@ -269,7 +269,7 @@ def test_processors_from_config(keys: dict[str, Any], kinds: list[type]) -> None
 @pytest.mark.parametrize(
     ("sparse", "dtype"), [(False, "float32"), (True, "float32"), (False, "float64"), (True, "float16")]
 )
-def test_adam_has_the_bits_of_keras(sparse: bool, dtype: str) -> None:
+def test_adam_equals_keras(sparse: bool, dtype: str) -> None:
     def train(kind: type[keras.optimizers.Adam]) -> list[bytes]:
         start = np.arange(6, dtype=np.float32).reshape(3, 2) + 1
         variables = [keras.Variable(start, name=name, dtype=dtype) for name in "ab"]
@@ -290,7 +290,7 @@ def test_adam_has_the_bits_of_keras(sparse: bool, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "Adamax", "Nadam"])
-def test_an_optimizer_that_updates_all_rows_may_have_a_dense_gradient(name: str) -> None:
+def test_dense_gradients_for_optimizers_that_update_all_rows(name: str) -> None:
     def train(dense: bool) -> bytes:
         table = keras.Variable(np.arange(40, dtype=np.float32).reshape(20, 2))
         optimizer = Adam(0.1) if name == "Adam" else getattr(keras.optimizers, name)(0.1)

@@ -1,4 +1,4 @@
-"""The package as a whole: what it exports, what importing it costs, and which module may import which."""
+"""The package: exports, import costs, and allowed imports between modules."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
         yield from imports(child)
 
 
-def test_imports_point_one_way() -> None:
+def test_imports_point_down() -> None:
     wrong = []
     for path in MODULES:
         own = path.relative_to(PACKAGE).with_suffix("").parts[0]
@@ -68,7 +68,7 @@ def test_imports_point_one_way() -> None:
 
 
 @pytest.mark.parametrize("module", [prototrain, prototrain.callbacks], ids=lambda module: module.__name__)
-def test_exported_names_are_sorted_and_there(module: ModuleType) -> None:
+def test_exported_names_are_sorted_and_exist(module: ModuleType) -> None:
     names = module.__all__
     assert names == sorted(names) and len(names) == len(set(names))
     assert all(getattr(module, name) is not None for name in names)
@@ -81,14 +81,14 @@ def test_every_exported_name_has_a_home() -> None:
         assert getattr(prototrain, name) is getattr(importlib.import_module(f"prototrain.{home}"), name)
 
 
-def test_what_is_run_with_other_versions_is_there() -> None:
+def test_compatibility_tests_exist() -> None:
     for name in COMPATIBILITY:
         file, *path = name.partition("[")[0].split("::")
         assert (ROOT / file).exists(), name
         assert all(f"{part}" in (ROOT / file).read_text(encoding="utf-8") for part in path), name
 
 
-def test_a_wrong_name_is_an_attribute_error() -> None:
+def test_wrong_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
         prototrain.Trainr  # noqa: B018
 
@@ -98,7 +98,7 @@ def test_every_module_can_be_imported() -> None:
         importlib.import_module(module.name)
 
 
-def test_faces_and_all_of_a_run_s_directory_do_not_import_tensorflow() -> None:
+def test_modules_without_tensorflow() -> None:
     faces = ["config", "experiment", "runs", "commands", "system", "errors", "cli"]
     names = [*faces, *sorted(f"experiment.{path.stem}" for path in (PACKAGE / "experiment").glob("[!_]*.py"))]
     lines = [
@@ -124,7 +124,7 @@ for arguments in ["--version"], ["--help"], ["run", "--help"], ["action", "--hel
 """
 
 
-def test_the_command_line_answers_without_tensorflow() -> None:
+def test_command_line_without_tensorflow() -> None:
     done = subprocess.run([sys.executable, "-c", ANSWERS], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"prototrain {prototrain.__version__}\n")

@@ -29,7 +29,7 @@ def trainer() -> SimpleTrainer:
     return tiny_trainer(build=build)
 
 
-def test_it_follows_the_training() -> None:
+def test_predictor_uses_current_weights() -> None:
     trainer = tiny_trainer()
     predict = trainer.get_predictor(["x"], ["logits", "fc0"])
     x = tiny_arrays(3)["x"]
@@ -55,7 +55,7 @@ def test_arrays_tensors_and_lists(trainer: SimpleTrainer, convert: Any) -> None:
         ([(2, size) for size in (1, 2, 3, 1, 2, 3)], True, 6),  # one fails, and two shapes are traced twice
     ],
 )
-def test_shapes_share_a_trace_where_they_can(shapes: list[tuple[int, int]], needs_sizes: bool, most: int) -> None:
+def test_shapes_share_a_trace(shapes: list[tuple[int, int]], needs_sizes: bool, most: int) -> None:
     traced = []
 
     def build(inputs: Any, train_phase: bool) -> Any:
@@ -68,7 +68,7 @@ def test_shapes_share_a_trace_where_they_can(shapes: list[tuple[int, int]], need
     assert len(traced) <= most
 
 
-def test_inputs_that_no_training_batch_has(trainer: SimpleTrainer) -> None:
+def test_other_inputs(trainer: SimpleTrainer) -> None:
     x = tiny_arrays(3)["x"]
     (hidden,) = trainer.get_predictor(["x"], ["fc0"])(x)
     on, state = trainer.get_predictor(["x", "state"], ["state", "logits"]), np.full([3, 6], 0.5)  # float64
@@ -99,7 +99,7 @@ def test_mistakes(trainer: SimpleTrainer, inputs: Any, outputs: Any, given: Any,
 # -- AsyncPredictor ---------------------------------------------------------------------------------------------------
 
 
-def test_requests_of_many_threads_become_few_batches() -> None:
+def test_requests_are_batched() -> None:
     begun, may_go_on = threading.Event(), threading.Event()
     sizes: list[int] = []
 
@@ -130,7 +130,7 @@ def test_requests_of_many_threads_become_few_batches() -> None:
     predict.close()
 
 
-def test_errors_reach_whoever_waits_and_the_rest_goes_on() -> None:
+def test_errors_reach_the_caller_only() -> None:
     def fail(x: Any) -> list[Any]:
         if x.max() > 1:
             raise ZeroDivisionError("too large")
@@ -146,7 +146,7 @@ def test_errors_reach_whoever_waits_and_the_rest_goes_on() -> None:
             AsyncPredictor(fail, batch_size=0)
 
 
-def test_closing_without_answers() -> None:
+def test_close() -> None:
     begun, may_go_on = threading.Event(), threading.Event()
 
     def wait(x: Any) -> list[Any]:
@@ -162,7 +162,7 @@ def test_closing_without_answers() -> None:
     assert first.result(10) == [1] and second.cancelled()
 
 
-def test_with_a_model(trainer: SimpleTrainer) -> None:
+def test_async_predictor_of_a_model(trainer: SimpleTrainer) -> None:
     x = tiny_arrays(6)["x"]
     (expected,) = trainer.get_predictor(["x"], ["logits"])(x)
     with AsyncPredictor(trainer.get_predictor(["x"], ["logits"])) as predict:
@@ -175,7 +175,7 @@ def test_with_a_model(trainer: SimpleTrainer) -> None:
 # -- DatasetPredictor -------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_dataset(trainer: SimpleTrainer) -> None:
+def test_predict_dataset(trainer: SimpleTrainer) -> None:
     predict = trainer.get_predictor(["x"], ["logits", "fc0"])
     x = tiny_arrays(20)["x"]
     logits, hidden = DatasetPredictor(predict, trainer.datasets["vld"]).predict_all()
@@ -193,7 +193,7 @@ def test_a_whole_dataset(trainer: SimpleTrainer) -> None:
         ([{"x": np.ones([1, 4])}] * 2, "the outputs of the batches do not fit together"),
     ],
 )
-def test_datasets_that_will_not_do(trainer: SimpleTrainer, dataset: Any, message: str) -> None:
+def test_wrong_datasets(trainer: SimpleTrainer, dataset: Any, message: str) -> None:
     output = "count" if "fit together" in message else "logits"
     with pytest.raises(DataError, match=message):
         DatasetPredictor(trainer.get_predictor(["x"], [output]), dataset).predict_all()

@@ -1,4 +1,4 @@
-"""What the README shows is true: its Python runs, its table is the schema, its paths and options exist."""
+"""The README is correct: its programs run, and its tables match the code."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ BLOCKS = [block.code for block in read_blocks(ROOT / "README.md") if block.langu
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_python_runs(number: int, scratch: Path) -> None:
+def test_python_code_runs(number: int, scratch: Path) -> None:
     exec(compile(BLOCKS[number], f"README.md, block {number}", "exec"), {"__name__": "readme"})
     (experiment,) = (scratch / "experiments").iterdir()
     assert list((experiment / "checkpoints").glob("step-*"))
     assert (experiment / "metrics.jsonl").stat().st_size > 0
 
 
-def test_there_are_a_callback_list_a_callback_and_a_trainer() -> None:
+def test_programs_cover_callbacks_and_trainers() -> None:
     assert len(BLOCKS) == 3
 
 
-def test_the_configuration_table_is_the_schema() -> None:
+def test_configuration_table_equals_the_schema() -> None:
     rows = dict(re.findall(r"^\| `((?:trainer|model|actions)\.[\w.]+)` \| .*? \| (.*?) \|", TEXT, re.MULTILINE))
     shown = {key: spec for key, spec in SCHEMA.items() if key.split(".")[2:3] not in [[m] for m in KERAS_OPTIMIZERS]}
     assert list(rows) == list(shown)
@@ -38,13 +38,13 @@ def test_the_configuration_table_is_the_schema() -> None:
         assert rows[key] == ("required" if spec.required else plain), key
 
 
-def test_every_option_of_run_is_there() -> None:
+def test_every_option_of_run_is_documented() -> None:
     usage = next(action for action in _parser()._actions if action.choices).choices["run"].format_usage()
     options = set(re.findall(r"--?[a-z-]+", usage)) - {"-h"}
     assert options <= set(re.findall(r"--?[a-z-]+", TEXT))
 
 
-def test_what_a_run_prints_is_shown_as_it_is(scratch: Path) -> None:
+def test_output_of_a_run_is_shown(scratch: Path) -> None:
     shown = re.search(r"^model  .*?(?=\n\n step )", TEXT, re.MULTILINE | re.DOTALL)
     assert shown is not None
     from prototrain import SimpleTrainer, load_model

@@ -1,4 +1,4 @@
-"""What may change between a stop and a resume: each row of the table in docs/resuming.md."""
+"""Changes between a stop and a resume: each row of the table in docs/resuming.md."""
 
 from __future__ import annotations
 
@@ -119,20 +119,20 @@ def stopped(once_stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(once_stopped, tmp_path / "tiny"))
 
 
-def test_accepted(stopped: Path, straight: dict[str, bytes]) -> None:
+def test_accepted_changes(stopped: Path, straight: dict[str, bytes]) -> None:
     trainer = train(stopped, END, **{key: value for change in UNSAID.values() for key, value in change.items()})
     assert trainer.run.resume_line() == f"resumed at step {STOP}; data: {trainer.data.mode}"
     assert values(trainer) == straight
 
 
-def test_what_changed_is_named_with_both_values(stopped: Path) -> None:
+def test_changes_are_named_with_both_values(stopped: Path) -> None:
     changes = {key: value for change, _ in SAID.values() for key, value in change.items()}
     line = train(stopped, END, **changes).run.resume_line()
     assert line.startswith(f"resumed at step {STOP}; data: ") and "; changed: " in line
     assert [words for _, words in SAID.values() if words not in line] == []
 
 
-def test_refused_and_nothing_is_lost(stopped: Path, straight: dict[str, bytes]) -> None:
+def test_refused_changes_lose_nothing(stopped: Path, straight: dict[str, bytes]) -> None:
     before = contents(stopped)
     for name, (change, words) in REFUSED.items():
         with pytest.raises(CheckpointError, match=words) as caught:
@@ -165,7 +165,7 @@ class Fails(Callback):
     ],
     ids=["an error in setup", "two callbacks of one name", "a damaged checkpoint"],
 )
-def test_a_run_that_is_refused_changes_no_file(stopped: Path, callbacks: list[Callback], damage: str | None) -> None:
+def test_refused_run_changes_no_file(stopped: Path, callbacks: list[Callback], damage: str | None) -> None:
     if damage is not None:
         for path in (stopped / "checkpoints").glob(f"*/{damage}"):
             path.write_text("{")
@@ -175,7 +175,7 @@ def test_a_run_that_is_refused_changes_no_file(stopped: Path, callbacks: list[Ca
     assert contents(stopped) == before
 
 
-def test_what_is_said_before_a_resume_is_accepted_is_in_the_log(stopped: Path) -> None:
+def test_early_lines_are_in_the_log(stopped: Path) -> None:
     class Says(Callback):
         def setup(self) -> None:
             self.trainer.log("said in setup")
@@ -192,7 +192,7 @@ def test_changed_data_can_be_allowed(stopped: Path) -> None:
     assert "the training data has changed" in trainer.run.resume_line()
 
 
-def test_other_facts_that_changed_are_named(tmp_path: Path) -> None:
+def test_other_changed_facts_are_named(tmp_path: Path) -> None:
     class Elsewhere(SimpleTrainer):
         def _facts(self) -> dict[str, Any]:
             found = super()._facts()
@@ -230,9 +230,7 @@ class MakesLate(Nothing):
         return {"x": 1.0}
 
 
-def test_a_variable_that_a_step_makes_is_named_while_it_can_be_mended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warning_for_a_variable_made_in_run_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     MakesLate(experiment=tmp_path).train([SaveOnExit()], max_steps=2)
     words = "late came into trainer.state after the run had begun"
     assert f"WARNING: {words}" in capsys.readouterr().out

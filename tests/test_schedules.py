@@ -1,4 +1,4 @@
-"""Tests of the schedules against plain Python arithmetic, eagerly and in a graph, up to step 2**31."""
+"""Schedules equal plain Python arithmetic, eagerly and in a graph, up to step 2**31."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_values(schedule: schedules.Schedule, expected: Callable[[int], float]) 
         assert eager.numpy() == in_graph(tf.constant(step, tf.int64)).numpy()
 
 
-def test_joints_neighbours_and_integer_types() -> None:
+def test_boundaries_and_integer_types() -> None:
     assert schedules.warmup(schedules.constant(0.1), 7)(7).numpy() == np.float32(0.1)
     assert schedules.linear([(0, 0.0), (7, 0.1)])(7).numpy() == np.float32(0.1)
     restart = schedules.cosine_restarts(0.1, 3, period_factor=3)
@@ -144,7 +144,7 @@ def test_from_config_with_missing_keys() -> None:
 
 
 @pytest.mark.parametrize("result", [None, [0.1, 0.2], "fast", True, 1j, {"a": 1}])
-def test_a_custom_schedule_that_is_no_scalar(result: Any) -> None:
+def test_custom_schedule_must_return_a_scalar(result: Any) -> None:
     schedule = from_config("custom", custom__fn=lambda step: result)
     with pytest.raises(ConfigError, match=r"custom\.fn: must return a scalar number, got "):
         schedule(0)

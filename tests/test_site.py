@@ -1,4 +1,4 @@
-"""The pages that are made for the site, and the notebook of the quick start."""
+"""Generated pages of the site, and the quick-start notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 HOOKS = ROOT / "docs" / "hooks.py"
 
 
-def test_the_site_has_the_table_of_the_schema() -> None:
+def test_site_shows_the_schema() -> None:
     spec = importlib.util.spec_from_file_location("hooks", HOOKS)
     assert spec is not None and spec.loader is not None
     hooks = importlib.util.module_from_spec(spec)
@@ -32,9 +32,7 @@ def test_the_site_has_the_table_of_the_schema() -> None:
     assert "config keys:" not in page
 
 
-def test_the_quick_start_runs(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quickstart_runs(scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(pyplot, "show", lambda: None)
     cells = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {"__name__": "quickstart"}

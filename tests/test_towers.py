@@ -42,7 +42,7 @@ def test_wrong_devices(towers: object, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_fewer_devices_than_there_are_and_no_tower_outside_of_build() -> None:
+def test_fewer_devices_and_no_tower_outside_build() -> None:
     make_cpu_devices(2)
     with pytest.raises(ModelError, match="inside a model's build"):
         current_tower()
@@ -55,7 +55,7 @@ def test_components() -> None:
         assert [copy.device[-5:] for copy in components(tf.Variable(1.0))] == ["CPU:0", "CPU:1"]
 
 
-def test_seeds_of_towers_differ() -> None:
+def test_seeds_differ_between_towers() -> None:
     state = np.array([2**32 - 1, 7], dtype=np.uint32)
     seeds = [seed_of_tower(state, index) for index in range(1000)]
     assert (seeds[0] == state).all()
@@ -78,7 +78,7 @@ def rows(value: object) -> list[object]:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
-def test_parts_of_a_batch_add_up(parts: int) -> None:
+def test_parts_of_a_batch(parts: int) -> None:
     divided = split_batch(BATCH, parts)
     assert len(divided) == parts and all(part["scalar"] == 3.0 for part in divided)
     for name in ("dense", "ragged", "sparse"):

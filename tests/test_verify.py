@@ -1,4 +1,4 @@
-"""`prototrain verify`: the comparison of made-up records, the command line, and programs that resume exactly or not."""
+"""`prototrain verify`: comparison of records, the command line, and programs that do and do not resume exactly."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[list[Event], str | None, int, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_first_difference_is_found_and_named(name: str) -> None:
+def test_first_difference(name: str) -> None:
     after, where, step, words = CASES[name]
     scalars = event("scalars", 3, scalars={"my/count": "0x1p+1"})
     found = compare([*FIRST, scalars], [*BEGUN, *after])
@@ -77,12 +77,12 @@ def test_the_first_difference_is_found_and_named(name: str) -> None:
         assert found is not None and (found.where, found.step) == (where, step) and words in found.what
 
 
-def test_runs_that_begin_with_other_variables_differ() -> None:
+def test_different_initial_variables() -> None:
     found = compare(FIRST, [start(0, w="x"), *FIRST[1:]])
     assert found is not None and (found.where, found.step) == ("state", 0)
 
 
-def test_interruptions_come_behind_the_first_checkpoint_and_the_last_one_is_a_sigterm() -> None:
+def test_drawn_interruptions() -> None:
     for seed in range(30):
         saves = _draw_saves(random.Random(seed), 60)
         assert saves == sorted(set(saves)) and 0 < saves[0] <= saves[-1] < 60 and len(saves) >= 6
@@ -118,7 +118,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], words: str, capsys: pyte
         (["--interruptions", "2", "--", "sh", "--steps", "9"], [["sh", "--steps", "9"]], {"interruptions": 2}),
     ],
 )
-def test_options_stand_before_the_model_or_behind_it(
+def test_options_before_and_after_the_model(
     arguments: list[str], command: list[Any], chosen: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -149,7 +149,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_forked")
-def test_a_program_that_fails_exits_with_3_and_shows_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_program_exits_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "idle.py").write_text("print('nothing to do')")
     with pytest.raises(SystemExit) as exit_:
         main(["verify", "--", sys.executable, "idle.py"])
@@ -183,7 +183,7 @@ def test_programs(program: str, where: str | None, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_forked")
-def test_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_on_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     keys = ["trainer.summary_save_interval=3", "trainer.validation_step_interval=4"]
     options = ["-s", keys[0], "-s", keys[1], "--steps", "12", "--interruptions", "2"]

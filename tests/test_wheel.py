@@ -1,4 +1,4 @@
-"""The source distribution and the wheel: what is in them, and that the library runs from the wheel alone."""
+"""The source distribution and the wheel."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def modules() -> set[str]:
     return {str(path.relative_to(ROOT)) for path in found}
 
 
-def test_the_source_distribution_has_what_the_wheel_is_built_from(built: Path) -> None:
+def test_source_distribution_contains_the_sources(built: Path) -> None:
     with tarfile.open(built / f"{NAME}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
     made = {name for name in names if name == "PKG-INFO" or ".egg-info/" in name}
     assert names - made == modules() | set(SOURCES)
 
 
-def test_the_wheel_has_the_library_and_nothing_else(built: Path) -> None:
+def test_wheel_contains_only_the_library(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         names = set(archive.namelist())
         metadata = archive.read(f"{NAME}.dist-info/METADATA").decode()
@@ -68,7 +68,7 @@ def test_the_wheel_has_the_library_and_nothing_else(built: Path) -> None:
     assert "prototrain = prototrain.cli:main" in scripts
 
 
-def test_a_model_is_made_and_trained_with_the_wheel_alone(built: Path, tmp_path: Path) -> None:
+def test_wheel_trains_a_model(built: Path, tmp_path: Path) -> None:
     site, here = tmp_path / "site", tmp_path / "here"
     here.mkdir()
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site]

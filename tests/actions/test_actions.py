@@ -1,4 +1,4 @@
-"""What stands beside training on the command line: how an action is found, and what reaches it."""
+"""Actions on the command line: how an action is found and which arguments it gets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["-s", "model.batch_size=3"], ["a", "-s", "model.batch_size=2"], "mine 2 1 ['a']"),
     ],
 )
-def test_a_module_of_ones_own_and_its_arguments(
+def test_custom_action_module_gets_its_arguments(
     before: list[str], after: list[str], words: str, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["action", *before, "model_for_actions", "action_of_mine", *after]) == 0
@@ -83,9 +83,7 @@ def test_usage(
         ("evaluate", "there is no checkpoint in experiments/m yet"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
-    directory: Path, action: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_line(directory: Path, action: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["action", "model_for_actions", action]) == 1
     said = capsys.readouterr().err
     assert said.startswith("prototrain: error: ") and said.count("\n") == 1 and words in said

@@ -1,4 +1,4 @@
-"""Measuring a trained model on a whole dataset."""
+"""The action `evaluate`: a trained model on a whole dataset."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def found(base: Path, step: int = 20) -> Any:
     return json.loads((base / "tiny/analysis" / f"step-{step:010d}-evaluate.json").read_text())
 
 
-def test_it_is_what_validation_measured(trained: SimpleTrainer, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_result_equals_validation(trained: SimpleTrainer, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(base)
     printed = capsys.readouterr().out
     assert "moving averages" in printed and "vld, 20 examples" in printed
@@ -41,7 +41,7 @@ def test_it_is_what_validation_measured(trained: SimpleTrainer, base: Path, caps
     assert found(base, 15)["step"] == 15
 
 
-def test_each_example_counts_once(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
+def test_every_example_counts_once(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
     """The mean over batches of 7, 7 and 6 examples is that of one batch of 20, and of scalars of any kind."""
 
     def build(inputs: Any, train_phase: bool) -> Any:
@@ -74,7 +74,7 @@ def no_scalars(inputs: Any, train_phase: bool) -> Any:
         ("vld", {"build": no_scalars}, ModelError, "build() returned no scalars without training"),
     ],
 )
-def test_what_cannot_be_evaluated(
+def test_errors(
     dataset: str | None,
     model: dict[str, Any],
     error: type[PrototrainError],

@@ -1,4 +1,4 @@
-"""An export in each format gives what the model gives, or it is not there."""
+"""The action `export`: an export in each format equals the model, or is not written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def left_behind(base: Path) -> set[str]:
     return {path.name for path in (base / "tiny").glob("exported/*")}
 
 
-def test_a_saved_model(trained: SimpleTrainer, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_model(trained: SimpleTrainer, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With moving averages, batch normalisation, dropout, a lookup table and text, loaded without prototrain."""
     table()
     gc.freeze()  # as a run from the command line has done when it exports: the collector does not know the table
@@ -69,7 +69,7 @@ def test_a_saved_model(trained: SimpleTrainer, base: Path, capsys: pytest.Captur
         run(base)
 
 
-def test_a_keras_file_of_a_network_that_is_one_model(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
+def test_keras_file_of_a_single_model(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
         layers = [keras.layers.Dense(6, "relu"), keras.layers.Dropout(0.2), keras.layers.Dense(2)]
         logits = keras.Sequential(layers, name="net")(inputs["x"], training=train_phase)
@@ -85,7 +85,7 @@ def test_a_keras_file_of_a_network_that_is_one_model(trained: SimpleTrainer, bas
         run(base, "keras", build=tiny_build)
 
 
-def test_an_export_appears_whole(tmp_path: Path) -> None:
+def test_export_is_atomic(tmp_path: Path) -> None:
     left = tmp_path / "a/.tmp-20"
     left.mkdir(parents=True)
     (left / "half").write_bytes(b"of an export that was killed")
@@ -113,7 +113,7 @@ def test_an_export_appears_whole(tmp_path: Path) -> None:
         (0, "", "what was exported is not the model: 'logits' differs by 1 of its largest"),
     ],
 )
-def test_what_fails_or_gives_other_values(
+def test_failing_and_differing_exports(
     code: int, stderr: str, words: str, trained: SimpleTrainer, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ends(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -142,12 +142,12 @@ FLOATS = np.array([1.0, -4.0, np.nan, np.inf], np.float32)
         (FLOATS[:2], np.array([1.0, np.nan], np.float32), np.nan),
     ],
 )
-def test_a_difference(expected: Any, found: Any, difference: float) -> None:
+def test_difference_message(expected: Any, found: Any, difference: float) -> None:
     assert saved_model._difference(expected, found) == pytest.approx(difference, rel=1e-3, nan_ok=True)
 
 
 @pytest.mark.parametrize("missing", ["inputs", "outputs"])
-def test_a_config_that_does_not_say_what_to_export(missing: str, tmp_path: Path) -> None:
+def test_missing_config_keys(missing: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"actions.export.{missing} is not set; give names of the model's mapping"):
         run(tmp_path, **{f"actions__export__{missing}": []})
 
@@ -191,7 +191,7 @@ def slashes(inputs: Any, train_phase: bool) -> Any:
         (slashes, ["a/b"], ["loss"], ModelError, "'a/b' cannot be the name of an argument"),
     ],
 )
-def test_what_cannot_be_exported(
+def test_errors(
     build: Any, inputs: list[str], outputs: list[str], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     data = tf.data.Dataset.from_tensor_slices({"a/b": [[1.0]]}).batch(1)
@@ -203,7 +203,7 @@ def test_what_cannot_be_exported(
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_input_may_be_a_tensor_that_the_model_makes_for_a_batch() -> None:
+def test_input_may_be_a_tensor_of_the_model() -> None:
     """As the noise of a generator, with one example in a batch and a scalar beside it."""
 
     def datasets() -> dict[str, tf.data.Dataset]:

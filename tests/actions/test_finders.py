@@ -1,4 +1,4 @@
-"""Finding a learning rate and a batch size, which leaves the experiment alone."""
+"""The actions `find_lr` and `find_batch_size`, which leave the experiment unchanged."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def run(action: ModuleType, model: Any, *arguments: str) -> None:
     action.run(model, parser.parse_args(arguments))
 
 
-def test_a_learning_rate_is_found(
-    trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_find_lr(trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def line(inputs: Any, train_phase: bool) -> Any:
         x = tf.Variable([4.0, 4.0], name="x")
         return {"loss": tf.reduce_sum(x**2) + 0.0 * tf.reduce_sum(inputs["x"])}
@@ -44,7 +42,7 @@ def test_a_learning_rate_is_found(
     assert {path: path.stat().st_mtime_ns for path in base.rglob("*")} == before
 
 
-def test_what_is_suggested_is_what_fastai_suggests() -> None:
+def test_suggestion_equals_fastai() -> None:
     losses = [9.0, 9.5, 9.0, 8.0, 7.0, 7.5, 5.0, 3.0, 2.0, 1.5, 1.4, 2.0, 5.0]
     points = [(10.0**number, loss) for number, loss in enumerate(losses)]
     # The longest run of falling losses has 8 members and ends at number 10: 10 - 8 + int(8 / 3) + int(8 / 6).
@@ -54,12 +52,12 @@ def test_what_is_suggested_is_what_fastai_suggests() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--start", "0"), ("--start", "2", "--end", "1"), ("--steps", "10")])
-def test_rates_must_grow(arguments: tuple[str, ...]) -> None:
+def test_learning_rates_must_increase(arguments: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="--start must be above 0 and below --end, and --steps at least 20"):
         run(find_lr, tiny_model(), *arguments)
 
 
-def test_a_batch_size_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_find_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model()
     model.datasets = lambda: tiny_datasets(model.config["model.batch_size"])
     picture = tmp_path / "size.png"
@@ -71,7 +69,7 @@ def test_a_batch_size_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str
         run(find_batch_size, tiny_model(), "--start", "4")
 
 
-def test_the_next_size_is_not_tried_where_it_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_that_do_not_fit_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = iter([140, 220])
     monkeypatch.setattr(find_batch_size, "_peak", lambda: next(peaks) * 2**20)
     monkeypatch.setattr(find_batch_size, "_speed", lambda trainer, size, steps: 1.0)
@@ -83,6 +81,6 @@ def test_the_next_size_is_not_tried_where_it_would_not_fit(monkeypatch: pytest.M
     assert end == "the next size would take some 160 MiB more, and 100 MiB are free"
 
 
-def test_the_smallest_of_the_fast_ones_is_suggested() -> None:
+def test_smallest_fast_size_is_suggested() -> None:
     found = [Measured(size, speed, 0) for size, speed in ((8, 50.0), (16, 96.0), (32, 100.0), (64, 99.0))]
     assert suggest(found).size == 16

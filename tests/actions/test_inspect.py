@@ -1,4 +1,4 @@
-"""What a model is made of, printed."""
+"""The action `inspect`: the parts of a model, printed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_variables_tensors_callbacks_and_numbers(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_callbacks_are_listed_in_the_order_of_running() -> None:
+def test_callbacks_are_listed_in_execution_order() -> None:
     setter = StatMonitorParamSetter("learning_rate", "vld/loss", lambda rate: rate / 2, mode="min", last_k=2)
     table = inspect.callback_table(
         [

@@ -1,4 +1,4 @@
-"""Predicting and evaluating on files that the run has not seen."""
+"""The actions `predict` and `evaluate` on new files."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_each_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert written["datasets"]["labelled.csv"]["examples"] == 3
 
 
-def test_what_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("x.jsonl", "x.txt", "x.csv"):
         Path(name).touch()
     Path("empty").mkdir()

@@ -1,4 +1,4 @@
-"""Predictions for a whole dataset or for files: what is written, and what is refused."""
+"""The action `predict`: predictions for a dataset or for files, and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_each_example_has_its_row(
+def test_one_row_per_example(
     trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines, arrays = tmp_path / "a.jsonl", tmp_path / "b.npz"
@@ -47,7 +47,7 @@ def test_each_example_has_its_row(
     assert list(rows(lines)[0]) == ["logits"]
 
 
-def test_a_failure_leaves_nothing(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
+def test_failure_leaves_no_file(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
     def datasets() -> dict[str, tf.data.Dataset]:
         def batches() -> Any:
             yield tiny_arrays(4)
@@ -73,7 +73,7 @@ def special(inputs: Any, train_phase: bool) -> Any:
     return net
 
 
-def test_texts_vectors_and_what_is_not_finite(
+def test_strings_vectors_and_non_finite_values(
     trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("out.jsonl", "out.csv", "out.npz"):
@@ -96,7 +96,7 @@ def test_texts_vectors_and_what_is_not_finite(
         (("--outputs", "bytes"), ModelError, "not UTF-8"),
     ],
 )
-def test_what_cannot_be_written(
+def test_unwritable_outputs(
     arguments: tuple[str, ...], error: type[Exception], words: str, trained: SimpleTrainer, base: Path, tmp_path: Path
 ) -> None:
     kind = arguments[-1] if arguments and arguments[-1].startswith(".") else ".jsonl"

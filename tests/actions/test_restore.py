@@ -1,4 +1,4 @@
-"""Which checkpoint is taken for use, and what of it."""
+"""The checkpoint and weights that actions use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def arrays(variables: Any) -> dict[str, Any]:
     return {name: np.asarray(variable) for name, variable in variables.items()}
 
 
-def test_the_newest_with_its_moving_averages(trained: SimpleTrainer, base: Path) -> None:
+def test_newest_checkpoint_with_moving_averages(trained: SimpleTrainer, base: Path) -> None:
     restored = restore(model_in(base))
     expected = {**arrays(trained.variables), **arrays(averaged_weights(trained.state))}
     assert arrays(restored.built.variables).keys() == trained.variables.keys()
@@ -46,14 +46,14 @@ def test_the_newest_with_its_moving_averages(trained: SimpleTrainer, base: Path)
     ("which", "step"),
     [("15", 15), ("best", 20), ("{base}/tiny", 20), ("{base}/tiny/checkpoints/step-0000000015", 15)],
 )
-def test_which_checkpoint(which: str, step: int, trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
+def test_choice_of_checkpoint(which: str, step: int, trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
     # A path counts as it is, whatever experiment the config names.
     named = base if "/" not in which else tmp_path
     restored = restore(model_in(named), which.format(base=base))
     assert restored.checkpoint.step == step and restored.experiment.directory == base / "tiny"
 
 
-def test_a_checkpoint_without_an_experiment_and_what_has_changed_since(copied: Path, tmp_path: Path) -> None:
+def test_checkpoint_without_experiment_and_changed_facts(copied: Path, tmp_path: Path) -> None:
     alone = (copied / "checkpoints" / "step-0000000020").rename(tmp_path / "mine")
     restored = restore(model_in(tmp_path, model__batch_size=4), str(alone))
     assert restored.experiment.directory == tmp_path / "tiny" and restored.checkpoint.step == 20
@@ -94,14 +94,14 @@ def test_a_checkpoint_without_an_experiment_and_what_has_changed_since(copied: P
         ),
     ],
 )
-def test_a_wrong_checkpoint_is_one_line(spoil: Any, which: str | None, words: str, copied: Path) -> None:
+def test_wrong_checkpoint_is_one_line(spoil: Any, which: str | None, words: str, copied: Path) -> None:
     spoil(copied)
     with pytest.raises(CheckpointError, match=words) as caught:
         restore(model_in(copied.parent), which)
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_of_another_model_says_what_has_changed(trained: SimpleTrainer, base: Path) -> None:
+def test_checkpoint_of_another_model_names_the_changes(trained: SimpleTrainer, base: Path) -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
         logits = keras.layers.Dense(3, name="logits")(inputs["x"])
         return {"loss": tf.reduce_mean(logits)}

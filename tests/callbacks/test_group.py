@@ -1,4 +1,4 @@
-"""Order, saved state, unfinished steps, and mistakes in the list."""
+"""`CallbackGroup`: order, saved state, unfinished steps and wrong lists."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Named(Callback):
         self.count = state["count"]
 
 
-def test_order_is_by_priority_then_by_the_list() -> None:
+def test_order_by_priority_then_list() -> None:
     order: list[str] = []
     callbacks = [
         Named("d", order, Priority.SAVE),
@@ -66,7 +66,7 @@ def test_order_is_by_priority_then_by_the_list() -> None:
     assert "".join(order) == "abcde"
 
 
-def test_two_callbacks_with_one_state_key_and_a_next_step_that_is_over_are_refused() -> None:
+def test_duplicate_state_keys_and_past_next_steps_are_errors() -> None:
     class Confused(Callback):
         def next_step(self, step: int) -> int | None:
             return 3
@@ -93,7 +93,7 @@ def test_two_callbacks_with_one_state_key_and_a_next_step_that_is_over_are_refus
     ],
     ids=["none", "at times", "every(steps=1)", "trigger_step", "proxy", "thinned", "both", "batch hook", "epoch hook"],
 )
-def test_whether_there_is_something_to_do_after_each_step(callbacks: list[Callback], each: bool) -> None:
+def test_each_step(callbacks: list[Callback], each: bool) -> None:
     assert CallbackGroup(CountingTrainer(), callbacks).each_step == each
 
 
@@ -111,7 +111,7 @@ class Interrupts(Callback):
 
 @pytest.mark.parametrize("every", [{"steps": 2}, {"epochs": 1}, {}])
 @pytest.mark.parametrize("where", [Priority.EVALUATE - 1, Priority.DECIDE, Priority.SAVE + 1])
-def test_a_stop_between_callbacks_loses_and_doubles_none(every: dict[str, int], where: int, tmp_path: Path) -> None:
+def test_stop_between_callbacks_runs_each_once(every: dict[str, int], where: int, tmp_path: Path) -> None:
     order: list[str] = []
     once = [True]
 
@@ -135,7 +135,7 @@ def test_a_stop_between_callbacks_loses_and_doubles_none(every: dict[str, int], 
     assert counts == [times] * 3
 
 
-def test_a_callback_that_failed_runs_again_after_a_resume(tmp_path: Path) -> None:
+def test_failed_callback_runs_again_after_a_resume(tmp_path: Path) -> None:
     order: list[str] = []
 
     class FailsOnce(Named):
@@ -169,7 +169,7 @@ def test_a_callback_that_failed_runs_again_after_a_resume(tmp_path: Path) -> Non
     ],
     ids=str,
 )
-def test_what_is_no_list_of_callbacks(given: Any, message: str, of_model: str) -> None:
+def test_wrong_lists_of_callbacks(given: Any, message: str, of_model: str) -> None:
     with pytest.raises(CallbackError, match=message):
         CountingTrainer().train(given, max_steps=1)
     with pytest.raises(CallbackError, match=of_model):
@@ -180,7 +180,7 @@ def with_callbacks(callbacks: Any) -> Any:
     return SimpleNamespace(**vars(tiny_model()), callbacks=callbacks)
 
 
-def test_the_callbacks_of_a_model() -> None:
+def test_callbacks_of_a_model() -> None:
     one = Callback()
     assert len(default_callbacks(tiny_model())) == len(default_callbacks(with_callbacks(None)))
     assert default_callbacks(with_callbacks(lambda: iter([one])))[-1] is one
@@ -188,7 +188,7 @@ def test_the_callbacks_of_a_model() -> None:
         default_callbacks(with_callbacks([one]))
 
 
-def test_the_state_of_another_run_is_refused_at_the_start_and_restored_by_a_resume(experiment: Path) -> None:
+def test_used_callbacks_with_state(experiment: Path) -> None:
     summaries = Summaries()
     callbacks = [summaries.every(steps=2), JSONWriter(), ModelSaver().every(steps=3)]
     CountingTrainer(experiment=experiment).train(callbacks, max_steps=3)
@@ -199,7 +199,7 @@ def test_the_state_of_another_run_is_refused_at_the_start_and_restored_by_a_resu
     assert [step for step, _ in trainer.monitors.history("trn/loss")] == [2, 3, 4, 6]
 
 
-def test_callbacks_without_state_may_be_used_again(experiment: Path) -> None:
+def test_stateless_callbacks_can_be_reused(experiment: Path) -> None:
     validation = Validation(evaluate=lambda dataset, batches: {"loss": 1.0})
     callbacks = [validation.every(steps=2), JSONWriter(), ModelSaver().every(steps=3)]
     starter = StartProcOrThread(threading.Thread(target=lambda: None))
@@ -215,7 +215,7 @@ class Holder:
     rate = 1.0
 
 
-def test_a_decision_is_made_once_where_a_later_callback_fails(tmp_path: Path) -> None:
+def test_decision_is_made_once_if_a_later_callback_fails(tmp_path: Path) -> None:
     class Measures(Callback):
         def trigger(self) -> None:
             self.trainer.monitors.put_scalar("vld/loss", 1.0)

@@ -1,4 +1,4 @@
-"""Shells, commands, processes and threads around a run."""
+"""Callbacks that start shells, commands, processes and threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Input(io.StringIO):
         return self.is_terminal
 
 
-def test_a_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     import IPython
 
     opened: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ def test_a_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("is_terminal", "opened"), [(True, [4]), (False, [])])
-def test_a_shell_when_the_file_appears(
+def test_shell_when_the_file_appears(
     is_terminal: bool,
     opened: list[int],
     tmp_path: Path,
@@ -91,9 +91,7 @@ def put(self: Any) -> None:
         self.trainer.monitors.put_scalar("vld/loss", self.trainer.global_step / 2)
 
 
-def test_data_for_a_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_monitor_data(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integrations, "_COMMAND_SECONDS", 0.5)
     commands = [f"echo '{{{{x: {{vld/loss:.2f}}}}}}' >> {tmp_path}/sent", "echo no >&2; exit 3", "sleep 9"]
     sends = [SendMonitorData(command, "vld/loss").every(steps=1) for command in commands]

@@ -1,4 +1,4 @@
-"""Mistakes in the arguments of callbacks are one line, when they are made or before the first step."""
+"""Wrong arguments of callbacks are one-line errors in the constructor or before the first step."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]
 @pytest.mark.parametrize(
     ("make", "given", "message"), [(make, one, message) for make, given, message in ARGUMENTS for one in given]
 )
-def test_an_argument_that_is_out_of_range(make: Callable[..., Any], given: Any, message: str) -> None:
+def test_wrong_arguments(make: Callable[..., Any], given: Any, message: str) -> None:
     with pytest.raises(CallbackError, match=message):
         make(**given) if isinstance(given, dict) else make(given)
 
@@ -132,7 +132,7 @@ def halves(step: Any) -> Any:
         (tiny_trainer, [LearningRate(lambda step: 0.1 if step < 5 else 0.01)], "tf.where instead of if"),
     ],
 )
-def test_a_callback_that_does_not_fit_its_trainer(
+def test_callbacks_that_do_not_fit_the_trainer(
     trainer: Callable[[], CountingTrainer], callbacks: list[Callback], message: str
 ) -> None:
     with pytest.raises(Exception, match=message):
@@ -148,7 +148,7 @@ def test_a_callback_that_does_not_fit_its_trainer(
         (Callback, ["_chief_only"], "_chief_only, .* call it chief_only"),
     ],
 )
-def test_hooks_under_tensorpack_s_names(base: type[Any], members: list[str], message: str) -> None:
+def test_tensorpack_hook_names_are_errors(base: type[Any], members: list[str], message: str) -> None:
     with pytest.raises(CallbackError, match=message):
         type("Old", (base,), dict.fromkeys(members, lambda self: None))
     type("New", (Callback,), dict.fromkeys(["trigger_epoch", "_trigger_epoch"], lambda self: None))

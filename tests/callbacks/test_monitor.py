@@ -1,4 +1,4 @@
-"""Scalars reach every monitor, once, and are remembered; which values are better."""
+"""Monitors receive and remember every scalar once; and which values are better."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Collects(Monitor):
         pass
 
 
-def test_every_monitor_gets_every_scalar_also_behind_a_proxy() -> None:
+def test_every_monitor_receives_every_scalar() -> None:
     plain, proxied = Collects(), Collects()
     CountingTrainer().train([plain, proxied.every(steps=100), Summaries().every(steps=1)], max_steps=2)
     assert plain.got == proxied.got == [("trn/loss", 1.0, 1), ("trn/loss", 0.5, 2)]
@@ -48,7 +48,7 @@ class Together(Monitor):
         self.got.append((values, step))
 
 
-def test_many_scalars_at_once_are_all_recorded_or_none() -> None:
+def test_put_scalars_is_all_or_nothing() -> None:
     trainer, together, single = CountingTrainer(), Together(), Collects()
     trainer.monitors.attach([together, single])
     with pytest.raises(CallbackError, match="scalar 'vld/b' must be a single number"):
@@ -73,7 +73,7 @@ def test_values() -> None:
 @pytest.mark.parametrize(
     "name", ["a\0b", "trn/a\0b", "../x", "half \udc80", "n" * 256 + "/x", "\u00e9" * 128 + "/x", "step", 5, None]
 )
-def test_names_that_no_file_could_have(name: Any) -> None:
+def test_invalid_names(name: Any) -> None:
     with pytest.raises(CallbackError, match=r"a scalar (cannot be called|must be a text)") as raised:
         CountingTrainer().monitors.put_scalar(name, 1.0)
     assert len(str(raised.value)) < 250 and "\n" not in str(raised.value)
@@ -96,7 +96,7 @@ def test_history_and_latest() -> None:
     assert len(monitors.history("x")) == HISTORY_LENGTH and monitors.latest("x") == HISTORY_LENGTH + 4
 
 
-def test_history_survives_a_resume(experiment: Path) -> None:
+def test_history_is_resumed(experiment: Path) -> None:
     class PutsNaN(Callback):
         def trigger(self) -> None:
             self.trainer.monitors.put_scalar("nan", math.nan)
@@ -118,7 +118,7 @@ def test_history_survives_a_resume(experiment: Path) -> None:
         ("min", 0.0, [math.nan, math.inf, 1.0, math.nan, -math.inf], [False, True, True, False, True]),
     ],
 )
-def test_which_values_are_better(mode: str, min_delta: float, values: list[float], better: list[bool]) -> None:
+def test_best_value(mode: str, min_delta: float, values: list[float], better: list[bool]) -> None:
     best, other = Best(mode, min_delta=min_delta), Best(mode)  # type: ignore[arg-type]
     assert [best.update(value, step) for step, value in enumerate(values)] == better
     other.load_state_dict(best.state_dict())

@@ -1,4 +1,4 @@
-"""`tf.summary` in Python code and what monitors take besides scalars; lines where something would be without effect."""
+"""`tf.summary` in Python code, other values for monitors, and warnings about code without effect."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def build(inputs: dict[str, Any], train_phase: bool) -> ModelDict:
     return net
 
 
-def test_what_python_code_gives_is_recorded_and_what_has_no_effect_said(
-    experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_summaries_are_recorded_or_warned_about(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = SimpleTrainer(tiny_model(build=build), experiment=experiment)
     nothing = MapGradient(lambda gradient: None, "fc0")
     trainer.gradient_processors = [nothing, ScaleGradient([("logits/.*", 2.0)]), SummaryGradient("fc0/.*")]
@@ -87,7 +85,7 @@ class Paints(CountingTrainer):
 
 
 @pytest.mark.parametrize("with_summaries", [True, False])
-def test_a_step_in_python_is_recorded_like_a_compiled_one(
+def test_python_step_records_like_a_compiled_step(
     with_summaries: bool, experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     collects = Collects()
@@ -104,7 +102,7 @@ class Draws(Callback):
         self.trainer.monitors.put_image("picture", np.zeros([2, 2]))
 
 
-def test_pictures_that_no_monitor_writes_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_if_no_monitor_writes_pictures(capsys: pytest.CaptureFixture[str]) -> None:
     CountingTrainer().train([Draws().every(steps=1)], max_steps=3)
     assert capsys.readouterr().out.count("no monitor in the list writes pictures, histograms and text") == 1
 

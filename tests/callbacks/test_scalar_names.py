@@ -1,4 +1,4 @@
-"""A name of a scalar that will not come shows before the first step, and nothing that is right is refused."""
+"""Names of scalars that no callback records are errors before the first step."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ WRONG: list[tuple[Callable[[], list[Callback]], str]] = [
 ]
 
 
-def test_what_will_not_come_is_an_error_before_the_first_step(experiment: Path) -> None:
+def test_unknown_name_is_an_error_before_the_first_step(experiment: Path) -> None:
     trainer = tiny_trainer(experiment, datasets=lambda: {**tiny_datasets(), "tst": tiny_datasets()["vld"]})
     for make, words in WRONG:
         with pytest.raises((CallbackError, DataError), match=re.escape(words)):
@@ -80,7 +80,7 @@ def measure(callback: Callback) -> None:
     callback.trainer.monitors.put_scalar("vld/lossy", 1.0)
 
 
-def test_what_only_the_step_shows_is_an_error_there(experiment: Path) -> None:
+def test_unknown_name_is_an_error_in_the_step(experiment: Path) -> None:
     trainer = tiny_trainer(experiment)
     own = [CallbackFactory(trigger=measure), CallbackFactory(trigger=measure)]
     for number, (callbacks, words) in enumerate(
@@ -106,7 +106,7 @@ def own_evaluate(dataset: str, batches: int) -> dict[str, float]:
     return {"lossy": 1.0}
 
 
-def test_what_may_come_is_not_refused(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_possible_names_are_accepted(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = tiny_trainer(experiment, build=build)
     sources = [
         Summaries().every(steps=1),
@@ -125,11 +125,11 @@ def test_what_may_come_is_not_refused(experiment: Path, capsys: pytest.CaptureFi
     assert trainer.global_step == 2 and capsys.readouterr().out.count(warning) == 1
 
 
-def test_a_trainer_of_the_user_may_record_any_scalar(experiment: Path) -> None:
+def test_custom_trainer_may_record_any_scalar(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([MinSaver("any/name").every(steps=9)], max_steps=0)
 
 
-def test_a_keras_model_s_metrics_are_known(experiment: Path) -> None:
+def test_metrics_of_a_keras_model_are_known(experiment: Path) -> None:
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae"])
     data = tiny_arrays()["x"], tiny_arrays()["y"]

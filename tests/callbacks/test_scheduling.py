@@ -1,4 +1,4 @@
-"""Callbacks made of functions, and callbacks that run others only some of the time."""
+"""Callbacks made of functions, and conditional callbacks."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ IN_STEPS = {"run_before": False, "run_as_trigger": False, "run_step": True}
         (IN_STEPS, list(range(10))),
     ],
 )
-def test_when_an_operation_runs(options: dict[str, bool], steps: list[int]) -> None:
+def test_run_op(options: dict[str, bool], steps: list[int]) -> None:
     trainer, seen = CountingTrainer(), []
     trainer.train([RunOp(lambda: seen.append(trainer.global_step), **options)], steps_per_epoch=5, max_steps=10)
     assert seen == steps
 
 
-def test_it_runs_in_the_order_of_the_list_with_evaluations_and_in_the_compiled_step(experiment: Path) -> None:
+def test_order_with_evaluations_and_traced_hooks(experiment: Path) -> None:
     order: list[str] = []
     count = tf.Variable(0)
 
@@ -123,7 +123,7 @@ class OneByOne(SimpleTrainer):
 
 
 @pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer, lambda: OneByOne(tiny_model())])
-def test_periodic_callback_along_with_steps(trainer: Any) -> None:
+def test_periodic_callback_with_next_step(trainer: Any) -> None:
     inner = InRun()
     trainer().train([PeriodicCallback(inner, every_k_steps=6)], steps_per_epoch=5, max_steps=20)
     assert inner.steps() == [6, 12, 18]

@@ -1,4 +1,4 @@
-"""Callbacks beside several towers do what they do beside one."""
+"""Callbacks with several towers work as with one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Run:
         )
 
 
-def test_two_towers_are_as_one(tmp_path: Path) -> None:
+def test_two_towers_equal_one(tmp_path: Path) -> None:
     one, two = Run(tmp_path / "one", 1), Run(tmp_path / "two", 2)
     names = one.trainer.monitors.names()
     assert {"trn/gradient_norm", "trn/loss_average", "inference/auc", "vld/loss"} <= set(names)

@@ -1,4 +1,4 @@
-"""At which steps a periodic callback runs, for every mix of intervals, resume points and early stops."""
+"""Periodic callbacks run at the right steps, for all intervals, resumes and early stops."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def all_expected(steps_per_epoch: int | None, first: int, last: int) -> list[lis
 
 
 @pytest.mark.parametrize("length", LENGTHS, ids=str)
-def test_it_runs_at_its_steps_and_at_the_last(length: tuple[int | None, int]) -> None:
+def test_runs_at_its_steps_and_the_last(length: tuple[int | None, int]) -> None:
     assert fired(None, length) == all_expected(length[0], 0, length[1])
     if length == (4, 10):
         for stop in (1, 4, 7):  # an early stop makes its step the last
@@ -75,9 +75,7 @@ def test_it_runs_at_its_steps_and_at_the_last(length: tuple[int | None, int]) ->
 
 
 @pytest.mark.parametrize("resume_at", [1, 4, 7])
-def test_a_resumed_run_goes_on_at_the_same_steps_and_a_longer_one_after_its_last(
-    experiment: Path, resume_at: int
-) -> None:
+def test_resumed_and_extended_runs(experiment: Path, resume_at: int) -> None:
     class Killed(Exception):
         pass
 
@@ -88,7 +86,7 @@ def test_a_resumed_run_goes_on_at_the_same_steps_and_a_longer_one_after_its_last
     assert fired(experiment, (4, 13)) == all_expected(4, 10, 13)
 
 
-def test_seconds_are_counted_on_the_clock_from_the_last_time() -> None:
+def test_intervals_in_seconds() -> None:
     now = 100.0
 
     class Slow(Callback):
@@ -108,7 +106,7 @@ def test_seconds_are_counted_on_the_clock_from_the_last_time() -> None:
 
 
 @pytest.mark.parametrize("length", [(4, 8), (4, 6), (None, 3)], ids=str)
-def test_a_saver_sees_the_validation_of_the_last_step(length: tuple[int | None, int]) -> None:
+def test_saver_runs_after_the_last_validation(length: tuple[int | None, int]) -> None:
     order: list[str] = []
 
     class Named(Callback):
@@ -128,7 +126,7 @@ class Busy(Recorder):
         self._note("trigger_step")
 
 
-def test_it_replaces_the_callback_s_schedule_and_forwards_all_other_hooks() -> None:
+def test_replaces_the_schedule_and_forwards_other_hooks() -> None:
     recorder, twice = Busy(), Recorder()
     CountingTrainer().train([recorder.every(steps=3), twice.every(steps=2).every(steps=3)], max_steps=3)
     hooks = ["setup", "before_train", "before_epoch", "after_epoch", "trigger", "after_train"]
@@ -136,7 +134,7 @@ def test_it_replaces_the_callback_s_schedule_and_forwards_all_other_hooks() -> N
     assert twice.steps("trigger") == [3]  # the outer one decides
 
 
-def test_numbers_of_numpy_are_intervals() -> None:
+def test_numpy_intervals() -> None:
     recorder, thinned = Recorder(), Recorder()
     callbacks = [
         recorder.every(steps=np.int64(5), epochs=np.int32(2)),

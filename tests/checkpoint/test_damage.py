@@ -1,5 +1,4 @@
-"""Damaged checkpoints, full and read-only disks, moved directories: the previous good checkpoint, said loudly, or one
-clear line; never a silent restart."""
+"""Damaged checkpoints, full and read-only disks, moved directories: the previous checkpoint, or one clear error."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ def falls_back(bench: Bench, checkpoints: Path, capsys: pytest.CaptureFixture[st
     assert "WARNING" not in capsys.readouterr().out
 
 
-def test_what_a_checkpoint_is_made_of(bench: Bench) -> None:
+def test_files_of_a_checkpoint(bench: Bench) -> None:
     assert sorted(path.name for path in (bench.run / "checkpoints" / NEWEST).iterdir()) == FILES
     assert bench.restore(bench.copy()) == NEWEST
     assert values(bench.trainer) == bench.at[f"run/{NEWEST}"]
@@ -140,7 +139,7 @@ OF_FILES: list[Damage] = [
 
 
 @pytest.mark.parametrize("damage", [*WHOLE, *OF_FILES])
-def test_a_damaged_checkpoint_is_left_for_the_previous(
+def test_damaged_checkpoint_falls_back_to_the_previous(
     bench: Bench, capsys: pytest.CaptureFixture[str], damage: Damage
 ) -> None:
     checkpoints = bench.copy()
@@ -149,7 +148,7 @@ def test_a_damaged_checkpoint_is_left_for_the_previous(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_one_flipped_bit_anywhere(bench: Bench, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_flipped_bits(bench: Bench, capsys: pytest.CaptureFixture[str], name: str) -> None:
     checkpoints = bench.copy()
     file = checkpoints / NEWEST / name
     content = file.read_bytes()
@@ -165,7 +164,7 @@ def test_one_flipped_bit_anywhere(bench: Bench, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("damage", [of_another_run, made_a_file])
-def test_all_of_them_damaged_is_an_error_every_time(bench: Bench, damage: Damage) -> None:
+def test_error_if_all_are_damaged(bench: Bench, damage: Damage) -> None:
     checkpoints = bench.copy()
     damage(bench, checkpoints / NEWEST)
     (checkpoints / PREVIOUS / META).unlink()
@@ -200,7 +199,7 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], None]:
     + [drop(key) for key in ("values", "callbacks", "monitors", "outputs", "random", "facts")]
     + [drop("parts", "data"), drop("parts", "data", "fingerprint"), drop("callbacks", "unfinished")],
 )
-def test_a_whole_checkpoint_of_the_wrong_form_changes_nothing(
+def test_valid_checkpoint_of_another_form_changes_nothing(
     bench: Bench, change: Callable[[dict[str, Any]], None]
 ) -> None:
     checkpoints = bench.copy()
@@ -212,7 +211,7 @@ def test_a_whole_checkpoint_of_the_wrong_form_changes_nothing(
 
 
 @pytest.mark.parametrize("how", ["moved", "environment.json is lost", "environment.json is damaged"])
-def test_a_directory_that_is_still_the_run_s(bench: Bench, capsys: pytest.CaptureFixture[str], how: str) -> None:
+def test_moved_directory(bench: Bench, capsys: pytest.CaptureFixture[str], how: str) -> None:
     directory = bench.copy().parent
     if how == "moved":
         directory = directory.rename(directory.with_name("moved"))
@@ -235,7 +234,7 @@ def writers() -> list[Callback]:
     return [Summaries().every(steps=1), JSONWriter(), TensorBoardWriter(), ModelSaver().every(steps=2), SaveOnExit()]
 
 
-def test_metrics_and_events_agree_with_the_checkpoint_that_is_taken(experiment: Path) -> None:
+def test_metrics_and_events_match_the_restored_checkpoint(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train(writers(), max_steps=6)
     (experiment / "checkpoints" / "step-0000000006" / META).unlink()
     with open(experiment / "metrics.jsonl", "a") as file:
@@ -306,7 +305,7 @@ class Heavy(CountingTrainer):
         self.state["weights"] = tf.Variable(tf.zeros([3000]))
 
 
-def test_a_disk_that_is_full_for_a_while(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_temporarily_full_disk(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = disk / "run"
     Heavy(experiment=run).train([FillsDisk(disk, 3, 6), Chatty(), *writers()], max_steps=8)
     said = capsys.readouterr().out
@@ -325,7 +324,7 @@ def test_a_disk_that_is_full_for_a_while(disk: Path, capsys: pytest.CaptureFixtu
     assert resumed.state["total"] == 45
 
 
-def test_an_exit_save_that_has_no_room(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_at_exit(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = disk / "run"
     with pytest.raises(CheckpointError, match=r"cannot save step 5 to .*: No space left on device"):
         Heavy(experiment=run).train([FillsDisk(disk, 3), Chatty(), *writers()], max_steps=5)
@@ -337,7 +336,7 @@ def test_an_exit_save_that_has_no_room(disk: Path, capsys: pytest.CaptureFixture
     assert resumed.state["total"] == 15
 
 
-def test_a_read_only_directory(experiment: Path, disk: Path) -> None:
+def test_read_only_directory(experiment: Path, disk: Path) -> None:
     CountingTrainer(experiment=disk / "run").train(writers(), max_steps=2)
     mount("-o", "remount,ro", str(disk))
     with pytest.raises(ExperimentError, match=r"cannot use the experiment directory .*: Read-only file system"):

@@ -1,4 +1,4 @@
-"""What counts as finite in a state."""
+"""Which values count as finite in a state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_each_dtype(value: Any, kind: str | None) -> None:
         (math.nan, math.nan, None),
     ],
 )
-def test_what_was_so_from_the_start_is_left_alone(first: float, later: float, found: str | None) -> None:
+def test_non_finite_from_the_start_is_ignored(first: float, later: float, found: str | None) -> None:
     state = FiniteState()
     state.begin({"x": np.array(first)})
     assert state.find({"x": np.array(later)}) == ({} if found is None else {"x": found})
@@ -52,7 +52,7 @@ def test_what_was_so_from_the_start_is_left_alone(first: float, later: float, fo
     assert state.find({"x": np.array(later)}) == ({} if found is None else {"x": found})
 
 
-def test_the_words() -> None:
+def test_message() -> None:
     assert in_words({"a": "NaN"}) == "a is NaN"
     found = {**dict.fromkeys("abcdef", "NaN"), "x": "infinite", "y": "infinite"}
     assert in_words(found) == "a, b, c, d and 2 more are NaN; x, y are infinite"

@@ -1,4 +1,4 @@
-"""What a trainer registers, on its way into a checkpoint and back: all of it or nothing."""
+"""The trainer's state is saved and restored completely or not at all."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def bits(state: dict[str, Any]) -> dict[str, bytes]:
     return {name: np.asarray(variable).tobytes() for name, variable in StateEntries(state).variables.items()}
 
 
-def test_one_of_each_comes_back(tmp_path: Path) -> None:
+def test_every_kind_is_restored(tmp_path: Path) -> None:
     state = one_of_each()
     next(state["iterator"])
     state["generator"].normal([3])
@@ -95,7 +95,7 @@ def test_one_of_each_comes_back(tmp_path: Path) -> None:
     assert next(other["iterator"]).numpy() == expected[1] == 1
 
 
-def test_variables_are_saved_under_the_names_of_their_entries() -> None:
+def test_variables_are_named_after_their_entries() -> None:
     names = list(StateEntries(one_of_each()).variables)
     assert names == ["variable", "keras", "array", "layer/dense/kernel", "layer/dense/bias", "module/v"]
 
@@ -135,9 +135,7 @@ class Part:
         (lambda state: state.update(generator=iter(tf.data.Dataset.range(3))), "cannot be restored"),
     ],
 )
-def test_what_does_not_fit_changes_no_variable(
-    tmp_path: Path, change: Callable[[dict[str, Any]], Any], said: str
-) -> None:
+def test_mismatch_changes_no_variable(tmp_path: Path, change: Callable[[dict[str, Any]], Any], said: str) -> None:
     saved = save(one_of_each(), tmp_path)
     state = one_of_each()
     change(state)
@@ -151,14 +149,14 @@ def test_what_does_not_fit_changes_no_variable(
     assert bits(state) == before and state["value"] == "as it was"
 
 
-def test_variables_of_callbacks_may_come_and_go(tmp_path: Path) -> None:
+def test_variables_of_callbacks_are_optional(tmp_path: Path) -> None:
     saved = save({"v": tf.Variable(1.0), "callbacks/old": tf.Variable(5.0)}, tmp_path)
     state = {"v": tf.Variable(0.0), "callbacks/new": tf.Variable(7.0)}
     restore(state, saved)
     assert [float(variable) for variable in state.values()] == [1.0, 7.0]
 
 
-def test_a_saved_iterator_that_holds_datasets_is_refused(tmp_path: Path) -> None:
+def test_iterator_with_datasets_is_refused(tmp_path: Path) -> None:
     nested = tf.data.Dataset.range(20).window(2).shuffle(5, seed=1).flat_map(lambda window: window)
     iterator = iter(nested)
     next(iterator)
@@ -182,7 +180,7 @@ def test_a_saved_iterator_that_holds_datasets_is_refused(tmp_path: Path) -> None
         ([], (1, 2)),
     ],
 )
-def test_values_and_arrays_may_become_others(first: Any, later: Any, tmp_path: Path) -> None:
+def test_values_and_arrays_may_change_shape(first: Any, later: Any, tmp_path: Path) -> None:
     checkpoint = save({"x": later, "v": tf.Variable(1.0)}, tmp_path)
     state = {"x": first, "v": tf.Variable(0.0)}
     restore(state, checkpoint)
@@ -190,7 +188,7 @@ def test_values_and_arrays_may_become_others(first: Any, later: Any, tmp_path: P
     assert float(state["v"]) == 1.0
 
 
-def test_what_is_put_into_the_state_only_later_comes_back(tmp_path: Path) -> None:
+def test_late_entries_are_restored(tmp_path: Path) -> None:
     late = {"n": 3, "array": np.arange(2), "callbacks/mine": 4, "counter": Counter(3)}
     state: dict[str, Any] = {}
     restore(state, save(late, tmp_path))
@@ -198,7 +196,7 @@ def test_what_is_put_into_the_state_only_later_comes_back(tmp_path: Path) -> Non
     assert_same(state["array"], np.arange(2))
 
 
-def test_lists_dicts_and_arrays_that_have_another_name_stay_the_same_object(tmp_path: Path) -> None:
+def test_mutable_entries_keep_their_identity(tmp_path: Path) -> None:
     checkpoint = save({"list": [1], "dict": {"a": 1}, "array": np.ones(2), "other": [2]}, tmp_path)
     memory: list[int] = []
     state: dict[str, Any] = {"list": memory, "dict": {"b": 2}, "array": np.zeros(2), "other": memory}
@@ -209,7 +207,7 @@ def test_lists_dicts_and_arrays_that_have_another_name_stay_the_same_object(tmp_
     assert state["other"] == [2]  # two entries that were one list when the program began, and are no longer
 
 
-def test_an_entry_that_has_become_unfit_is_named_and_nothing_is_saved(experiment: Path) -> None:
+def test_invalid_entry_is_named_and_nothing_is_saved(experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
     trainer.state["x"] = {}
     with pytest.raises(CheckpointError, match=r"state\['x'\]\['inner'\] cannot be saved: a set would not come back"):
@@ -241,7 +239,7 @@ class Recorder(Callback):
         (defaultdict(int, a=1), {"a": 1}),
     ],
 )
-def test_what_callbacks_and_steps_return_comes_back(value: Any, expected: Any, experiment: Path) -> None:
+def test_outputs_and_callback_states_are_restored(value: Any, expected: Any, experiment: Path) -> None:
     class Returns(CountingTrainer):
         def run_step(self) -> dict[str, Any]:
             return {**super().run_step(), "x": np.float32(0.1)}
@@ -273,7 +271,7 @@ def children(generator: Any) -> list[float]:
     [*(lambda seed, bits=bits: np.random.Generator(bits(seed)) for bits in BITS), np.random.RandomState, random.Random],
     ids=[*(bits.__name__ for bits in BITS), "RandomState", "Random"],
 )
-def test_random_generators_go_on_where_they_were(make: Callable[[int], Any], tmp_path: Path) -> None:
+def test_random_generators_continue(make: Callable[[int], Any], tmp_path: Path) -> None:
     state = {"rng": make(1)}
     draws(state["rng"])  # an odd number of them: some generators keep half of a pair
     children(state["rng"])
@@ -296,7 +294,7 @@ def test_random_generators_go_on_where_they_were(make: Callable[[int], Any], tmp
         (lambda: keras.optimizers.Adam(), "has no variables yet"),
     ],
 )
-def test_what_cannot_be_saved_is_said_before_the_first_step(make: Any, said: str, experiment: Path) -> None:
+def test_unsavable_entry_is_an_error_before_the_first_step(make: Any, said: str, experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
     trainer.state["x"] = make()
     with pytest.raises(CheckpointError, match=said):
@@ -304,7 +302,7 @@ def test_what_cannot_be_saved_is_said_before_the_first_step(make: Any, said: str
     assert trainer.global_step == 0
 
 
-def test_what_is_changed_meanwhile_is_put_back_whatever_happens() -> None:
+def test_changes_in_a_block_are_undone() -> None:
     state: dict[str, Any] = {"v": tf.Variable(1.0), "array": np.zeros(2), "number": 3}
     with pytest.raises(RuntimeError, match="amid it"), StateEntries(state).kept():
         state["v"].assign(2.0)
@@ -314,7 +312,7 @@ def test_what_is_changed_meanwhile_is_put_back_whatever_happens() -> None:
     assert float(state["v"]) == 1.0 and state["array"].tolist() == [0, 0] and state["number"] == 3
 
 
-def test_the_numbers_of_layers_are_only_named_where_they_differ() -> None:
+def test_message_about_differing_layer_numbers() -> None:
     one, other = {"dense_1/kernel": np.zeros([2])}, {"dense_1/kernel": np.zeros([3])}
     with pytest.raises(CheckpointError, match=r"float64\[3\] there and float64\[2\] here; do this$"):
         check_fit(one, other, "x", cure="do this")

@@ -1,4 +1,4 @@
-"""One checkpoint and the directory of all of them: what is written, what verifies, what is deleted, in which order."""
+"""Checkpoints and their directory: writing, verification, deletion and their order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
+def test_saved_checkpoint_is_read_back(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.newest() is None and checkpoints.steps() == []
     path = checkpoints.save(snapshot(7, note=Note("hello")))
@@ -70,7 +70,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.index", "meta", "", "..", "/etc/x", "%"])
-def test_a_saveable_may_have_any_name(tmp_path: Path, name: str) -> None:
+def test_saveables_may_have_any_name(tmp_path: Path, name: str) -> None:
     path = Checkpoints(tmp_path / "checkpoints").save(snapshot(1, **{name: Note("x")}))
     found = verify(path)
     assert sorted(found.variables()) == ["count", "w/kernel"]
@@ -103,7 +103,7 @@ def make_dangling(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [break_data, make_empty, make_file, make_dangling, lambda path: rewrite_meta(path, _of_another_run)]
 )
-def test_a_damaged_one_of_the_same_step_is_written_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_damaged_checkpoint_of_a_step_is_replaced(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     said: list[str] = []
     checkpoints = Checkpoints(tmp_path, said.append, run_id="mine")
     path = checkpoints.save(snapshot(1))
@@ -121,7 +121,7 @@ def _of_another_run(meta: dict[str, Any]) -> None:
     meta["run_id"] = "another"
 
 
-def test_what_a_killed_save_has_left_is_swept(tmp_path: Path) -> None:
+def test_remains_of_a_killed_save_are_deleted(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(snapshot(1))
     for name in (
@@ -138,7 +138,7 @@ def test_what_a_killed_save_has_left_is_swept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-0000000002"]
 
 
-def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_save_leaves_nothing(tmp_path: Path) -> None:
     class Breaks(Note):
         def write(self, prefix: str) -> dict[str, int]:
             super().write(prefix)
@@ -151,7 +151,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_prune_keeps_the_newest_and_the_protected(tmp_path: Path) -> None:
+def test_prune_keeps_newest_and_protected(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for step in range(1, 7):
         checkpoints.save(snapshot(step))
@@ -177,7 +177,7 @@ def test_prune_keeps_the_newest_and_the_protected(tmp_path: Path) -> None:
         (_of_another_run, r"is of another run \(another\); .* model.weights_load_path"),
     ],
 )
-def test_what_meta_json_may_not_say(tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
+def test_invalid_meta_json_values(tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
     path = Checkpoints(tmp_path).save(snapshot(1))
     os.mkfifo(path / "pipe")
     rewrite_meta(path, change)
@@ -186,7 +186,7 @@ def test_what_meta_json_may_not_say(tmp_path: Path, change: Callable[[dict[str, 
 
 
 @pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"[]", b"\xff", None])
-def test_a_meta_json_that_is_none(tmp_path: Path, content: bytes | None) -> None:
+def test_invalid_meta_json(tmp_path: Path, content: bytes | None) -> None:
     path = Checkpoints(tmp_path).save(snapshot(1))
     (path / META).unlink()
     os.mkfifo(path / META) if content is None else (path / META).write_bytes(content)
@@ -194,7 +194,7 @@ def test_a_meta_json_that_is_none(tmp_path: Path, content: bytes | None) -> None
         verify(path)
 
 
-def test_without_a_run_id_any_run_s_checkpoint_is_taken(tmp_path: Path) -> None:
+def test_no_run_id_accepts_all_checkpoints(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path).save(snapshot(1, run_id=None))
     assert verify(path, run_id="mine").step == 1
     assert Checkpoints(tmp_path).run_id() is None
@@ -203,7 +203,7 @@ def test_without_a_run_id_any_run_s_checkpoint_is_taken(tmp_path: Path) -> None:
     assert verify(Checkpoints(tmp_path).path(2)).step == 2
 
 
-def test_only_damaged_ones_left_is_an_error_for_ever(tmp_path: Path) -> None:
+def test_error_persists_if_all_are_damaged(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, lambda line: None)
     for step in (1, 2):
         checkpoints.save(snapshot(step))
@@ -218,7 +218,7 @@ def test_only_damaged_ones_left_is_an_error_for_ever(tmp_path: Path) -> None:
             checkpoints.newest()
 
 
-def test_a_checkpoints_directory_that_is_a_file(tmp_path: Path) -> None:
+def test_checkpoints_directory_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("")
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match="Not a directory"):
@@ -227,7 +227,7 @@ def test_a_checkpoints_directory_that_is_a_file(tmp_path: Path) -> None:
         checkpoints.save(snapshot(1))
 
 
-def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file, then the directory, then the rename, then the directory above it."""
     order: list[str] = []
     fsync, rename = os.fsync, os.rename
@@ -264,7 +264,7 @@ def plain_snapshot(step: int) -> Snapshot:
     return Snapshot(step, saveables={"note": Note("x" * step), "second": Note("y")}, meta={"run_id": "mine"})
 
 
-def test_a_kill_between_any_two_calls_leaves_a_checkpoint_that_verifies(tmp_path: Path) -> None:
+def test_kill_between_any_two_calls_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
     """Each child is killed at another opening, renaming, making or deleting of a file."""
     reached = 0
     for at in range(1, 200):
@@ -320,7 +320,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize(("part", "count"), [(1600, 5), (2**28, 1)])
-def test_large_variables_are_in_several_files(
+def test_large_variables_use_several_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, count: int
 ) -> None:
     monkeypatch.setattr(store, "_FILE_BYTES", part)
@@ -342,7 +342,7 @@ def test_large_variables_are_in_several_files(
         verify(path)
 
 
-def test_reading_what_is_no_bundle(tmp_path: Path) -> None:
+def test_read_invalid_bundle(tmp_path: Path) -> None:
     (tmp_path / "x.index").write_text("not an index")
     for name in ("nothing", "x"):
         with pytest.raises(CheckpointError, match=f"cannot read the checkpoint .*{name}: "):

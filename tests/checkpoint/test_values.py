@@ -1,4 +1,4 @@
-"""Plain values and random generators on their way into JSON and back: of the same type, to the bit, or refused."""
+"""JSON forms of plain values and random generators: exact, or refused."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def through_json(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("value", [*SCALARS, *ARRAYS, *PLAIN, *TAGGED], ids=lambda value: type(value).__name__)
-def test_a_value_comes_back_as_it_was(value: Any) -> None:
+def test_round_trip(value: Any) -> None:
     assert_same(through_json(value), value)
     assert_same(through_json({"in": [value]}), {"in": [value]})
 
 
 @pytest.mark.parametrize("value", ARRAYS)
-def test_an_array_can_be_changed_and_lies_in_memory_as_it_did(value: np.ndarray[Any, Any]) -> None:
+def test_arrays_are_writable_and_keep_their_layout(value: np.ndarray[Any, Any]) -> None:
     found = through_json(value)
     assert found.flags.writeable and found.flags.fnc == value.flags.fnc
 
@@ -100,18 +100,18 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
-def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
+def test_inexact_values_are_refused(value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"^x cannot be saved: .* would not come back as it is; use ") as caught:
         encode(value, "x")
     assert type(value).__name__ in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_value_that_contains_itself_is_refused() -> None:
+def test_circular_values_are_refused() -> None:
     with pytest.raises(CheckpointError, match="x cannot be saved: it contains itself"):
         encode(CYCLE, "x")
 
 
-def test_what_is_refused_is_named_with_its_place() -> None:
+def test_error_names_the_place() -> None:
     with pytest.raises(CheckpointError, match=r"^state\['x'\]\['a'\]\[1\] cannot be saved"):
         encode({"a": [1, {2}]}, "state['x']")
     with pytest.raises(CheckpointError, match=r"^the key <Kind\.ONE: 1> of x cannot be saved"):
@@ -130,19 +130,19 @@ def test_what_is_refused_is_named_with_its_place() -> None:
         (np.array([None, "a"]), [None, "a"]),
     ],
 )
-def test_what_is_near_to_a_plain_value_can_be_taken_as_that(value: Any, near: Any) -> None:
+def test_loose_mode_converts_similar_values(value: Any, near: Any) -> None:
     assert_same(decode(encode(value, "x", loose=True)), near)
 
 
 @pytest.mark.parametrize(
     "coded", [["O", [1], "C", "AAAAAAAAAAA="], ["<f4", [sys.maxsize], "C", ""], ["<f4"], [1, 2, 3, 4]]
 )
-def test_an_array_that_no_run_writes_is_an_error(coded: Any) -> None:
+def test_invalid_array(coded: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         decode({"prototrain:array": coded})
 
 
-def test_the_global_random_generators_come_back() -> None:
+def test_global_random_generators_are_restored() -> None:
     state = random_state()
     expected = random.random(), np.random.random()
     set_random_state(state)

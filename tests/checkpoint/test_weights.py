@@ -1,4 +1,4 @@
-"""Weights that are taken over from other checkpoints."""
+"""Loading weights from other checkpoints."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_weights_of_a_run(source: Path, place: str) -> None:
         assert np.array_equal(variable.numpy(), saved.get_tensor(name))
 
 
-def test_every_outcome_is_reported_and_nothing_else_is_changed(source: Path) -> None:
+def test_report_lists_every_outcome(source: Path) -> None:
     mine = variables(fc0__kernel=[4, 6], fc0__bias=[7], logits__kernel=[6, 2], head__kernel=[2, 2])
     report = load_weights(mine, source, ignore=["logits/.*"])
     assert report["loaded"] == ["fc0/kernel"]
@@ -107,7 +107,7 @@ def from_keras(place: Path) -> Any:
 
 
 @pytest.mark.parametrize("make", [from_dict, from_npz, from_keras])
-def test_arrays_come_from_any_kind_of_file(make: Any, tmp_path: Path) -> None:
+def test_supported_files(make: Any, tmp_path: Path) -> None:
     mine = variables(**NET, bn__gamma=[6], bn__moving_mean=[6])
     report = load_weights(mine, make(tmp_path))
     assert report["loaded"][:2] == ["fc0/kernel", "fc0/bias"]
@@ -115,7 +115,7 @@ def test_arrays_come_from_any_kind_of_file(make: Any, tmp_path: Path) -> None:
     assert ("bn/gamma" in report["loaded"]) == ("keras" in make.__name__)
 
 
-def test_names_of_the_source_are_those_of_the_model() -> None:
+def test_name_mapping() -> None:
     given = {"conv/W": KERNEL, "conv/b": BIAS, "other/W": KERNEL}
     ends = {"W": "kernel", "b": "bias"}
 
@@ -148,9 +148,7 @@ def test_names_of_the_source_are_those_of_the_model() -> None:
         ("x.npy", {}, "not read from x.npy; write them to a .npz"),
     ],
 )
-def test_what_does_not_fit_is_one_line_and_changes_nothing(
-    given: Any, options: Any, message: str, scratch: Path
-) -> None:
+def test_mismatches_are_one_line_and_change_nothing(given: Any, options: Any, message: str, scratch: Path) -> None:
     for name in ("bad.npz", "bad.weights.h5", "x.npy"):
         Path(name).write_text("no such file")
     np.savez("pickle.npz", **{"fc0/bias": np.array([None])})
@@ -161,7 +159,7 @@ def test_what_does_not_fit_is_one_line_and_changes_nothing(
     assert all(np.all(variable.numpy() == 1.0) for variable in mine.values())
 
 
-def test_a_damaged_npz_is_found_by_its_checksums(tmp_path: Path) -> None:
+def test_damaged_npz(tmp_path: Path) -> None:
     path = Path(from_npz(tmp_path))
     content = bytearray(path.read_bytes())
     content[content.index(KERNEL.tobytes()[:64]) + 3] ^= 1
@@ -170,7 +168,7 @@ def test_a_damaged_npz_is_found_by_its_checksums(tmp_path: Path) -> None:
         load_weights(variables(**NET), path)
 
 
-def test_a_trainer_takes_several_sources_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_sources_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = tiny_trainer()
     trainer.dump_weights(tmp_path / "all.npz")
     trainer.load_weights(None)
@@ -209,7 +207,7 @@ def damaged(place: Path) -> Path:
         (damaged, "cannot read the checkpoint"),
     ],
 )
-def test_no_usable_checkpoint_is_an_error_and_changes_nothing(tmp_path: Path, make: Any, message: str) -> None:
+def test_no_usable_checkpoint(tmp_path: Path, make: Any, message: str) -> None:
     mine = variables(**NET)
     with pytest.raises(CheckpointError, match=message) as caught:
         load_weights(mine, make(tmp_path / "place"))
@@ -218,7 +216,7 @@ def test_no_usable_checkpoint_is_an_error_and_changes_nothing(tmp_path: Path, ma
 
 
 @pytest.mark.parametrize("name", ["model.index", "model.data-00000-of-00001", "meta.json"])
-def test_a_prefix_inside_of_a_checkpoint_has_its_checksums(name: str, source: Path, tmp_path: Path) -> None:
+def test_prefix_inside_a_checkpoint_is_verified(name: str, source: Path, tmp_path: Path) -> None:
     """TensorFlow's own checksums leave some bytes of an index out."""
     place = tmp_path / "checkpoints/step-0000000003"
     shutil.copytree(source / "checkpoints/step-0000000003", place)
@@ -234,7 +232,7 @@ def test_a_prefix_inside_of_a_checkpoint_has_its_checksums(name: str, source: Pa
         load_weights(variables(**NET), place / "model")
 
 
-def test_weights_that_are_nan_are_refused_and_infinite_ones_taken(tmp_path: Path) -> None:
+def test_nan_is_refused_and_infinity_accepted(tmp_path: Path) -> None:
     for value in (np.inf, np.nan):
         place = tmp_path / str(value)
         tensors = [tf.fill([4, 6], value), tf.zeros([6])]

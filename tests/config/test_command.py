@@ -1,4 +1,4 @@
-"""`prototrain config`: the keys of a model in a scratch directory."""
+"""`prototrain config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the configuration as a mapping: validation, overrides, text and differences."""
+"""The configuration as a mapping: validation, overrides, text and differences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_mapping_is_over_the_set_keys() -> None:
     assert repr(Config({"a": 1})) == "Config({'a': 1})"
 
 
-def test_copies_are_apart() -> None:
+def test_copies_are_independent() -> None:
     config = Config({"a": 1})
     for duplicate in (config.copy(), copy.copy(config), copy.deepcopy(config)):
         duplicate["a"] = 2
@@ -124,7 +124,7 @@ def test_override(text: str, key: str, value: Any) -> None:
         ("model.mixed=4", r"model.mixed: expected list, got 4"),
     ],
 )
-def test_a_wrong_override_leaves_everything(text: str, message: str) -> None:
+def test_wrong_override_changes_nothing(text: str, message: str) -> None:
     own = {"width": 1, "rate": 0.1, "use_bias": True, "norm": "batch", "units": [8], "mixed": [1, "a"]}
     config = Config({f"model.{name}": value for name, value in own.items()})
     with pytest.raises(ConfigError, match=message) as caught:
@@ -160,7 +160,7 @@ def test_a_wrong_override_leaves_everything(text: str, message: str) -> None:
         (len, "builtins:max", "builtins:max"),
     ],
 )
-def test_a_value_is_what_it_looks_like(default: Any, text: str, value: Any) -> None:
+def test_override_values_are_parsed(default: Any, text: str, value: Any) -> None:
     config = Config({"model.own": default})
     if value == "error":
         with pytest.raises(ConfigError, match="expected list"):
@@ -171,7 +171,7 @@ def test_a_value_is_what_it_looks_like(default: Any, text: str, value: Any) -> N
     assert type(config["model.own"]) is type(value)
 
 
-def test_a_choice_called_none_and_a_default_that_is_none() -> None:
+def test_choice_named_none_and_default_none() -> None:
     config = Config({"model.own": None, "trainer.keep_best": "vld/loss"})
     config.keep_defaults()
     config.override(["model.data_sharding=none", "trainer.keep_best=none", "model.own=5"])
@@ -180,7 +180,7 @@ def test_a_choice_called_none_and_a_default_that_is_none() -> None:
     assert config["model.own"] is None
 
 
-def test_text_shows_what_is_in_force(tmp_path: Path) -> None:
+def test_text_shows_effective_values(tmp_path: Path) -> None:
     config = Config(
         {
             **REQUIRED,
@@ -224,14 +224,14 @@ def test_differences() -> None:
     assert mine.differences(mine.copy()) == []
 
 
-def test_errors_read_plainly() -> None:
+def test_error_messages() -> None:
     with pytest.raises(KeyError) as caught:
         Config()["model.own"]
     assert isinstance(caught.value, ConfigError)
     assert str(caught.value).startswith("unknown key 'model.own'; the nearest known one is model.")
 
 
-def test_arguments_of_another_method_are_without_effect() -> None:
+def test_arguments_of_other_methods_have_no_effect() -> None:
     config = Config({"model.optimizer.method": "adamw", "model.lr_schedule.method": "exp"})
     assert config.why_without_effect("model.optimizer.adamw.beta_1") is None
     assert config.why_without_effect("model.lr_schedule.warmup_steps") is None
@@ -240,7 +240,7 @@ def test_arguments_of_another_method_are_without_effect() -> None:
     assert config.why_without_effect("model.width.of.all") is None
 
 
-def test_keys_that_are_set_and_never_read() -> None:
+def test_unread_keys() -> None:
     config = Config({"model.batch_size": 4, "trainer.print_interval": 7, "trainer.summary_save_interval": 50})
     config.to_json(), config.copy()["trainer.print_interval"]
     assert config.unread() == ["trainer.print_interval"]  # model.batch_size is required, and the other has its default

@@ -1,4 +1,4 @@
-"""Values for a config in files."""
+"""Config values in JSON and YAML files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nested_and_dotted_keys(tmp_path: Path, name: str, text: str) -> None:
         ("b/a.json", None, r"a\.json: cannot be read: .* No such file"),
     ],
 )
-def test_a_file_that_is_wrong_is_one_line(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+def test_wrong_file_is_one_line(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -44,7 +44,7 @@ def test_a_file_that_is_wrong_is_one_line(tmp_path: Path, name: str, text: str |
     assert "\n" not in str(caught.value)
 
 
-def test_plain_yaml_values_are_as_on_the_command_line(tmp_path: Path) -> None:
+def test_yaml_values_equal_command_line_values(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(
         'base: &base {model.rate: 1e-3}\n<<: *base\nmodel.bias: FALSE\nmodel.name: "False"\nmodel.norm: no\n'
         "model.units: [.25, 1E-3]\nmodel.data_sharding: none\ntrainer.keep_best: ~\nmodel.day: 2020-01-01\n"

@@ -1,4 +1,4 @@
-"""Tests of what a configuration is written as, and of what can be read back."""
+"""The saved form of a configuration, and what can be read back."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load_text(tmp_path: Path, text: str) -> Config:
     return Config.load(path)
 
 
-def test_a_config_reads_back(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     own = {
         "own.fn": keep_all,
         "own.make": Maker.make,
@@ -107,7 +107,7 @@ SPREAD = {
         ),
     ],
 )
-def test_what_has_no_name_is_written_but_not_read(tmp_path: Path, value: Any, written: Any) -> None:
+def test_unnamed_functions_are_written_but_not_read(tmp_path: Path, value: Any, written: Any) -> None:
     config = Config({"own": value})
     assert config.to_plain() == {"own": written, FUNCTIONS_KEY: ["own"]}
     with pytest.raises(ConfigError, match=r"own: .* cannot be read back") as caught:
@@ -145,7 +145,7 @@ def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (None, "cannot be read: No such file"),
     ],
 )
-def test_files_that_are_wrong(tmp_path: Path, text: bytes | None, message: str) -> None:
+def test_wrong_files(tmp_path: Path, text: bytes | None, message: str) -> None:
     if text is not None:
         (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -153,7 +153,7 @@ def test_files_that_are_wrong(tmp_path: Path, text: bytes | None, message: str) 
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
-def test_a_models_own_config_becomes_what_was_saved_of_it(tmp_path: Path) -> None:
+def test_restore_into_a_models_config(tmp_path: Path) -> None:
     """Objects without a name stay as they are, keys that were not set are unset, names are imported."""
 
     def made() -> Config:
@@ -175,7 +175,7 @@ def test_a_models_own_config_becomes_what_was_saved_of_it(tmp_path: Path) -> Non
     assert config["model.weight_decay.filter_fn"] is keep_all
 
 
-def test_what_cannot_be_restored_leaves_the_config_as_it_was(tmp_path: Path) -> None:
+def test_failed_restore_changes_nothing(tmp_path: Path) -> None:
     Config({**REQUIRED, "own.fn": lambda x: x + 2}).save(tmp_path)
     other = Config({**REQUIRED, "own.fn": 3})
     with pytest.raises(ConfigError, match=r"config.json: own.fn: .* cannot be read back"):

@@ -1,4 +1,4 @@
-"""Tests of the keys that prototrain reads: types, defaults, bounds and messages."""
+"""The keys of prototrain: types, defaults, bounds and messages."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_each_kind_of_key(key: str, default: Any, good: Any, wrong: Any) -> None
     assert config[key] == good
 
 
-def test_every_default_is_a_good_value() -> None:
+def test_defaults_are_valid() -> None:
     for key, spec in SCHEMA.items():
         if spec.default is not UNSET:
             assert Config({key: spec.default})[key] == spec.default, key
@@ -156,7 +156,7 @@ def test_conversions(key: str, value: Any, stored: Any) -> None:
         assert [type(x) for x in result] == [type(x) for x in stored]
 
 
-def test_function_references_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_function_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config_test_raises.py").write_text("raise RuntimeError('not today')")
     (tmp_path / "config_test_exits.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(str(tmp_path))

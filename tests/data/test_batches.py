@@ -45,7 +45,7 @@ def of(elements: Any) -> tf.data.Dataset:
         (5, "must give a tf.data.Dataset for 'trn', not int"),
     ],
 )
-def test_only_dicts_of_tensors_are_taken(dataset: Any, message: str | None) -> None:
+def test_only_dicts_of_tensors_are_accepted(dataset: Any, message: str | None) -> None:
     if message is None:
         assert check_dataset(dataset, "trn") is dataset
         return
@@ -65,7 +65,7 @@ def test_paths() -> None:
 
 
 @pytest.mark.parametrize("names", [[*by_path(NESTED)], [*NESTED], ["user/age", "user/pair/1", "user/pair/0"], ["step"]])
-def test_a_part_of_a_batch_is_made_of_paths(names: list[str]) -> None:
+def test_from_paths(names: list[str]) -> None:
     made = from_paths({name: at_path(NESTED, name) for name in names}, NESTED)
     for path, value in by_path(made).items():
         assert at_path(NESTED, path) is value
@@ -73,7 +73,7 @@ def test_a_part_of_a_batch_is_made_of_paths(names: list[str]) -> None:
     assert by_path(made).keys() == wanted
 
 
-def test_the_number_of_examples_is_that_of_the_first_tensor_that_has_any() -> None:
+def test_batch_size_is_that_of_the_first_tensor() -> None:
     assert int(batch_size({"s": tf.constant(1.0), "x": {"s": tf.constant(1), "y": (tf.zeros([3, 2]),)}})) == 3
     assert int(batch_size({"x": {"r": tf.ragged.constant([[1], [2, 3]])}})) == 2
     assert int(batch_size({"x": {"s": tf.sparse.from_dense(tf.eye(5))}})) == 5
@@ -81,7 +81,7 @@ def test_the_number_of_examples_is_that_of_the_first_tensor_that_has_any() -> No
         batch_size({"x": tf.constant(1.0), "y": {"z": tf.constant(2.0)}})
 
 
-def test_dividing_keeps_the_structure() -> None:
+def test_splitting_keeps_the_structure() -> None:
     ragged, sparse = tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense(tf.eye(2))
     batch = {"x": {"r": ragged, "pair": (tf.constant([[1], [2]]), tf.constant(7))}, "s": sparse}
     parts = split_batch(batch, 2)
@@ -92,7 +92,7 @@ def test_dividing_keeps_the_structure() -> None:
     assert first_part(batch, 2)["x"]["pair"][0].numpy().tolist() == [[1]]
 
 
-def test_less_data() -> None:
+def test_limited_data() -> None:
     def datasets() -> dict[str, tf.data.Dataset]:
         return {"trn": tf.data.Dataset.range(10).shuffle(10).batch(4), "vld": tf.data.Dataset.range(10).batch(3)}
 

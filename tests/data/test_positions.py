@@ -1,4 +1,4 @@
-"""Positions in the training data: saved, restored, gone back to, and what a restore says of changed data."""
+"""Positions in the training data: saving, restoring, replaying and changed data."""
 
 from __future__ import annotations
 
@@ -85,19 +85,19 @@ REPLAY: dict[str, Callable[[], D]] = {
 
 # At 6 and 13, TensorFlow has dropped the end of a pass over the shuffle, and has not begun the next one.
 @pytest.mark.parametrize("make", ITERATOR.values(), ids=ITERATOR)
-def test_an_iterator_is_exact(make: Callable[[], D], tmp_path: Path) -> None:
+def test_iterator_is_exact(make: Callable[[], D], tmp_path: Path) -> None:
     assert assert_exact(make, tmp_path, (0, 1, 4, 6, 7, 13), 14).mode == "iterator"
 
 
 @pytest.mark.parametrize("make", REPLAY.values(), ids=REPLAY)
-def test_a_replay_is_exact(make: Callable[[], D], tmp_path: Path) -> None:
+def test_replay_is_exact(make: Callable[[], D], tmp_path: Path) -> None:
     assert assert_exact(make, tmp_path, (7,), 8).mode == "replay"
 
 
 # The state of an iterator.
 
 
-def test_a_state_that_is_not_whole_is_replaced_by_the_one_before(tmp_path: Path) -> None:
+def test_incomplete_state_is_replaced_by_an_earlier_one(tmp_path: Path) -> None:
     for examples, most in ((21, 0), (20, 6)):  # without and with a partial batch
         source, behind = data(lambda examples=examples: numbers(examples)), []  # type: ignore[misc]
         for _ in range(15):
@@ -106,7 +106,7 @@ def test_a_state_that_is_not_whole_is_replaced_by_the_one_before(tmp_path: Path)
         assert (max(behind) > 0) == (most > 0) and max(behind) <= most
 
 
-def test_a_state_does_not_change_with_its_iterator(tmp_path: Path) -> None:
+def test_state_is_a_copy(tmp_path: Path) -> None:
     dataset = D.range(20).shuffle(5, seed=3).repeat().batch(3).prefetch(2)
     iterator = iter(dataset)
     for _ in range(4):
@@ -120,7 +120,7 @@ def test_a_state_does_not_change_with_its_iterator(tmp_path: Path) -> None:
     assert [next(other).numpy().tolist() for _ in range(10)] == expected
 
 
-def test_whether_a_state_holds_the_generator_of_the_shuffle(tmp_path: Path) -> None:
+def test_state_with_and_without_shuffle_generator(tmp_path: Path) -> None:
     def holds(iterator: Any) -> bool:
         return holds_shuffle(write_state(str(tmp_path / "data"), iterator_state(iterator)))
 
@@ -148,7 +148,7 @@ def test_whether_a_state_holds_the_generator_of_the_shuffle(tmp_path: Path) -> N
         (D.range(3).prefetch(tf.data.AUTOTUNE).repeat(), PREFETCH),
     ],
 )
-def test_batches_are_made_ahead_once_and_a_buffer_has_a_length(dataset: Any, size: int) -> None:
+def test_prefetch_is_added_once(dataset: Any, size: int) -> None:
     found: Any = prefetched(dataset, 5)
     assert found.cardinality() == dataset.cardinality()
     while name_of(found) != "_Prefetch":
@@ -159,7 +159,7 @@ def test_batches_are_made_ahead_once_and_a_buffer_has_a_length(dataset: Any, siz
 # Reading again.
 
 
-def test_a_stop_while_earlier_passes_are_read_keeps_the_place(tmp_path: Path) -> None:
+def test_stop_during_replay_keeps_the_position(tmp_path: Path) -> None:
     source = data(drawn)
     read(source, 5)
     meta = save(source, tmp_path / "0")
@@ -170,7 +170,7 @@ def test_a_stop_while_earlier_passes_are_read_keeps_the_place(tmp_path: Path) ->
     assert read(again, 4) == read(source, 4) and again.caveat is None
 
 
-def test_batches_that_differ_are_found_out(tmp_path: Path) -> None:
+def test_differing_batches_are_detected(tmp_path: Path) -> None:
     total = count()
     changing = lambda: generated(lambda: iter([next(total) for _ in range(16)]))  # noqa: E731
     source, lines = data(changing), list[str]()
@@ -180,7 +180,7 @@ def test_batches_that_differ_are_found_out(tmp_path: Path) -> None:
     assert any(line.startswith("WARNING: the training data did not repeat") for line in lines)
 
 
-def test_fewer_batches_are_found_out(tmp_path: Path) -> None:
+def test_missing_batches_are_detected(tmp_path: Path) -> None:
     length = [16]
     make = lambda: generated(lambda: iter(range(length[0])))  # noqa: E731
     source = data(make)
@@ -208,7 +208,7 @@ def in_any_order(examples: int) -> D:
         (D.range(8).batch(2), D.range(8).map(lambda x: tf.cast(x, tf.int32)).batch(2), "elements was"),
     ],
 )
-def test_other_data_is_refused_unless_that_is_allowed(before: D, after: D, words: str, tmp_path: Path) -> None:
+def test_changed_data_is_refused_unless_allowed(before: D, after: D, words: str, tmp_path: Path) -> None:
     def named(dataset: D) -> D:
         return dataset if isinstance(dataset.element_spec, dict) else dataset.map(lambda x: {"x": x})
 
@@ -223,12 +223,12 @@ def test_other_data_is_refused_unless_that_is_allowed(before: D, after: D, words
     assert "a new pass begins" in str(allowed.caveat) and len(read(allowed, 1)) == 1
 
 
-def test_a_restart_takes_other_data(tmp_path: Path) -> None:
+def test_restart_accepts_changed_data(tmp_path: Path) -> None:
     again = resume(lambda: in_any_order(10), tmp_path / "0", save(data(lambda: in_any_order(8)), tmp_path / "0"))
     assert "starts again: ParallelMap has deterministic=False" in str(again.caveat)
 
 
-def test_a_run_that_went_on_with_other_data_is_resumed_exactly(tmp_path: Path) -> None:
+def test_run_with_allowed_changes_resumes_exactly(tmp_path: Path) -> None:
     before = data(numbers)
     read(before, 3)
     source = data(lambda: numbers(23))
@@ -258,7 +258,7 @@ def of_grain() -> Any:
     ],
     ids=["lines", "grain", "by index"],
 )
-def test_other_content_of_the_same_length_shows_in_the_first_batch(
+def test_changed_content_is_detected_in_the_first_batch(
     make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

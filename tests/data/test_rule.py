@@ -1,4 +1,4 @@
-"""The rule that chooses the position of each kind of pipeline."""
+"""The rule that chooses the data position of a pipeline."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_other_modes(mode: str, make: Make, why: str) -> None:
     assert re.search(why, source.reason), source.reason
 
 
-def test_the_key_overrides_the_rule() -> None:
+def test_config_key_overrides_the_rule() -> None:
     for mode in ("iterator", "replay", "restart"):
         assert data_of(lambda: numbers().shuffle(3).shuffle(2), mode).mode == mode
     for make in (generated, lambda: numbers().cache("kept")):
@@ -134,11 +134,11 @@ def test_the_key_overrides_the_rule() -> None:
             data_of(make, "iterator")
 
 
-def test_the_table_is_short() -> None:
+def test_documented_table_is_short() -> None:
     assert len(PLAIN) <= 30
 
 
-def test_a_shuffle_without_a_seed_is_not_repeated() -> None:
+def test_unseeded_shuffle_restarts() -> None:
     tf.random.set_seed(None)
     made = numbers().shuffle(3)
     assert data_of(lambda: made).describe().startswith("restart (it is shuffled without a seed")
@@ -153,7 +153,7 @@ def test_a_shuffle_without_a_seed_is_not_repeated() -> None:
         (lambda: numbers().shuffle(3, seed=1), r"Batch\(2, .* is gone"),
     ],
 )
-def test_another_stage_is_named(other: Make, words: str) -> None:
+def test_changed_stage_is_named(other: Make, words: str) -> None:
     def described(dataset: tf.data.Dataset) -> list[str]:
         return list(describe_pipeline(dataset)["stages"])
 

@@ -1,4 +1,4 @@
-"""How `datasets()` is called: for passes, under seeds, for workers, with files that move."""
+"""Calls of `datasets()`: passes, seeds, workers and moved files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prototrain.data.iterator import OTHER_SIZES, DataIterator
 from prototrain.data.pipeline import describe_pipeline
 from prototrain.data.source import Share, for_worker, shared_out
 from prototrain.errors import CheckpointError, ConfigError, DataError
-from prototrain.system import waiting
+from prototrain.system import terminal
 from tests.data.reading import data, read, resume, save
 from tests.data.test_positions import SPEC, Flow, generated, rows
 
@@ -30,14 +30,14 @@ X = {"x": ("float32", [])}
 
 
 @pytest.mark.parametrize("make", [lambda: rows().batch(4), lambda: rows().shuffle(8).batch(4)])
-def test_python_data_is_made_once_for_all_passes(make: Callable[[], D]) -> None:
+def test_python_data_is_built_once(make: Callable[[], D]) -> None:
     calls: list[int] = []
     source = data(lambda: (calls.append(1), make())[1])
     found = read(source, 12)
     assert len(calls) == 2 and len({str(found[begin : begin + 2]) for begin in (0, 2, 4)}) in (1, 3)
 
 
-def test_a_flow_is_reset_once_and_then_continues() -> None:
+def test_dataflow_is_reset_once() -> None:
     flows: list[Flow] = []
 
     def make() -> D:
@@ -81,8 +81,8 @@ def test_validation_examples_are_never_trained_on(make: Callable[[], dict[str, D
 # The first batch.
 
 
-def test_a_first_batch_that_takes_long_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.01)
+def test_slow_first_batch_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "PATIENCE_SECONDS", 0.01)
     go_on = threading.Event()
     lines: list[str] = []
 
@@ -99,7 +99,7 @@ def test_a_first_batch_that_takes_long_is_waited_for_aloud(monkeypatch: pytest.M
     assert "waiting for the first batch of the training data ..." in lines
 
 
-def test_a_first_batch_that_fails_says_so() -> None:
+def test_failing_first_batch_is_an_error() -> None:
     def generate() -> Iterator[int]:
         raise ValueError("no such table")
         yield 1
@@ -108,7 +108,7 @@ def test_a_first_batch_that_fails_says_so() -> None:
         data(lambda: generated(generate))
 
 
-def test_data_that_the_run_itself_makes() -> None:
+def test_live_data() -> None:
     ready = threading.Event()
 
     class Played:
@@ -163,7 +163,7 @@ def share_of(names: list[str], share: Share, shuffle: int = 1) -> DataIterator:
         (lambda worker: "", "files", None),
     ],
 )
-def test_datasets_that_take_a_worker(make: Callable[..., Any], sharding: str, given: Any) -> None:
+def test_datasets_with_a_worker_argument(make: Callable[..., Any], sharding: str, given: Any) -> None:
     share = Share(1, 2, sharding)
     if given is not None:
         assert for_worker(make, share)() == given
@@ -173,7 +173,7 @@ def test_datasets_that_take_a_worker(make: Callable[..., Any], sharding: str, gi
     assert for_worker(make, Share(sharding=sharding))() == ""  # type: ignore[comparison-overlap]
 
 
-def test_files_are_divided_and_each_share_repeats(tmp_path: Path) -> None:
+def test_files_are_divided_among_workers(tmp_path: Path) -> None:
     names = text_files(tmp_path)
     first, second = (read(share_of(names, Share(index, 2, "files")), 9) for index in range(2))
     files = [{line[:1] for batch in batches for line in batch} for batches in (first, second)]
@@ -184,7 +184,7 @@ def test_files_are_divided_and_each_share_repeats(tmp_path: Path) -> None:
         shared_out({"trn": D.range(9).batch(3)}, Share(0, 2, "files"), 3)
 
 
-def test_a_worker_reads_its_own_share_again_up_to_the_place_of_the_chief(tmp_path: Path) -> None:
+def test_worker_replays_its_share(tmp_path: Path) -> None:
     names, share = text_files(tmp_path), Share(1, 2, "files")
     whole = read(share_of(names, share, shuffle=8), 14)
     chiefs = share_of(names, Share(0, 2, "files"), shuffle=8)
@@ -244,7 +244,7 @@ Make = Callable[[Path], D]
 
 
 @pytest.mark.parametrize("make", [by_index, shuffled_files, one_after_the_other, in_turns])
-def test_files_that_were_moved(make: Make, tmp_path: Path) -> None:
+def test_moved_files(make: Make, tmp_path: Path) -> None:
     there, here = write(tmp_path / "there"), tmp_path / "a" / "here"
     before = data(lambda: make(there))
     read(before, 6)
@@ -260,7 +260,7 @@ def test_files_that_were_moved(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [by_index, shuffled_files, one_after_the_other, in_turns])
-def test_files_of_other_sizes_are_said(make: Make, tmp_path: Path) -> None:
+def test_changed_file_sizes_are_reported(make: Make, tmp_path: Path) -> None:
     there = write(tmp_path / "there")
     before = data(lambda: make(there))
     read(before, 6)
@@ -270,7 +270,7 @@ def test_files_of_other_sizes_are_said(make: Make, tmp_path: Path) -> None:
     assert after.caveat == OTHER_SIZES and after.offset == 6  # a record may have been repaired
 
 
-def test_texts_are_no_names(tmp_path: Path) -> None:
+def test_strings_are_not_file_names(tmp_path: Path) -> None:
     there = write(tmp_path / "there")
     found = {
         describe_pipeline(D.from_tensor_slices(texts))["file names"]

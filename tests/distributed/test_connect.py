@@ -17,7 +17,7 @@ def addresses(count: int) -> tuple[str, ...]:
     return found
 
 
-def test_workers_meet_at_the_chief_and_others_are_not_let_in() -> None:
+def test_workers_connect_to_the_chief_and_strangers_are_refused() -> None:
     ours = addresses(3)
     other_run = (ours[0], *addresses(2))
     with ThreadPoolExecutor(4) as pool:
@@ -29,13 +29,13 @@ def test_workers_meet_at_the_chief_and_others_are_not_let_in() -> None:
             stranger.result()
 
 
-def test_whoever_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_workers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     ours = addresses(2)
     with pytest.raises(ClusterError, match=rf"worker 1 \({ours[1]}\) did not come within 2\.5 seconds"):
         meet(Worker(0, 2, ours), 2.5)
     assert f"waiting for worker 1 ({ours[1]}) to start" in capsys.readouterr().out
 
 
-def test_a_port_that_is_taken() -> None:
+def test_port_in_use() -> None:
     with socket.create_server(("", 0)) as taken, pytest.raises(ClusterError, match="cannot listen at"):
         meet(Worker(0, 2, (f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1")), 1.0)

@@ -1,4 +1,4 @@
-"""Workers on Ray, in processes: what they compute, and what happens when one is lost, fails, or the run is stopped."""
+"""Workers on Ray: results, lost and failing workers, and a stop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def losses(directory: Path) -> dict[int, float]:
 
 
 @pytest.mark.drill
-def test_workers_that_are_lost_and_a_stop_change_nothing_and_leave_nothing_behind(tmp_path: Path) -> None:
+def test_lost_workers_and_a_stop_change_no_result(tmp_path: Path) -> None:
     """One worker is killed, after the restart one is stopped (SIGSTOP), and after the next Ctrl-C is pressed."""
     directory = tmp_path / "run"
     process = start(directory, 2, 1_000_000, "SIGKILL", 15, "SIGSTOP", 35)
@@ -66,7 +66,7 @@ def test_workers_that_are_lost_and_a_stop_change_nothing_and_leave_nothing_behin
 
 
 @pytest.mark.slow
-def test_an_error_of_the_user_ends_the_run(tmp_path: Path) -> None:
+def test_user_error_ends_the_run(tmp_path: Path) -> None:
     code, output = finish(start(tmp_path / "run", 2, 1000, "fail", 15))
     assert code == 1
     assert "ClusterError: worker 1 (" in output and "failed: RuntimeError: a callback failed" in output

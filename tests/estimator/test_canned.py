@@ -1,4 +1,4 @@
-"""Ready-made estimators train, export along with their evaluations, and do not export twice."""
+"""Canned estimators train and export, and do not export twice."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Fake:
         return str(place)
 
 
-def test_which_evaluations_are_exported(tmp_path: Path) -> None:
+def test_exporters(tmp_path: Path) -> None:
     def run(max_steps: int, losses: list[float]) -> list[Any]:
         trainer = CountingTrainer(experiment=tmp_path / "run")
 
@@ -151,7 +151,7 @@ def test_optimizers_by_name() -> None:
         chosen_optimizer("AdamW2", 0.1)
 
 
-def test_a_warm_start_chooses(tmp_path: Path) -> None:
+def test_warm_start_settings(tmp_path: Path) -> None:
     columns = [size, feature_column.indicator_column(kind)]
     first = estimator.DNNRegressor([4], columns, tmp_path / "first").train(data, steps=1)
     bias = "dnn/hiddenlayer_0/bias"

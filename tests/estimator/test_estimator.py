@@ -1,4 +1,4 @@
-"""Programs of `tf.estimator` train, go on, evaluate, predict and are exported."""
+"""Programs of `tf.estimator` train, resume, evaluate, predict and export."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def test_every_example_counts_once(trained: Estimator) -> None:
     assert charts == {"summaries", "trn", "eval", "eval_part"}  # that of the config stands above
 
 
-def test_predictions_come_in_the_form_that_is_asked_for(trained: Estimator) -> None:
+def test_forms_of_predictions(trained: Estimator) -> None:
     batch = next(trained.predict(partial(named, 7), predict_keys=["class"], yield_single_examples=False))
     assert set(batch) == {"class"} and batch["class"].shape == (7,)
     first = list(islice(trained.predict(lambda: endless().map(lambda features, labels: features)), 3))
     assert [one["logits"].shape for one in first] == [(2,)] * 3
 
 
-def test_checkpoints_are_read_by_name(trained: Estimator) -> None:
+def test_get_variable_value(trained: Estimator) -> None:
     names = trained.get_variable_names()
     assert {"global_step", "dense/kernel", "logits/bias", "optimizer/iteration"} <= set(names)
     assert not any(name.startswith(("accuracy", "adagrad")) for name in names)
@@ -86,7 +86,7 @@ def test_checkpoints_are_read_by_name(trained: Estimator) -> None:
 
 
 @pytest.mark.usefixtures("forked_exports")
-def test_an_export_gives_what_the_model_gives(trained: Estimator, tmp_path: Path) -> None:
+def test_export_equals_the_model(trained: Estimator, tmp_path: Path) -> None:
     spec = {name: tf.io.FixedLenFeature([], tf.float32) for name in "ab"}
     place = trained.export_saved_model(tmp_path, estimator.build_parsing_serving_input_receiver_fn(spec))
     assert Path(place).parent == tmp_path and Path(place).name.isdecimal()
@@ -106,7 +106,7 @@ def scalars(directory: Any) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if name != "time"} for row in rows]
 
 
-def test_a_stopped_run_ends_in_the_same_bits(tmp_path: Path) -> None:
+def test_resumed_run_is_exact(tmp_path: Path) -> None:
     """On several towers, also of a metric in the `model_fn`, which adds up while training."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     config = RunConfig(save_summary_steps=5, save_checkpoints_steps=20, train_distribute=strategy)
@@ -121,7 +121,7 @@ def test_a_stopped_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     assert 0 <= scalars(straight)[-1]["trn/accuracy"] <= 1 and scalars(stopped) == scalars(straight)
 
 
-def test_steps_are_added_and_max_steps_are_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_and_max_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = Estimator(linear_fn, tmp_path)
     for arguments, step in (({"steps": 3}, 3), ({"steps": 2}, 5), ({"max_steps": 6}, 6), ({"max_steps": 6}, 6)):
         line.train(lambda: plain().repeat(), hooks=None, **arguments)
@@ -129,7 +129,7 @@ def test_steps_are_added_and_max_steps_are_reached(tmp_path: Path, capsys: pytes
     assert f"nothing to train: {tmp_path} is at step 6 of 6" in capsys.readouterr().out
 
 
-def test_the_end_of_the_data_is_the_end_of_the_training(tmp_path: Path) -> None:
+def test_end_of_data_ends_training(tmp_path: Path) -> None:
     line = Estimator(linear_fn, tmp_path, RunConfig(save_summary_steps=0, log_step_count_steps=None))
     assert line.config.model_dir == line.model_dir == str(tmp_path)
     for end in (7, 14):
@@ -140,14 +140,14 @@ def test_the_end_of_the_data_is_the_end_of_the_training(tmp_path: Path) -> None:
     assert np.shape(first) == ()
 
 
-def test_what_a_partial_was_given_stays() -> None:
+def test_partial_model_fn() -> None:
     def input_fn(mode: str, params: Any) -> Any:
         return mode, params
 
     assert calling(partial(input_fn, params=1), "input_fn", mode=None, params={})(mode="eval") == ("eval", 1)
 
 
-def test_training_and_evaluating_is_one_run(tmp_path: Path) -> None:
+def test_train_and_evaluate_is_one_run(tmp_path: Path) -> None:
     both = classifier(tmp_path)
     spec = EvalSpec(named, steps=None, name="all", start_delay_secs=0, throttle_secs=0)
     measured, exports = estimator.train_and_evaluate(both, TrainSpec(endless, max_steps=45), spec)
@@ -159,7 +159,7 @@ def test_training_and_evaluating_is_one_run(tmp_path: Path) -> None:
     assert again == measured
 
 
-def test_training_may_make_more_optimizers_than_evaluating(tmp_path: Path) -> None:
+def test_optimizers_only_in_train_mode(tmp_path: Path) -> None:
     def two(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         spec = linear_fn(features, labels, mode)
         if mode == ModeKeys.TRAIN:
@@ -171,7 +171,7 @@ def test_training_may_make_more_optimizers_than_evaluating(tmp_path: Path) -> No
     assert measured["global_step"] == 2
 
 
-def test_evaluations_keep_their_distance() -> None:
+def test_evaluation_throttling() -> None:
     trainer, found = CountingTrainer(), []
 
     class Built:
@@ -189,7 +189,7 @@ def test_evaluations_keep_their_distance() -> None:
     assert found == [2, 5, 6]
 
 
-def test_an_optimizer_spec_says_how(tmp_path: Path) -> None:
+def test_optimizer_spec(tmp_path: Path) -> None:
     def build(features: Any, labels: Any, mode: str, params: Any, config: RunConfig) -> EstimatorSpec:
         spec = linear_fn(features, labels, mode)
         processors = [lambda pairs: [(gradient * 0 + 1.0, variable) for gradient, variable in pairs]]
@@ -201,15 +201,13 @@ def test_an_optimizer_spec_says_how(tmp_path: Path) -> None:
     np.testing.assert_array_equal(line.get_variable_value("line/bias"), [0.0])
 
 
-def test_a_warm_start_takes_over_another_run(
-    trained: Estimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warm_start_from_another_run(trained: Estimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     warm = classifier(".", warm_start_from=trained.model_dir).train(lambda: named(70), steps=1)
     assert warm.evaluate(named)["accuracy"] > 0.8
 
 
-def test_without_a_directory_there_is_a_temporary_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_temporary_model_dir(capsys: pytest.CaptureFixture[str]) -> None:
     made = Estimator(linear_fn, model_dir="")
     assert made.model_dir in capsys.readouterr().out
     assert Path(made.model_dir).is_dir() and made.latest_checkpoint() is None
@@ -235,7 +233,7 @@ def decaying(how: str) -> Callable[..., EstimatorSpec]:
     return model_fn
 
 
-def test_weight_decay_by_collections_of_tensorflow_1(tmp_path: Path) -> None:
+def test_tensorflow_1_regularization_losses(tmp_path: Path) -> None:
     found = {}
     for how in ("keras", "sum", "regularization_loss"):
         there = Estimator(decaying(how), tmp_path / how).train(plain, steps=2)
@@ -249,7 +247,7 @@ def test_weight_decay_by_collections_of_tensorflow_1(tmp_path: Path) -> None:
     assert evaluated["loss"] == pytest.approx(Estimator(decaying("sum"), tmp_path / "keras").evaluate(plain)["loss"])
 
 
-def test_metrics_of_the_training_count_the_recorded_steps_only(tmp_path: Path) -> None:
+def test_train_metrics_use_recorded_steps_only(tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         steps = keras.metrics.Sum(name="steps")
         steps.update_state(1.0)

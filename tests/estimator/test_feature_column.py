@@ -1,4 +1,4 @@
-"""Feature columns give the numbers of `tf.feature_column`, which TensorFlow still has and nothing feeds any more."""
+"""Feature columns equal those of `tf.feature_column`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def made_by(module: Any, file: Path) -> list[Any]:
     return [m.numeric_column("age"), pair, bucketized, pairs, *map(m.indicator_column, categorical)]
 
 
-def test_they_give_what_tensorflow_gives(tmp_path: Path) -> None:
+def test_columns_equal_tensorflow(tmp_path: Path) -> None:
     file = tmp_path / "words"
     file.write_text("a\nb\nc\n")
     for mine, theirs in zip(made_by(feature_column, file), made_by(tf.feature_column, file), strict=True):
@@ -57,7 +57,7 @@ def test_they_give_what_tensorflow_gives(tmp_path: Path) -> None:
         assert (mine.name, mine.parse_spec) == (theirs.name, theirs.parse_example_spec)
 
 
-def test_sparse_features_are_as_good_and_nothing_is_nothing() -> None:
+def test_sparse_and_empty_features() -> None:
     words = FEATURES["words"]
     sparse = tf.sparse.from_dense(words)
     column = feature_column.categorical_column_with_vocabulary_list("words", ["a", "b", "c"])
@@ -117,6 +117,6 @@ def test_messages() -> None:
             wrong()
 
 
-def test_a_number_outside_of_an_identity_is_an_error() -> None:
+def test_identity_column_out_of_range() -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="number has values outside of 0 to 2"):
         feature_column.categorical_column_with_identity("number", 3).ids(FEATURES)

@@ -1,4 +1,4 @@
-"""Heads give the losses, metrics and predictions of `tf.estimator`; the numbers are those of its own documentation."""
+"""Losses, metrics and predictions of heads equal the documented ones of `tf.estimator`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measured(head: Any, features: Any, logits: Any, labels: Any, *losses: Any) -
     return {"loss": float(spec.loss)} | {name: float(metric.result()) for name, metric in spec.eval_metric_ops.items()}
 
 
-def test_two_classes() -> None:
+def test_binary_class_head() -> None:
     found = measured(BinaryClassHead(thresholds=[0.25]), {}, LOGITS, [1, 1])
     assert found == pytest.approx(
         {"loss": 20.5, "average_loss": 20.5, "accuracy": 0.5, "accuracy_baseline": 1, "auc": 0}
@@ -71,7 +71,7 @@ def test_weights_and_reductions() -> None:
     assert found["loss"] == pytest.approx(3.0)
 
 
-def test_long_sums_keep_their_digits() -> None:
+def test_long_sums_are_exact() -> None:
     """In float32, 2**24 + 1 is 2**24."""
     metric = RegressionHead().metrics({}, tf.constant([[2.0**12]]), [0.0])["average_loss"]
     for value in [1.0] * 7:
@@ -79,7 +79,7 @@ def test_long_sums_keep_their_digits() -> None:
     assert float(metric.result()) == 2**21 + 7 / 8
 
 
-def test_several_classes() -> None:
+def test_multi_class_head() -> None:
     found = measured(MultiClassHead(3), {}, THREE, tf.constant([1, 1]))
     assert found == pytest.approx({"loss": 5.0, "average_loss": 5.0, "accuracy": 0.5}, abs=1e-3)
     spec = MultiClassHead(3, label_vocabulary=["a", "b", "c"]).create_estimator_spec({}, ModeKeys.PREDICT, THREE)
@@ -92,7 +92,7 @@ def test_several_classes() -> None:
     assert outputs["predict"]["classes"].numpy().tolist() == [[b"a"], [b"b"]]
 
 
-def test_numbers() -> None:
+def test_regression_head() -> None:
     logits = tf.constant([[1.0, 2.0], [3.0, 5.0]])
     found = measured(RegressionHead(2), {}, logits, [[0, 2], [3, 3]])
     assert found == pytest.approx({"loss": 1.25, "average_loss": 1.25, "prediction/mean": 2.75, "label/mean": 2})
@@ -104,7 +104,7 @@ def test_numbers() -> None:
     assert float(PoissonRegressionHead().loss([2], tf.constant([[0.5]]))) == pytest.approx(float(expected[0, 0]))
 
 
-def test_what_trains_it() -> None:
+def test_optimizers_of_a_head() -> None:
     optimizer, weights = keras.optimizers.SGD(0.1), [keras.Variable(1.0)]
     head = BinaryClassHead()
     spec = head.create_estimator_spec({}, ModeKeys.TRAIN, LOGITS, [1, 0], optimizer, weights)
@@ -134,7 +134,7 @@ def test_messages(message: str) -> None:
         CASES[message]()
 
 
-def test_a_wrong_label_in_a_traced_step() -> None:
+def test_wrong_label_in_a_traced_step() -> None:
     loss = tf.function(lambda labels: HEAD.loss(labels, LOGITS))
     np.testing.assert_allclose(loss(tf.constant([1, 1])), 20.5)
     with pytest.raises(tf.errors.InvalidArgumentError, match="labels must be from 0 to 1"):
@@ -146,7 +146,7 @@ LABELS = tf.constant([[1, 0], [1, 1]], tf.int64)
 CLASSES = ["low", "high"]
 
 
-def test_several_labels() -> None:
+def test_multi_label_head() -> None:
     found = measured(MultiLabelHead(2), {}, BOTH, LABELS)
     assert found == pytest.approx(
         {"loss": 8.75, "average_loss": 8.75, "auc": 0.1667, "auc_precision_recall": 0.6023}, abs=1e-3
@@ -163,7 +163,7 @@ def test_several_labels() -> None:
     assert weighted["accuracy/positive_threshold_0.5"] == pytest.approx(1 / 3)
 
 
-def test_kinds_of_several_labels() -> None:
+def test_formats_of_multi_labels() -> None:
     sparse = tf.SparseTensor([[0, 0], [1, 0], [1, 1]], ["low", "low", "high"], [2, 2])
     numbers = tf.RaggedTensor.from_row_lengths([0, 0, 1], [1, 2])
     head = MultiLabelHead(2, label_vocabulary=CLASSES)
@@ -187,7 +187,7 @@ def test_kinds_of_several_labels() -> None:
             call()
 
 
-def test_a_sum_is_that_of_all_towers() -> None:
+def test_sum_reduction_over_towers() -> None:
     head = MultiLabelHead(2, loss_reduction="sum")
     modes = (ModeKeys.TRAIN, ModeKeys.EVAL)
     alone = [float(head.loss(LABELS, BOTH, mode=mode)) for mode in modes]
@@ -214,7 +214,7 @@ def two_optimizers(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     return head.create_estimator_spec(features, mode, logits, labels, optimizers)
 
 
-def test_two_optimizers_on_two_towers_are_one_on_both_batches(tmp_path: Path) -> None:
+def test_two_optimizers_on_two_towers(tmp_path: Path) -> None:
     def read(size: int) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices((POINTS, POINTS.sum(1))).batch(size).repeat()
 

@@ -1,4 +1,4 @@
-"""Hooks: callbacks, and objects that look like a `SessionRunHook`."""
+"""Hooks: callbacks, and objects with the methods of a `SessionRunHook`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Noting(SessionRunHook):
         self.calls.append(("end", None))
 
 
-def test_a_hook_is_called_around_each_step() -> None:
+def test_hook_is_called_around_each_step() -> None:
     calls: Calls = []
     trainer = CountingTrainer()
     trainer.train(as_callbacks([Noting(calls)]), max_steps=9)
@@ -45,7 +45,7 @@ def test_a_hook_is_called_around_each_step() -> None:
     assert trainer.global_step == 2
 
 
-def test_a_hook_needs_no_base_and_no_method_of_each_step() -> None:
+def test_hook_without_base_class() -> None:
     class Around:
         began = ended = 0
 
@@ -62,7 +62,7 @@ def test_a_hook_needs_no_base_and_no_method_of_each_step() -> None:
     assert (around.began, around.ended) == (1, 1)
 
 
-def test_a_hook_does_not_end_after_a_failure() -> None:
+def test_hook_end_is_not_called_after_a_failure() -> None:
     calls: Calls = []
     with pytest.raises(CallbackError, match=r"Noting.before_run asks for 'los', .* name some of loss, global_step"):
         CountingTrainer().train(as_callbacks([Noting(calls, "los")]), max_steps=9)
@@ -98,12 +98,12 @@ class OfTensorFlow(SessionRunHook):
         ("loss", "str is neither a callback nor a SessionRunHook"),
     ],
 )
-def test_what_cannot_work_says_so(hook: Any, message: str) -> None:
+def test_errors(hook: Any, message: str) -> None:
     with pytest.raises(CallbackError, match=message):
         CountingTrainer().train(as_callbacks([hook]), max_steps=2)
 
 
-def test_a_logging_hook_needs_one_interval() -> None:
+def test_logging_hook_needs_one_interval() -> None:
     for arguments in ({}, {"every_n_iter": 1, "every_n_secs": 1.0}):
         with pytest.raises(CallbackError, match="one of the two"):
             LoggingTensorHook(["loss"], **arguments)

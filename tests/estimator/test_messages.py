@@ -1,4 +1,4 @@
-"""What is wrong in a program is one clear line."""
+"""Mistakes in an Estimator program are one clear line."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ OF_MODEL_FN = {
 
 
 @pytest.mark.parametrize("message", OF_MODEL_FN)
-def test_of_model_fn(message: str, tmp_path: Path) -> None:
+def test_model_fn_errors(message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message):
         Estimator(returning(OF_MODEL_FN[message]), tmp_path).train(plain, steps=1)
 
 
-def test_an_error_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
+def test_user_errors_are_not_changed(tmp_path: Path) -> None:
     with pytest.raises(AttributeError):
         Estimator(returning(lambda mode, loss: "".nothing), tmp_path).train(plain, steps=1)  # type: ignore[attr-defined]
 
 
-def test_a_missing_key_names_what_the_batch_has(tmp_path: Path) -> None:
+def test_missing_key_lists_the_features(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"KeyError in build.*a batch has: features, labels"):
         Estimator(returning(lambda mode, loss: {}[mode]), tmp_path).train(plain, steps=1)
 
@@ -79,7 +79,7 @@ def test_a_missing_key_names_what_the_batch_has(tmp_path: Path) -> None:
         (lambda batch_size: plain(batch_size), "input_fn takes 'batch_size', which is none of mode, params, config"),
     ],
 )
-def test_of_input_fn(input_fn: Any, message: str, tmp_path: Path) -> None:
+def test_input_fn_errors(input_fn: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises((DataError, ModelError), match=message):
         Estimator(linear_fn, tmp_path).train(input_fn, steps=1)
 
@@ -112,12 +112,12 @@ OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("message", OF_SETTINGS)
-def test_of_settings(message: str, tmp_path: Path) -> None:
+def test_settings_errors(message: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, ModelError, CheckpointError), match=message):
         OF_SETTINGS[message](tmp_path)
 
 
-def test_of_use(tmp_path: Path) -> None:
+def test_usage_errors(tmp_path: Path) -> None:
     several: dict[str, Any] = {"a": {}, "b": {}}
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
@@ -156,7 +156,7 @@ def test_of_use(tmp_path: Path) -> None:
             wrong()
 
 
-def test_a_signal_to_save_does_not_end_a_program_between_two_runs(tmp_path: Path) -> None:
+def test_save_signal_between_two_runs(tmp_path: Path) -> None:
     handlers = []
 
     def input_fn() -> Any:
@@ -170,7 +170,7 @@ def test_a_signal_to_save_does_not_end_a_program_between_two_runs(tmp_path: Path
     assert len(handlers) == 2 and signal.SIG_DFL not in handlers
 
 
-def test_names_that_are_gone() -> None:
+def test_removed_names() -> None:
     for module, name, message in (
         (estimator, "TimeSeriesRegressor", "has no TimeSeriesRegressor: see the guide"),
         (estimator, "inputs", "has no inputs: return a tf.data.Dataset"),
@@ -186,6 +186,6 @@ def test_names_that_are_gone() -> None:
 
 
 @pytest.mark.parametrize("chosen", [[], [1]])
-def test_a_warm_start_of_nothing(chosen: Any) -> None:
+def test_warm_start_without_matches(chosen: Any) -> None:
     with pytest.raises(ConfigError, match="vars_to_warm_start takes regular expressions"):
         estimator.WarmStartSettings("somewhere", chosen)

@@ -1,4 +1,4 @@
-"""An estimator whose run, checkpoints, exports and vocabularies lie at URLs: nothing stays on this machine only."""
+"""Estimators with URLs for the run, checkpoints, exports and vocabularies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def names(url: str, first: str) -> set[str]:
     return {name.split("/", 1)[0] for name in Storage(f"{url}/{first}").listing()}
 
 
-def test_all_of_a_run_is_there(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_run_are_at_the_url(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_export(served: Any, place: Path) -> str:
         place.mkdir(parents=True)
         (place / "saved_model.pb").write_bytes(b"")
@@ -68,7 +68,7 @@ def test_all_of_a_run_is_there(url: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert np.abs(other.get_variable_value("logits/kernel") - kernel).max() < 0.5
 
 
-def test_two_names_of_one_model_directory(url: str) -> None:
+def test_two_names_of_one_model_dir(url: str) -> None:
     one = classifier(f"{url}/run")
     copied = estimator.Estimator(linear_fn, f"{url}/run/", config=one.config)
     assert copied.model_dir == one.model_dir

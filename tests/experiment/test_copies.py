@@ -1,4 +1,4 @@
-"""Modules imported from copies, which believe to be where they were."""
+"""Modules imported from copies of source files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_copies_are_imported_and_forgotten(place: Path) -> None:
+def test_import_and_forget_copies(place: Path) -> None:
     package, single = place / "outer_of_snapshot/package", place / "single_of_snapshot.py"
     name = "outer_of_snapshot.package"
     assert importlib.import_module(name).value == "now"
@@ -57,7 +57,7 @@ def test_copies_are_imported_and_forgotten(place: Path) -> None:
     assert not list((place / "copies").rglob("*.pyc"))
 
 
-def test_what_is_around_a_copy_may_be_gone(place: Path) -> None:
+def test_missing_neighbours_of_a_copy(place: Path) -> None:
     package = place / "outer_of_snapshot/package"
     shutil.rmtree(place / "outer_of_snapshot")
     with imported_from_copies({"outer_of_snapshot.package": (package, place / "copies/package")}):
@@ -66,7 +66,7 @@ def test_what_is_around_a_copy_may_be_gone(place: Path) -> None:
         importlib.import_module("outer_of_snapshot.package")
 
 
-def test_a_package_without_an_init(place: Path) -> None:
+def test_package_without_init(place: Path) -> None:
     package = place / "outer_of_snapshot/package"
     for path in (package, place / "copies/package"):
         (path / "__init__.py").unlink()

@@ -1,4 +1,4 @@
-"""The run directory: its lock, what it holds from the start, and what may be deleted."""
+"""The experiment directory: lock, files and deletion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_from_config_with_a_timestamp(tmp_path: Path) -> None:
     assert re.fullmatch(r"run-\d{8}-\d{6}", directory.name)
 
 
-def test_a_run_that_was_killed_gives_the_lock_back(experiment: Path) -> None:
+def test_lock_of_a_killed_run_is_released(experiment: Path) -> None:
     code = "import os, sys; from prototrain.experiment import Experiment; Experiment(sys.argv[1]).lock(); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code, str(experiment)], check=False).returncode == 9
     mine = Experiment(experiment)
@@ -35,13 +35,13 @@ def test_a_run_that_was_killed_gives_the_lock_back(experiment: Path) -> None:
     assert re.fullmatch(r"took over the lock of process \d+ on .*, which ended without giving it back", said)
 
 
-def test_a_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+def test_uncreatable_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ExperimentError, match=r"cannot use the experiment directory .*file/run: Not a directory"):
         Experiment(tmp_path / "file" / "run").lock()
 
 
-def test_what_a_run_leaves_at_its_start(experiment: Path, tmp_path: Path) -> None:
+def test_files_at_the_start(experiment: Path, tmp_path: Path) -> None:
     package = tmp_path / "package"
     (package / "sub").mkdir(parents=True)
     (package / "__init__.py").write_text("a = 1\n")
@@ -85,7 +85,7 @@ def test_delete_leaves_an_empty_locked_directory(experiment: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".git"])
-def test_a_directory_with_something_else_in_it_is_not_deleted(experiment: Path, name: str) -> None:
+def test_directory_with_other_files_is_not_deleted(experiment: Path, name: str) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=1)
     (experiment / name).write_text("mine")
     before = sorted(experiment.rglob("*"))
@@ -94,14 +94,14 @@ def test_a_directory_with_something_else_in_it_is_not_deleted(experiment: Path, 
     assert sorted(experiment.rglob("*")) == before
 
 
-def test_a_directory_that_is_no_experiment_is_not_deleted(tmp_path: Path) -> None:
+def test_other_directory_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     with pytest.raises(ExperimentError, match="does not look like an experiment"):
         Experiment(tmp_path).delete()
     assert (tmp_path / "source").exists()
 
 
-def test_a_link_is_not_followed(experiment: Path, tmp_path: Path) -> None:
+def test_link_is_not_followed(experiment: Path, tmp_path: Path) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=1)
     (tmp_path / "link").symlink_to(experiment)
     with pytest.raises(ExperimentError, match="it is a link"):
@@ -109,7 +109,7 @@ def test_a_link_is_not_followed(experiment: Path, tmp_path: Path) -> None:
     assert (experiment / "environment.json").exists()
 
 
-def test_a_run_in_progress_is_not_deleted(experiment: Path) -> None:
+def test_running_experiment_is_not_deleted(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=1)
     running = Experiment(experiment)
     running.lock()

@@ -1,4 +1,4 @@
-"""Leases of experiments at URLs: which run has one, and how another run takes over from one that was killed."""
+"""Leases of experiments at URLs: taking and taking over."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(storage: Storage, holder: Holder) -> None:
         (ELSEWHERE, ELSEWHERE._replace(held=False), 15, None),
     ],
 )
-def test_taking(
+def test_take(
     holder: Holder | None,
     later: Holder | None,
     waits: float,
@@ -71,7 +71,7 @@ def test_taking(
     assert sum(slept) == waits and len(said) == (1 if waits else 0)
 
 
-def test_of_two_at_the_same_time_one_keeps_it(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_of_two_gets_the_lease(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = Lease(storage), Lease(storage)
     first.take("this copy", print)
     write(storage, ELSEWHERE._replace(held=False))
@@ -88,9 +88,7 @@ def test_of_two_at_the_same_time_one_keeps_it(storage: Storage, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("content", [b"\xff", b'{"process": "x"}'])
-def test_a_damaged_lease_is_taken_over_after_the_wait(
-    content: bytes, storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_lease_is_taken_over(content: bytes, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     storage.write(LEASE, content)

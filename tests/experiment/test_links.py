@@ -1,4 +1,4 @@
-"""Links, pipes and odd names in an experiment that a stranger has made."""
+"""Links, pipes and odd names in an experiment directory from an untrusted source."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def train(experiment: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "target"), [(".lock", "file"), ("metrics.jsonl", "missing"), ("checkpoints/step-0000000007", "file")]
 )
-def test_a_link_out_of_it_is_refused_before_anything_is_written(
-    name: str, target: str, experiment: Path, theirs: Path
-) -> None:
+def test_link_out_of_the_directory_is_refused(name: str, target: str, experiment: Path, theirs: Path) -> None:
     (experiment / name).parent.mkdir(parents=True)
     (experiment / name).symlink_to(theirs / target)
     before, there = content(theirs), sorted(experiment.rglob("*"))
@@ -51,14 +49,14 @@ def test_a_link_out_of_it_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("name", [".lock", "summaries/events"])
-def test_a_pipe_is_not_waited_for(name: str, experiment: Path) -> None:
+def test_pipes_do_not_block(name: str, experiment: Path) -> None:
     (experiment / name).parent.mkdir(parents=True)
     os.mkfifo(experiment / name)
     with pytest.raises(ExperimentError, match="is a pipe"):
         train(experiment)
 
 
-def test_links_inside_do_no_harm_and_a_directory_may_be_one(experiment: Path) -> None:
+def test_inner_links_are_allowed(experiment: Path) -> None:
     (experiment / "checkpoints").mkdir(parents=True)
     (experiment / "checkpoints" / "latest").symlink_to("step-0000000002")
     link = experiment.with_name("link")
@@ -67,7 +65,7 @@ def test_links_inside_do_no_harm_and_a_directory_may_be_one(experiment: Path) ->
     assert (experiment / "checkpoints" / "latest" / "meta.json").is_file()
 
 
-def test_the_lock_is_no_link_inside(experiment: Path) -> None:
+def test_lock_must_not_be_a_link(experiment: Path) -> None:
     experiment.mkdir()
     (experiment / "other").write_text("kept\n")
     (experiment / ".lock").symlink_to("other")
@@ -82,7 +80,7 @@ def test_the_lock_is_no_link_inside(experiment: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [("metrics.jsonl", "link"), ("environment.json", "pipe"), ("train.log", "pipe")]
 )
-def test_what_reads_one_says_so_and_shows_the_others(
+def test_readers_skip_and_report_links(
     name: str, kind: str, tmp_path: Path, theirs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "all" / "good", part())
@@ -101,9 +99,7 @@ def test_what_reads_one_says_so_and_shows_the_others(
     assert "150 of 200" in said.out and str(bad / name) in said.err
 
 
-def test_names_of_strangers_do_not_reach_the_terminal_as_commands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_escaped_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b]0;owned\x07\r\nname"
     rows = [{"step": 1, "time": 1.0, f"trn/{evil}": 0.5, "trn/loss": 1.0}]
     reason = part(state="failed", reason=evil, changes=[[evil, evil, evil]])
@@ -122,7 +118,7 @@ def test_names_of_strangers_do_not_reach_the_terminal_as_commands(
 
 
 @pytest.mark.parametrize("name", ["a\0b", "n" * 256, "\u00e9" * 128, "fine/" + "n" * 300 + "/fine"])
-def test_names_that_no_directory_can_have(name: str, tmp_path: Path) -> None:
+def test_invalid_directory_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="name of a directory"):
         Experiment(tmp_path / name)
     assert Experiment("n" * 255).exists() is False

@@ -13,7 +13,7 @@ from prototrain.errors import ExperimentError
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 
 
-def test_one_has_it_at_a_time(tmp_path: Path) -> None:
+def test_lock_is_exclusive(tmp_path: Path) -> None:
     first, second = DirectoryLock(tmp_path / "run"), DirectoryLock(tmp_path / "run")
     path = tmp_path / "run" / LOCK
     assert not is_locked(path)
@@ -33,7 +33,7 @@ def test_one_has_it_at_a_time(tmp_path: Path) -> None:
     second.give_back()
 
 
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

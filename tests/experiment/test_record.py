@@ -1,4 +1,4 @@
-"""run.json: what every way out of a run leaves in it."""
+"""run.json after every way out of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("event", "state", "reason", "raised"), ENDS, ids=[f"{end[0]!r}" for end in ENDS])
-def test_every_way_out(
+def test_outcomes(
     event: BaseException | signal.Signals,
     state: str,
     reason: str,
@@ -62,7 +62,7 @@ def test_every_way_out(
     assert part.seconds is not None and part.start == "fresh" and list(part.callbacks) == ["At"]
 
 
-def test_a_run_says_that_it_is_under_way_and_where_from(experiment: Path) -> None:
+def test_running_state_and_host(experiment: Path) -> None:
     seen: list[list[Attempt]] = []
 
     class Look(Callback):
@@ -78,7 +78,7 @@ def test_a_run_says_that_it_is_under_way_and_where_from(experiment: Path) -> Non
     assert second.start == "resumed at step 2"
 
 
-def test_a_start_that_is_refused(experiment: Path) -> None:
+def test_refused_start(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2)
     other = CountingTrainer(experiment=experiment)
     other.state["more"] = 1
@@ -88,7 +88,7 @@ def test_a_start_that_is_refused(experiment: Path) -> None:
     assert (only.state, only.step) == ("finished", 2)  # a run that is refused writes nothing
 
 
-def test_what_differs_from_the_models_defaults(experiment: Path) -> None:
+def test_changes_from_the_models_defaults(experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
     trainer.config = tiny_config()
     trainer.train(max_steps=1)
@@ -102,7 +102,7 @@ def test_what_differs_from_the_models_defaults(experiment: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", '{"parts": [{}]}', '{"parts": [{"started": "x"}]}',
                                      '{"parts": [{"started": 1, "changes": [1]}]}'])  # fmt: skip
-def test_a_damaged_record_is_named_and_then_written_anew(content: str, experiment: Path) -> None:
+def test_damaged_record_is_rewritten(content: str, experiment: Path) -> None:
     experiment.mkdir()
     (experiment / "run.json").write_text(content)
     with pytest.raises(ExperimentError, match=r"run\.json is damaged"):
@@ -111,9 +111,7 @@ def test_a_damaged_record_is_named_and_then_written_anew(content: str, experimen
     assert len(parts(experiment)) == 1
 
 
-def test_a_record_that_cannot_be_written_does_not_end_the_run(
-    experiment: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_record_does_not_end_the_run(experiment: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (experiment / "run.json").mkdir(parents=True)
     with pytest.raises(ExperimentError, match=r"cannot read .*run\.json: Is a directory"):
         parts(experiment)

@@ -1,4 +1,4 @@
-"""Experiments at URLs: nothing is lost, whenever an upload is cut short or the storage fails."""
+"""Experiments at URLs: interrupted uploads and failing storage lose nothing."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def steps_of_rows(path: Path) -> list[int]:
     return [row["step"] for row in rows_of(path)]
 
 
-def test_a_run_goes_on_on_another_machine(
+def test_run_continues_on_another_machine(
     url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(url, 10)
@@ -122,7 +122,7 @@ def test_a_run_goes_on_on_another_machine(
     assert steps_at(url) == [2] or "checkpoints.superseded-1" in Remote(url).top()
 
 
-def test_commands_that_read(url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_reading_commands(url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     base = url.rpartition("/")[0]
     train(url, 5)
     cache("second")
@@ -141,7 +141,7 @@ def test_commands_that_read(url: str, cache: Callable[[str], Path], capsys: pyte
     assert train(url, 6).run.resume_line().startswith("resumed at step 5")
 
 
-def test_what_holds_experiments_is_none(
+def test_parent_directory_is_not_an_experiment(
     url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And whoever asks for it takes nothing away from a run below it."""
@@ -166,7 +166,7 @@ def test_what_holds_experiments_is_none(
     assert steps_of_rows(local_copy(url) / "metrics.jsonl") == list(range(1, 11))
 
 
-def test_weights_at_a_url(url: str, tmp_path: Path) -> None:
+def test_load_weights_from_a_url(url: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "weights.npz", a=np.arange(3))
     Storage(url).upload({"weights.npz": tmp_path / "weights.npz"})
     for _ in range(2):  # the second time from the copy
@@ -175,7 +175,7 @@ def test_weights_at_a_url(url: str, tmp_path: Path) -> None:
         read_weights(f"{url}/other.npz")
 
 
-def test_a_run_that_is_under_way_is_known_everywhere(
+def test_running_state_is_visible_everywhere(
     url: str, cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "SILENT_SECONDS", 30.0)
@@ -238,7 +238,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [base / "2", base / "5", base / "13", base / "run"]
 
 
-def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path) -> None:
+def test_interrupted_uploads(stages: list[Path], tmp_path: Path) -> None:
     operations, reached = 0, set()
     while True:
         url = f"memory://{uuid.uuid4().hex}"
@@ -285,7 +285,7 @@ class Pruning(Storage):
         super().upload(paths)
 
 
-def test_a_checkpoint_that_is_deleted_during_its_upload_arrives(stages: list[Path], url: str, tmp_path: Path) -> None:
+def test_checkpoint_deleted_during_its_upload(stages: list[Path], url: str, tmp_path: Path) -> None:
     shutil.copytree(stages[1], tmp_path / "work")
     Mirror(Pruning(url, tmp_path / "work"), tmp_path / "work").upload()
     assert not (tmp_path / "work" / "checkpoints").exists() and steps_at(url) == [4]
@@ -294,13 +294,13 @@ def test_a_checkpoint_that_is_deleted_during_its_upload_arrives(stages: list[Pat
     assert newest is not None and newest.step == 4
 
 
-def test_names_that_lead_elsewhere(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsafe_names(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Storage, "listing", lambda self, folder="": {"meta.json": "", "../x": ""})
     with pytest.raises(ExperimentError, match="cannot be a file; no run writes that"):
         Experiment(url).fetch(whole=True)
 
 
-def test_a_storage_that_fails(url: str, cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_storage(url: str, cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec.implementations.memory as memory
 
     broken, works, said = threading.Event(), threading.Event(), []
@@ -361,7 +361,7 @@ def test_a_storage_that_fails(url: str, cache: Callable[[str], Path], monkeypatc
     assert train(url, 13).run.resume_line().startswith("resumed at step 12")
 
 
-def test_a_storage_that_hangs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_storage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training continues, the WARNING comes at once, and the end is an error that names the local copy."""
     import fsspec.implementations.memory as memory
 
@@ -392,7 +392,7 @@ def test_a_storage_that_hangs(url: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert trainer.global_step == 6 and checkpoint_steps(local_copy(url) / "checkpoints")[-1] == 6
 
 
-def test_one_that_was_taken_over_ends(url: str, cache: Callable[[str], Path]) -> None:
+def test_run_ends_if_its_lease_is_taken_over(url: str, cache: Callable[[str], Path]) -> None:
     def take_over() -> None:
         cache("second")
         Storage(url).delete([lease.LEASE])

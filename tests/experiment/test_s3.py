@@ -1,4 +1,4 @@
-"""Experiments in a bucket, through s3fs and moto's server, which answers as S3 does."""
+"""Experiments in a bucket, with s3fs and moto's server."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere(
+def test_run_killed_during_an_upload_continues_elsewhere(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"{bucket}/runs/tiny"
@@ -102,12 +102,12 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere(
     assert restore(tiny_model(), f"{url}/checkpoints/step-0000000024").checkpoint.step == 24
 
 
-def test_a_missing_bucket_is_one_line(bucket: str) -> None:
+def test_missing_bucket_is_one_line(bucket: str) -> None:
     with pytest.raises(StorageError, match=r"cannot .* s3://no-such-bucket/x: .*bucket"):
         CountingTrainer(experiment="s3://no-such-bucket/x").train([SaveOnExit()], max_steps=1)
 
 
-def test_readers_take_files_of_a_bucket(bucket: str) -> None:
+def test_readers_of_a_bucket(bucket: str) -> None:
     Storage(f"{bucket}/data").write("a.csv", b"y\n1\n2\n")
     dataset = readers.csv(f"{bucket}/data/a.csv", features={"y": ("int64", [])}, shuffle="index")
     assert sorted(int(item["y"]) for item in dataset) == [1, 2]
@@ -139,7 +139,7 @@ class _Refusing(BaseHTTPRequestHandler):
 @pytest.mark.parametrize(
     ("keys", "said"), [("wrong", "Access Key Id you provided does not exist"), (None, "credentials")]
 )
-def test_wrong_credentials_are_one_line_before_the_first_step(
+def test_wrong_credentials_are_one_line(
     keys: str | None, said: str, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)

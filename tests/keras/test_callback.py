@@ -1,4 +1,4 @@
-"""A Keras callback is called as `fit` calls it, stops the run, and continues after a resume."""
+"""`KerasCallback`: Keras callbacks are called as in `fit`, stop the run, and are resumed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run(*callbacks: Any, steps: int = 6, experiment: Path | None = None) -> Meas
 
 
 @ALLOWED
-def test_hooks_are_called_and_the_model_is_changed_as_in_fit(tmp_path: Path) -> None:
+def test_hooks_and_model_changes_equal_fit(tmp_path: Path) -> None:
     def callbacks(where: str) -> list[keras.callbacks.Callback]:
         return [
             Hooks(*ALL),
@@ -100,7 +100,7 @@ def test_hooks_are_called_and_the_model_is_changed_as_in_fit(tmp_path: Path) -> 
     assert len((tmp_path / "here.csv").read_text().splitlines()) == 4
 
 
-def test_only_a_callback_with_batch_hooks_asks_for_every_step(tmp_path: Path) -> None:
+def test_only_batch_hooks_ask_for_every_step(tmp_path: Path) -> None:
     seen = []
     by_step = {
         keras.callbacks.History(): None,
@@ -119,13 +119,13 @@ def test_only_a_callback_with_batch_hooks_asks_for_every_step(tmp_path: Path) ->
     assert seen == [(step % 2, 1 / (step + 1)) for step in range(6)]
 
 
-def test_logs_hold_what_was_validated_in_the_epoch() -> None:
+def test_logs_contain_the_validation_of_the_epoch() -> None:
     history = keras.callbacks.History()
     run(history)
     assert history.history == {"loss": [1 / 2, 1 / 4, 1 / 6], "val_loss": [3.0, 1.0, 1.0]}
 
 
-def test_a_callback_stops_the_run_and_it_stays_stopped(tmp_path: Path) -> None:
+def test_stop_training_is_resumed(tmp_path: Path) -> None:
     def stopping() -> keras.callbacks.Callback:
         return keras.callbacks.EarlyStopping("val_loss", patience=1, mode="min")
 
@@ -135,7 +135,7 @@ def test_a_callback_stops_the_run_and_it_stays_stopped(tmp_path: Path) -> None:
 
 
 @ALLOWED
-def test_training_does_not_continue_from_weights_that_are_put_back_at_the_end(tmp_path: Path) -> None:
+def test_resume_ignores_weights_restored_at_the_end(tmp_path: Path) -> None:
     """Neither after the end of the run nor with more patience, after which no epoch is better than the first."""
 
     def trained(epochs: int, patience: int, directory: str) -> KerasTrainer:
@@ -155,7 +155,7 @@ def test_training_does_not_continue_from_weights_that_are_put_back_at_the_end(tm
             np.testing.assert_array_equal(mine[name], theirs[name])
 
 
-def test_state_and_hooks_continue_within_an_epoch(tmp_path: Path) -> None:
+def test_resume_within_an_epoch(tmp_path: Path) -> None:
     def best(patience: int) -> keras.callbacks.EarlyStopping:
         return keras.callbacks.EarlyStopping("val_loss", patience=patience, min_delta=0.5, mode="min")
 
@@ -192,7 +192,7 @@ class Interrupt(Callback):
 
 @pytest.mark.parametrize(("step", "at_epoch"), [(3, False), (4, False), (4, True)])
 @pytest.mark.parametrize("first", [False, True])
-def test_a_stop_amid_the_callbacks_costs_no_hook(tmp_path: Path, first: bool, step: int, at_epoch: bool) -> None:
+def test_stop_between_callbacks_skips_no_hook(tmp_path: Path, first: bool, step: int, at_epoch: bool) -> None:
     whole, begun, parts = (Hooks(*EPOCHS, *BATCHES) for _ in range(3))
     run(whole)
     stop = Interrupt(step, at_epoch=at_epoch)
@@ -237,9 +237,7 @@ def holder() -> Holder:
     )
 
 
-def test_attributes_with_plain_values_are_saved_with_their_types(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plain_attributes_are_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, parts = holder(), holder()
     run(whole, steps=8)
     run(holder(), steps=4, experiment=tmp_path)
@@ -251,7 +249,7 @@ def test_attributes_with_plain_values_are_saved_with_their_types(
     assert parts.count == Count(2) and whole.count == Count(4) and parts.large[0] == 2
 
 
-def test_the_end_is_told_only_when_it_is_the_end() -> None:
+def test_on_train_end_is_called_once() -> None:
     class Broken(Callback):
         def trigger_epoch(self) -> None:
             raise ValueError("on purpose")
@@ -271,6 +269,6 @@ def test_the_end_is_told_only_when_it_is_the_end() -> None:
         (lambda: run(*(keras.callbacks.LambdaCallback() for _ in "ab")), "give one of them another state_key"),
     ],
 )
-def test_what_cannot_work_is_one_clear_line(make: Callable[[], Any], message: str) -> None:
+def test_errors_are_one_line(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(CallbackError, match=message):
         make()

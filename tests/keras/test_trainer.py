@@ -1,4 +1,4 @@
-"""A compiled Keras model is built, resumed, stopped and checked as every other model."""
+"""`KerasTrainer`: building, resuming, stopping and checks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.keras.models import (
 from tests.tiny import values
 
 
-def test_frozen_layers_stay() -> None:
+def test_frozen_layers_are_not_trained() -> None:
     model = made(convnet)
     model.get_layer("conv").trainable = False
     model.compile("adam", model.loss)
@@ -61,7 +61,7 @@ class Counting(LAYERS.Layer):  # type: ignore[misc]
         return x + 0.0 * self.generator.normal(tf.shape(x))
 
 
-def test_making_a_trainer_changes_no_state() -> None:
+def test_constructor_changes_no_state() -> None:
     counting = Counting()
     layers = [LAYERS.BatchNormalization(), counting, LAYERS.SimpleRNN(3, stateful=True), LAYERS.Dense(1)]
     model = keras.Sequential([keras.Input((5, 2), batch_size=8), *layers])
@@ -82,7 +82,7 @@ def test_making_a_trainer_changes_no_state() -> None:
     assert int(counting.calls) - before[-3] == 5
 
 
-def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+def test_resume_within_an_epoch_is_exact(tmp_path: Path) -> None:
     def run(name: str, steps: int) -> KerasTrainer:
         trainer = KerasTrainer(
             made(own_step),
@@ -140,14 +140,14 @@ ONE, OTHER = sgd(), sgd()
     ],
     ids=["attributes", "two names", "that of compile", "list", "dict", "not built"],
 )
-def test_each_optimizer_of_a_model_has_one_name(attributes: dict[str, Any], names: list[str]) -> None:
+def test_optimizer_names(attributes: dict[str, Any], names: list[str]) -> None:
     model = keras.Model()
     for name, value in attributes.items():
         setattr(model, name, value)
     assert list(optimizers_of(model)) == names
 
 
-def test_what_a_script_has_changed_takes_effect_and_is_named(tmp_path: Path) -> None:
+def test_changes_of_the_script_are_reported(tmp_path: Path) -> None:
     def run(steps: int, rate: Any = 1e-3, kind: Any = keras.optimizers.Adam, drop: float = 0.2) -> KerasTrainer:
         made(convnet)  # which counts names and seeds anew
         layers = [keras.Input((6, 6, 1)), LAYERS.Flatten(), LAYERS.Dropout(drop, name="drop"), LAYERS.Dense(1)]
@@ -171,7 +171,7 @@ def test_what_a_script_has_changed_takes_effect_and_is_named(tmp_path: Path) -> 
         assert float(trainer.optimizer.learning_rate) == pytest.approx(edit["rate"])
 
 
-def test_validation_data_has_a_structure_of_its_own() -> None:
+def test_validation_data_may_have_another_structure() -> None:
     model = made(regularized)
     model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
     with_weights = batches(IMAGES, LABELS, 0 * WEIGHTS)
@@ -180,7 +180,7 @@ def test_validation_data_has_a_structure_of_its_own() -> None:
     assert trainer.evaluate("vld") == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_seed_of_keras_is_that_of_the_run_and_global_generators_are_left_alone() -> None:
+def test_seeds() -> None:
     def drawn() -> tuple[float, float, float, float]:
         uniform = keras.random.uniform([])
         return random.random(), np.random.random(), float(tf.random.uniform([])), float(uniform)
@@ -206,7 +206,7 @@ def test_the_seed_of_keras_is_that_of_the_run_and_global_generators_are_left_alo
 
 
 @pytest.mark.parametrize("make", [regularized, own_step])
-def test_a_loss_that_is_not_finite_is_not_applied(make: Callable[[], keras.Model]) -> None:
+def test_non_finite_loss_is_not_applied(make: Callable[[], keras.Model]) -> None:
     model = made(make)
     model.compile(keras.optimizers.SGD(1e30), model.loss, metrics=["accuracy"])
     labels = LABELS if make is regularized else MEANS
@@ -215,7 +215,7 @@ def test_a_loss_that_is_not_finite_is_not_applied(make: Callable[[], keras.Model
     assert all(np.isfinite(variable.numpy()).all() for variable in model.variables)
 
 
-def test_the_default_callbacks_and_predictions_by_name(tmp_path: Path) -> None:
+def test_default_callbacks_and_predictor(tmp_path: Path) -> None:
     data = batches({"image": IMAGES}, {"label": LABELS, "mean": MEANS})
     model = made(two_outputs)
     keys = {"trainer.validation_step_interval": 2, "model.num_steps": 4}
@@ -231,7 +231,7 @@ def test_the_default_callbacks_and_predictions_by_name(tmp_path: Path) -> None:
     assert counted == [variable.numpy() for variable in model.metrics_variables]
 
 
-def test_in_16_bits_the_loss_is_scaled_by_the_engine() -> None:
+def test_loss_scale_in_16_bits() -> None:
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = keras.Sequential([keras.Input((6, 6, 1)), LAYERS.Flatten(), LAYERS.Dense(1)])

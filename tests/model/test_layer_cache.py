@@ -107,7 +107,7 @@ def metric_and_optimizer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_every_call_shares_the_variables_of_the_first(build: Build, names: str | None) -> None:
+def test_calls_share_variables(build: Build, names: str | None) -> None:
     store = fresh(build)
     if names is not None:
         assert list(store.variables) == names.split()
@@ -136,12 +136,12 @@ def eager_only(shape: int, name: str) -> Build:
         (lambda inputs, _: None if tf.executing_eagerly() else tf.Variable(1.0, name="new"), "asked for new"),
     ],
 )
-def test_other_variables_in_a_later_call_are_an_error(build: Build, message: str) -> None:
+def test_different_variables_in_a_later_call_are_an_error(build: Build, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         fresh(build)
 
 
-def test_arrays_may_be_drawn_again_in_each_call() -> None:
+def test_initial_arrays_may_differ_between_calls() -> None:
     drawn: list[float] = []
 
     def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
@@ -154,7 +154,7 @@ def test_arrays_may_be_drawn_again_in_each_call() -> None:
     assert len(set(drawn)) > 1
 
 
-def test_weights_may_be_copied_from_another_layer() -> None:
+def test_weights_may_be_copied() -> None:
     def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
         one, other = keras.layers.Dense(4, name="one"), keras.layers.Dense(4, name="other")
         outputs = one(inputs["x"]) + other(inputs["x"])
@@ -178,12 +178,12 @@ def one_variable_left_out(inputs: dict[str, tf.Tensor], train_phase: bool) -> An
 
 
 @pytest.mark.parametrize(("build", "name"), [(one_layer_left_out, "dense_1/kernel"), (one_variable_left_out, "scale")])
-def test_what_is_left_out_must_be_told_from_what_stays(build: Build, name: str) -> None:
+def test_omitted_layers_must_be_named(build: Build, name: str) -> None:
     with pytest.raises(ModelError, match=f"left out {name}, which cannot be told .* a name of its own"):
         used_again(fresh(build), build, False)
 
 
-def test_later_calls_do_not_disturb_the_random_generators_of_python_and_numpy() -> None:
+def test_later_calls_keep_random_generators() -> None:
     store = fresh(unnamed)
     before = random.getstate(), np.random.get_state()[1].tolist()
     used_again(store, unnamed, True)

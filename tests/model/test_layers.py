@@ -1,4 +1,4 @@
-"""A layer that `build` makes means what it means in Keras."""
+"""Layers that `build` creates behave as in Keras."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def by_argument(x: Any, training: bool) -> Any:
 
 
 @pytest.mark.parametrize("network", [body_and_head, by_argument])
-def test_a_frozen_layer_is_neither_trained_nor_decayed_nor_given_slots(network: Network) -> None:
+def test_frozen_layer_has_no_updates_decay_or_slots(network: Network) -> None:
     trainer = tiny_trainer(build=learning(network), model__weight_decay__value=0.1)
     assert set(trainer.trainable) == set(trainer.decayed) == HEAD
     assert not [name for name in trainer.state if name.startswith(("optimizer/body", "optimizer/fixed"))]
@@ -70,7 +70,7 @@ def test_a_frozen_layer_is_neither_trained_nor_decayed_nor_given_slots(network: 
     assert row.split()[-2:] == ["yes", "yes"]
 
 
-def test_layers_that_are_thawed_between_two_calls_of_train_are_trained(experiment: Path) -> None:
+def test_unfrozen_layers_are_trained_by_the_next_train(experiment: Path) -> None:
     def run(directory: Path, *lengths: int) -> SimpleTrainer:
         trainer = tiny_trainer(directory, build=learning(body_and_head))
         for length in lengths:
@@ -88,7 +88,7 @@ def test_layers_that_are_thawed_between_two_calls_of_train_are_trained(experimen
         np.testing.assert_array_equal(values(resumed)[name], value, err_msg=name)
 
 
-def test_a_constraint_holds() -> None:
+def test_constraint() -> None:
     def network(x: Any, training: bool) -> Any:
         return L.Dense(2, name="out")(L.Dense(6, "relu", kernel_constraint="non_neg", name="positive")(x))
 
@@ -103,7 +103,7 @@ def regularized(x: Any, training: bool) -> Any:
     return L.Dense(2, trainable=False, kernel_regularizer="l2", name="b")(hidden)
 
 
-def test_the_losses_of_layers_are_minimised_and_reported() -> None:
+def test_layer_losses_are_minimised_and_reported() -> None:
     trainer = SyncReplicatedTrainer(tiny_model(build=learning(regularized)), ["CPU:0", "CPU:1"])
     start = values(trainer)
     trainer.train(max_steps=1)
@@ -113,7 +113,7 @@ def test_the_losses_of_layers_are_minimised_and_reported() -> None:
     assert trainer.outputs["loss_total"] == pytest.approx(trainer.outputs["loss"] + expected, rel=1e-4)
 
 
-def test_losses_that_build_adds_itself_count_once() -> None:
+def test_losses_added_by_build_count_once() -> None:
     def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         model = keras.Sequential([L.Dense(6, activity_regularizer="l1", name="a"), L.Dense(2, name="b")], name="m")
         net = learning(lambda x, training: model(x))(inputs, train_phase)
@@ -132,7 +132,7 @@ def pretrained(x: Any, training: bool) -> Any:
     return L.Dense(2, name="out")(hidden)
 
 
-def test_weights_that_build_loads_are_taken_over_once() -> None:
+def test_weights_loaded_in_build_are_applied_once() -> None:
     trainer = tiny_trainer(build=learning(pretrained))
     np.testing.assert_array_equal(trainer.variables["fc/kernel"], np.eye(4))
     np.testing.assert_array_equal(trainer.variables["bn/moving_mean"], np.full(4, 7.0))
@@ -143,7 +143,7 @@ def test_weights_that_build_loads_are_taken_over_once() -> None:
     np.testing.assert_array_equal(trainer.variables["fc/kernel"], changed)
 
 
-def test_weights_from_files_are_read_at_construction_only(tmp_path: Path) -> None:
+def test_weight_files_are_read_once(tmp_path: Path) -> None:
     def make() -> keras.Model:
         return keras.Sequential([keras.Input((4,)), L.Dense(6, name="fc"), L.Dense(2, name="out")], name="net")
 
@@ -200,12 +200,12 @@ def twice_a_layer_with_children(x: Any, training: bool) -> Any:
         (twice, r"two layers named 'line', .* make the layer once and call it twice, otherwise give .* another name"),
     ],
 )
-def test_what_would_go_wrong_without_a_word_is_an_error(network: Network, message: str) -> None:
+def test_errors(network: Network, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         tiny_trainer(build=learning(network))
 
 
-def test_a_layer_made_before_is_as_it_was_after_construction() -> None:
+def test_constructor_keeps_existing_layers_unchanged() -> None:
     bn, drop = L.BatchNormalization(name="bn"), L.Dropout(0.5, seed=3)
     bn.build((None, 4))
     bn.moving_mean.assign(np.full(4, 7.0))
@@ -214,7 +214,7 @@ def test_a_layer_made_before_is_as_it_was_after_construction() -> None:
     np.testing.assert_array_equal(drop.seed_generator.state, [3, 0])
 
 
-def test_a_later_trainer_of_a_process_has_the_same_names_for_layers_from_before(tmp_path: Path) -> None:
+def test_second_trainer_uses_the_same_names(tmp_path: Path) -> None:
     before = L.Dense(4)
     network = learning(lambda x, training: L.Dense(2)(L.Dense(4)(before(x))))
     names = []
@@ -226,7 +226,7 @@ def test_a_later_trainer_of_a_process_has_the_same_names_for_layers_from_before(
 
 
 @pytest.mark.parametrize(("make", "inline"), [(SyncReplicatedTrainer, False), (SyncParameterServerTrainer, True)])
-def test_each_tower_draws_its_own_random_numbers(make: Any, inline: bool) -> None:
+def test_random_numbers_differ_between_towers(make: Any, inline: bool) -> None:
     kept = L.Dropout(0.5, seed=1, name="drop")
     seen: dict[str, Any] = {}
 
@@ -262,9 +262,7 @@ def around(inner: keras.Model) -> keras.Model:
     ],
     ids=["sequential", "two of them", "and a layer", "within another"],
 )
-def test_variables_have_the_name_of_the_model_that_build_makes(
-    network: Network, kernels: list[str], tmp_path: Path
-) -> None:
+def test_variable_names_include_the_functional_model(network: Network, kernels: list[str], tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path / "e", build=learning(network))
     assert [name for name in trainer.variables if name.endswith("kernel")] == kernels
     trainer.train([SaveOnExit()], max_steps=3)
@@ -282,7 +280,7 @@ def variables_of_one_name(x: Any, training: bool) -> Any:
     return x[:, :2]
 
 
-def test_variables_of_one_name_keep_their_moments(tmp_path: Path) -> None:
+def test_slots_of_variables_with_equal_names(tmp_path: Path) -> None:
     whole = tiny_trainer(build=learning(variables_of_one_name))
     whole.train(max_steps=5)
     for steps in (3, 5):
@@ -307,7 +305,7 @@ def scaled_within(x: Any, training: bool) -> Any:
 
 
 @pytest.mark.parametrize("change", [scaled, shifted, scaled_within])
-def test_a_layer_of_one_call_does_not_stand_for_another(change: Network) -> None:
+def test_layers_are_matched_by_arguments(change: Network) -> None:
     trainer = tiny_trainer(build=learning(lambda x, training: L.Dense(2, name="out")(change(x, training))))
     x, weights = tiny_arrays()["x"][8:], values(trainer)
     (logits,) = trainer.get_predictor(["x"], ["logits"])(x)
@@ -315,7 +313,7 @@ def test_a_layer_of_one_call_does_not_stand_for_another(change: Network) -> None
 
 
 @pytest.mark.parametrize("in_training", [True, False])
-def test_layers_that_only_some_calls_add_to_a_sequential_are_an_error(in_training: bool) -> None:
+def test_sequential_add_must_be_the_same_in_all_calls(in_training: bool) -> None:
     def network(x: Any, training: bool) -> Any:
         model = keras.Sequential()
         model.add(L.Dense(2))
@@ -327,7 +325,7 @@ def test_layers_that_only_some_calls_add_to_a_sequential_are_an_error(in_trainin
         tiny_trainer(build=learning(network)).evaluate("vld")
 
 
-def test_tables_are_made_once_and_told_apart_by_their_contents() -> None:
+def test_lookup_tables_are_created_once() -> None:
     made: list[Any] = []
 
     def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_items_and_attributes_are_the_same() -> None:
     assert list(net.items()) == [("second", 2), ("first", 3)] and net.last == 3
 
 
-def test_a_missing_name_says_what_is_there() -> None:
+def test_missing_name_lists_the_others() -> None:
     net = ModelDict(a=1)
     with pytest.raises(AttributeError, match="no 'b'; it has: a"):
         net.b  # noqa: B018
@@ -65,7 +65,7 @@ def test_a_missing_name_says_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["last", "items"])
-def test_a_name_of_dict_cannot_be_an_attribute(name: str) -> None:
+def test_dict_methods_are_not_attributes(name: str) -> None:
     net = ModelDict()
     with pytest.raises(AttributeError, match=f"'{name}' is taken"):
         setattr(net, name, 1)
@@ -76,7 +76,7 @@ def test_a_name_of_dict_cannot_be_an_attribute(name: str) -> None:
 # -- load_model -------------------------------------------------------------------------------------------------------
 
 
-def test_a_package_of_three_modules() -> None:
+def test_package_of_three_modules() -> None:
     write(**{f"mine__{name}": text for name, text in WHOLE.items()}, mine____init__="")
     model = load_model("mine")
     assert model.name == "mine" and model.config["model.batch_size"] == 4
@@ -84,7 +84,7 @@ def test_a_package_of_three_modules() -> None:
     assert model.source == Path.cwd() / "mine" and model.config is sys.modules["mine.config"].config
 
 
-def test_a_single_module_and_a_plain_dict() -> None:
+def test_single_module_and_plain_dict() -> None:
     write(single="config = {'model.batch_size': 8}\n" + WHOLE["datasets"] + WHOLE["definition"])
     model = load_model("single")
     assert isinstance(model.config, Config) and model.config["model.batch_size"] == 8
@@ -113,7 +113,7 @@ def test_a_single_module_and_a_plain_dict() -> None:
         ),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(files: dict[str, str], message: str) -> None:
+def test_errors(files: dict[str, str], message: str) -> None:
     write(**files)
     with pytest.raises((ModelError, ConfigError), match=message):
         load_model("mine")
@@ -138,7 +138,7 @@ mine = Mine(4)
 """
 
 
-def test_a_class_an_object_and_a_function_that_makes_one() -> None:
+def test_class_object_and_factory() -> None:
     write(mine=CLASS)
     models = {name: load_model(f"mine:{name}") for name in ("Mine", "make", "mine")}
     assert {name: model.config["model.batch_size"] for name, model in models.items()} == {
@@ -159,7 +159,7 @@ def test_a_class_an_object_and_a_function_that_makes_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["models/simple", "", "a..b", "sys"])
-def test_a_name_that_is_none(name: str) -> None:
+def test_invalid_name(name: str) -> None:
     message = "model sys has no config" if name == "sys" else "is not a module name; write it with dots"
     with pytest.raises(ModelError, match=message):
         load_model(name)
@@ -180,7 +180,7 @@ def test_a_name_that_is_none(name: str) -> None:
         ({"mine____init__": "from .other import build\n"}, "model mine needs the module 'mine.other'", "__init__.py"),
     ],
 )
-def test_a_broken_module_shows_its_own_traceback(
+def test_broken_module_shows_its_traceback(
     files: dict[str, str], message: str, last_frame: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write(**files)

@@ -1,4 +1,4 @@
-"""What counts as a scalar of a model."""
+"""Which values of a model are scalars."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_scalars() -> None:
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "loss_total"])
-def test_names_of_the_step_s_own_scalars_are_refused(name: str) -> None:
+def test_reserved_scalar_names(name: str) -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
         return {**tiny_build(inputs, train_phase), name: tf.constant(5.0)}
 
@@ -38,7 +38,7 @@ def test_names_of_the_step_s_own_scalars_are_refused(name: str) -> None:
         tiny_trainer(build=build)
 
 
-def test_what_is_no_scalar_may_have_such_a_name() -> None:
+def test_reserved_names_of_other_tensors() -> None:
     trainer = tiny_trainer(build=lambda *given: {**tiny_build(*given), "learning_rate": tf.ones([2])})
     trainer.train(max_steps=1)
     assert trainer.outputs["learning_rate"] == pytest.approx(0.01)

@@ -1,4 +1,4 @@
-"""Networks trained here and in Keras, from the same weights on the same batches."""
+"""Networks trained by prototrain and by Keras, from the same weights on the same batches."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def make_trainer(network: Network, towers: int) -> TowerTrainer:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_it_learns_what_it_learns_in_keras(group: str) -> None:
+def test_training_equals_keras(group: str) -> None:
     """With layers made inline, on one tower, and with layers made before, on two."""
     networks = GROUPS[group]
     trainers = [make_trainer(Together([*networks]), 1)]

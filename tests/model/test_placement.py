@@ -1,4 +1,4 @@
-"""The mean over towers, whatever is packed together for it."""
+"""The mean over towers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prototrain.model import placement
 from prototrain.model.placement import Placement
 
 
-def test_the_mean_of_tensors_of_all_sizes_and_kinds(monkeypatch: Any) -> None:
+def test_mean_of_tensors_of_all_shapes_and_dtypes(monkeypatch: Any) -> None:
     monkeypatch.setattr(placement, "PACKED_ELEMENTS", 6)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     towers = Placement(strategy, combines_by_copies=True)

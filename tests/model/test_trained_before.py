@@ -1,4 +1,4 @@
-"""Layers that outlast a trainer: a fresh run that would continue from trained weights is refused."""
+"""Layers used by several trainers: a fresh run must not continue from trained weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trained(model: Any, make: Any = SimpleTrainer, steps: int = 3, **options: An
 
 
 @pytest.mark.parametrize(("make", "options"), [(SimpleTrainer, {}), (SyncReplicatedTrainer, {"towers": "cpu:2"})])
-def test_a_second_fresh_trainer_is_refused(make: Any, options: dict[str, Any], tmp_path: Path) -> None:
+def test_second_fresh_trainer_is_refused(make: Any, options: dict[str, Any], tmp_path: Path) -> None:
     model = Net()
     first = trained(model, make, **options)
     first.train(max_steps=5)  # the same trainer continues
@@ -59,7 +59,7 @@ def test_a_second_fresh_trainer_is_refused(make: Any, options: dict[str, Any], t
     assert make(model, **options).evaluate("vld")["loss"] == pytest.approx(measured["loss"])  # which trains nothing
 
 
-def test_a_launch_that_resumes_is_no_fresh_run(tmp_path: Path) -> None:
+def test_resumed_launch_is_accepted(tmp_path: Path) -> None:
     model = Net(trainer__experiment_base_dir=str(tmp_path))
     launch(model, callbacks=[SaveOnExit()])
     model.config["model.num_steps"] = 25
@@ -68,7 +68,7 @@ def test_a_launch_that_resumes_is_no_fresh_run(tmp_path: Path) -> None:
         launch(model, fresh=True, callbacks=[SaveOnExit()])
 
 
-def test_weights_that_are_loaded_in_between_are_trained(tmp_path: Path) -> None:
+def test_loaded_weights_are_accepted(tmp_path: Path) -> None:
     model = Net()
     first = trained(model)
     first.dump_weights(tmp_path / "trained.npz")
@@ -80,12 +80,12 @@ def test_weights_that_are_loaded_in_between_are_trained(tmp_path: Path) -> None:
     trained(model)
 
 
-def test_layers_that_build_makes_and_frozen_ones_may_be_used_again() -> None:
+def test_new_and_frozen_layers_are_accepted() -> None:
     model = Net(frozen=True)
     assert values(trained(model)) == values(trained(model))
 
 
-def test_a_text_variable_is_no_obstacle() -> None:
+def test_string_variable_is_accepted() -> None:
     text = tf.Variable("a", trainable=False)
     model = tiny_model()
     build = model.build
@@ -97,7 +97,7 @@ def test_a_text_variable_is_no_obstacle() -> None:
     assert trained(model).outputs["length"] == 1
 
 
-def test_a_used_optimizer_is_refused() -> None:
+def test_used_optimizer_is_refused() -> None:
     model = tiny_model()
     model.config = Config({**tiny_config(), "model.optimizer.method": keras.optimizers.Adam(0.01)})
     trained(model)
@@ -105,7 +105,7 @@ def test_a_used_optimizer_is_refused() -> None:
         trained(model)
 
 
-def test_a_keras_trainer_continues_as_fit_does() -> None:
+def test_keras_trainer_continues_as_fit() -> None:
     model = keras.Sequential([keras.Input([4]), L.Dense(1)])
     model.compile("sgd", "mse")
     data = tiny_arrays()["x"], tiny_arrays()["y"]

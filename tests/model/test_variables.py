@@ -1,4 +1,4 @@
-"""The variables of a model: chosen by filters, shown in a table."""
+"""Selection of a model's variables by filters, and their table."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_select(filters: dict[str, Any], chosen: list[str]) -> None:
         ({"filter_fn": lambda v: False, "filter_regex": "f"}, "filter_fn and model.weight_decay.filter_regex: accepts"),
     ],
 )
-def test_a_filter_that_accepts_nothing_is_an_error(filters: dict[str, Any], message: str) -> None:
+def test_filter_without_matches_is_an_error(filters: dict[str, Any], message: str) -> None:
     config = Config({f"model.weight_decay.{name}": value for name, value in filters.items()})
     with pytest.raises(ConfigError, match=message):
         select(variables(**NET), config, "model.weight_decay")
 
 
-def test_only_trainable_variables_decay() -> None:
+def test_only_trained_variables_decay() -> None:
     trainer = tiny_trainer(
         model__trainable_variables__filter_regex="fc0|logits",
         model__weight_decay__value=0.1,

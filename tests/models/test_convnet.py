@@ -86,14 +86,14 @@ def pictures(dataset: tf.data.Dataset) -> list[tuple[int, float]]:
         ([{**FC, "units": 50}], "no activation, and 10 units as model.num_classes says"),
     ],
 )
-def test_a_wrong_layer_is_named_in_one_line(layers: Any, message: str) -> None:
+def test_wrong_layer_is_one_line(layers: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_layers(layers, classes=10)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_layers_have_names_and_defaults() -> None:
+def test_layer_names_and_defaults() -> None:
     layers = read_layers([*SMALL[:3], CONV, {"type": "fc", "units": 7}, {"type": "fc", "units": 10}], classes=10)
     assert [layer.name for layer in layers] == ["conv0", "batch_norm0", "pool0", "conv1", "fc0", "logits"]
     assert layers[2].options == {"size": 2, "strides": None, "padding": "valid", "method": "avg"}
@@ -103,7 +103,7 @@ def test_layers_have_names_and_defaults() -> None:
 # Data
 
 
-def test_folders_give_pictures_and_labels(model: Any, folders: Path) -> None:
+def test_images_and_labels_from_folders(model: Any, folders: Path) -> None:
     made = datasets_of(of_folders(model, folders))
     assert list(made) == ["trn", "vld"]
     assert len(made["trn"]) == 4 and len(made["vld"]) == 1
@@ -133,7 +133,7 @@ def faulty(folders: Path, directory: Path) -> Path:
     return directory
 
 
-def test_faults_are_named_and_left_out(
+def test_damaged_images_are_skipped_and_named(
     model: Any, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faults = dict.fromkeys(["data__on_empty_class", "data__on_broken_picture", "data__on_unknown_class"], "skip")
@@ -154,7 +154,7 @@ def test_faults_are_named_and_left_out(
         ({"data__format": "tfrecords"}, "has no shards.json, so there are no shards or they are not all written"),
     ],
 )
-def test_wrong_settings_are_named(model: Any, folders: Path, change: dict[str, Any], message: str) -> None:
+def test_wrong_settings(model: Any, folders: Path, change: dict[str, Any], message: str) -> None:
     of_folders(model, folders, **change)
     with pytest.raises((ConfigError, DataError), match=message):
         datasets()
@@ -163,9 +163,7 @@ def test_wrong_settings_are_named(model: Any, folders: Path, change: dict[str, A
 ACTION = ["action", "models.convnet", "models.convnet.actions.make_tfrecords"]
 
 
-def test_shards_give_what_the_folders_gave(
-    model: Any, folders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_equal_folders(model: Any, folders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     expected = datasets_of(of_folders(model, folders, model__batch_size=1))
     shards = tmp_path / "shards"
     assert main([*ACTION, "--out", str(shards), "--shards", "3"]) == 0
@@ -191,11 +189,11 @@ def test_shards_give_what_the_folders_gave(
 # Training
 
 
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(model: Any, experiment: Path) -> None:
+def test_resumed_run_is_exact(model: Any, experiment: Path) -> None:
     assert_resumes_exactly(lambda directory: SimpleTrainer(model, experiment=directory), experiment)
 
 
 @pytest.mark.slow
-def test_the_digits_are_learned() -> None:
+def test_digits_are_learned() -> None:
     trainer = train(SimpleTrainer(load_model("models.convnet")), 200)
     assert trainer.evaluate("tst")["accuracy"] >= 0.95

@@ -92,7 +92,7 @@ def by_hand(trainer: GANTrainer, steps: int, rate: float) -> dict[str, Any]:
     return variables
 
 
-def test_a_step_is_two_updates_of_the_discriminator_and_one_of_the_generator() -> None:
+def test_updates_of_a_step() -> None:
     trainer = GANTrainer(plain_model(model__lr_schedule__constant__value=0.1), "cpu:2")
     expected = by_hand(trainer, 5, 0.1)
     # Only the second update of the sixth step meets what is not a number; the first is taken back with it.
@@ -104,7 +104,7 @@ def test_a_step_is_two_updates_of_the_discriminator_and_one_of_the_generator() -
     assert [int(tf.convert_to_tensor(count)) for count in iterations] == [10, 5]
 
 
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(model: Any, experiment: Path) -> None:
+def test_resumed_run_is_exact(model: Any, experiment: Path) -> None:
     model.config.update({"model.lr_schedule.method": "exp", "model.lr_schedule.exp.value": 0.01})
     model.config.update({"model.lr_schedule.exp.decay_rate": 0.5, "model.lr_schedule.exp.decay_steps": 3})
     trainer = assert_resumes_exactly(lambda directory: GANTrainer(model, experiment=directory), experiment)
@@ -114,7 +114,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(model: Any, experi
     assert rate(trainer.optimizer) == rate(trainer.discriminator_optimizer) == pytest.approx(0.01 * 0.5 ** (8 / 3))
 
 
-def test_the_command_line_records_losses_and_pictures(
+def test_command_line_records_losses_and_images(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -136,7 +136,7 @@ def test_the_command_line_records_losses_and_pictures(
     assert not np.array_equal(images[2], images[5])
 
 
-def test_images_are_tiled() -> None:
+def test_tile_images() -> None:
     images = tf.reshape(tf.range(1, 11), [10, 1, 1, 1])
     expected = [[0] * 9, [0, 1, 0, 0, 2, 0, 0, 3, 0], [0] * 9, [0] * 9, [0, 4, 0, 0, 5, 0, 0, 6, 0], [0] * 9]
     assert tiled(images)[0, :6, :, 0].numpy().tolist() == expected
@@ -158,6 +158,6 @@ def test_images_are_tiled() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(config: dict[str, Any], message: str) -> None:
+def test_wrong_settings(config: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, ModelError), match=message):
         GANTrainer(plain_model(**config))

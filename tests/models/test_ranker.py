@@ -1,4 +1,4 @@
-"""models.ranker: whole runs on a tiny catalogue, and what is done with a trained model."""
+"""models.ranker: runs on a tiny catalogue, and a trained model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model(stanford: Path, config: Config) -> Any:
     return load_model("models.ranker")
 
 
-def test_a_run_resumes_exactly(model: Any, experiment: Path) -> None:
+def test_resumed_run_is_exact(model: Any, experiment: Path) -> None:
     trainer = assert_resumes_exactly(lambda directory: SimpleTrainer(model, experiment=directory), experiment)
     assert {"trn", "vld"} == trainer.datasets.keys()
 
@@ -50,7 +50,7 @@ def ran(stanford: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNames
     return SimpleNamespace(directory=directory, retrieval=directory / "analysis" / "step-0000000004-retrieval")
 
 
-def test_what_a_run_records(ran: SimpleNamespace) -> None:
+def test_recorded_scalars(ran: SimpleNamespace) -> None:
     entries = [json.loads(line) for line in (ran.directory / "metrics.jsonl").read_text().splitlines()]
     names = {name for entry in entries for name in entry}
     for name in ("loss", "fraction_not_satisfied", "fraction_hard", "anchor-positive", "anchor-negative"):
@@ -66,7 +66,7 @@ def test_what_a_run_records(ran: SimpleNamespace) -> None:
     assert tf.io.decode_png(picture).shape == (8 * 16, 3 * 16, 3)
 
 
-def test_what_an_evaluation_writes(ran: SimpleNamespace) -> None:
+def test_evaluation_files(ran: SimpleNamespace) -> None:
     assert {path.name for path in ran.retrieval.iterdir()} == {"index.html", "recall.json", "top_retrieved.json"}
     summary = json.loads((ran.retrieval / "recall.json").read_text())
     assert summary["queries"] == 48 and 0.0 <= summary["recall@1"] <= summary["recall@10"] <= 1.0
@@ -102,7 +102,7 @@ def test_wrong_networks(model: Any, settings: dict[str, Any], words: str) -> Non
         BuiltModel(model)
 
 
-def test_the_defaults_follow_the_data(config: Config) -> None:
+def test_defaults_depend_on_the_data(config: Config) -> None:
     from models.ranker.config import backbone_name, picture_size
 
     config.update({"model.backbone.name": None, "model.picture_size": None})

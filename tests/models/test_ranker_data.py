@@ -1,4 +1,4 @@
-"""models.ranker: catalogues on disk, what may be wrong with them, pairs and augmentation."""
+"""models.ranker: catalogues, their errors, pairs and augmentation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_stanford_online_products(stanford: Path, config: Config) -> None:
     assert not {p.product for p in shop.trn} & {p.product for p in shop.catalogue}
 
 
-def test_the_sample_is_rendered_once_and_always_the_same(
+def test_sample_catalogue_is_rendered_once(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(layouts, "SAMPLE", tmp_path / "catalogue")
@@ -51,9 +51,7 @@ def test_the_sample_is_rendered_once_and_always_the_same(
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def test_faults_are_named_and_refused_or_left_out(
-    tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_in_a_catalogue(tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     write_stanford(tmp_path)
     (tmp_path / "mug_final/2_1.JPG").unlink()
     (tmp_path / "mug_final/3_0.JPG").write_bytes((tmp_path / "mug_final/3_0.JPG").read_bytes()[:200])
@@ -102,7 +100,7 @@ def _batches(within: float, count: int, *, size: int = 5, seed: int = 1) -> list
     return [drawn[at : at + size] for at in range(0, len(drawn), size)]
 
 
-def test_pairs_are_two_pictures_of_one_product() -> None:
+def test_pairs_show_one_product() -> None:
     batches = _batches(0.0, 60)
     for batch in batches:
         assert all(query.product == positive.product and query != positive for query, positive in batch)
@@ -113,7 +111,7 @@ def test_pairs_are_two_pictures_of_one_product() -> None:
     assert any(len({query.category for query, _ in batch}) > 1 for batch in batches)
 
 
-def test_batches_within_one_class() -> None:
+def test_batches_of_one_class() -> None:
     batches = _batches(1.0, 60)
     classes = [{query.category for query, _ in batch} for batch in batches]
     assert all(len(found) == 1 for found in classes)

@@ -1,4 +1,4 @@
-"""models.ranker: hardest negatives, alone and over several towers."""
+"""models.ranker: hard negative mining, on one and several towers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _embeddings(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_mining_finds_what_a_plain_loop_finds(seed: int) -> None:
+def test_mining_equals_a_plain_loop(seed: int) -> None:
     queries, positives = _embeddings(seed)
     found = mine(queries, positives, PRODUCTS)
     candidates, of = np.concatenate([queries, positives]), np.tile(PRODUCTS, 2)
@@ -48,7 +48,7 @@ def test_mining_finds_what_a_plain_loop_finds(seed: int) -> None:
     assert scalars["anchor-positive"] == pytest.approx(np.mean(np.sum(queries * positives, 1)), abs=1e-6)
 
 
-def test_a_batch_of_one_product_has_no_negative_and_no_gradient() -> None:
+def test_batch_of_one_product_has_no_gradient() -> None:
     queries, positives = (tf.Variable(part) for part in _embeddings(0))
     with tf.GradientTape() as tape:
         scalars = mine(queries, positives, np.zeros(PAIRS, np.int32)).scalars(MARGIN)
@@ -93,7 +93,7 @@ def _train(trainer: Any) -> tuple[list[float], dict[str, Any]]:
     return list(losses.by_step.values()), {name: v.numpy() for name, v in trainer.variables.items()}
 
 
-def test_the_loss_and_the_updates_do_not_depend_on_the_number_of_towers() -> None:
+def test_loss_and_updates_do_not_depend_on_towers() -> None:
     losses, weights = _train(SimpleTrainer(_model("global")))
     of_towers, weights_of_towers = _train(SyncReplicatedTrainer(_model("global"), "cpu:2"))
     assert losses[0] > 0.1
@@ -102,7 +102,7 @@ def test_the_loss_and_the_updates_do_not_depend_on_the_number_of_towers() -> Non
         np.testing.assert_allclose(weights_of_towers[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_mining_within_the_tower() -> None:
+def test_mining_within_one_tower() -> None:
     """Each tower is as one that has its part of the batch, as micro-batches are."""
     parts, weights = _train(SimpleTrainer(_model("global", accumulate=2)))
     of_towers, weights_of_towers = _train(SyncReplicatedTrainer(_model("tower"), "cpu:2"))

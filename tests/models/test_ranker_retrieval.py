@@ -1,4 +1,4 @@
-"""models.ranker: exact retrieval in blocks, and what is counted of it."""
+"""models.ranker: exact retrieval in blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ K = 50
 
 
 @pytest.mark.parametrize("block", [7, 1000])
-def test_neighbours_and_recall_are_those_of_a_full_sort(block: int) -> None:
+def test_neighbours_and_recall_equal_a_full_sort(block: int) -> None:
     random = np.random.default_rng(1)
     drawn, products = random.normal(size=(120, 6)).astype(np.float32), random.integers(0, 20, 120)
     catalogue = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
@@ -30,7 +30,7 @@ def test_neighbours_and_recall_are_those_of_a_full_sort(block: int) -> None:
     np.testing.assert_allclose(found.similarities, np.take_along_axis(similarity, exact, 1), atol=1e-6)
 
 
-def test_the_counts_of_an_outcome() -> None:
+def test_outcome_counts() -> None:
     pictures = [Picture(f"{n}.jpg", f"{kind}1", kind) for n, kind in enumerate(["mug", "mug", "lamp", "lamp"])]
     indices = np.array([[1, 2], [2, 0], [3, 0], [2, 1]])
     right = np.array([[True, False], [False, True], [True, False], [True, False]])

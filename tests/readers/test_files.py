@@ -1,4 +1,4 @@
-"""TFRecords, folders of images, and files at URLs."""
+"""Readers of TFRecords, image folders, and files at URLs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_records(path: str, values: list[int], compression: str = "") -> str:
 
 
 @pytest.mark.parametrize("compression", [None, "GZIP"])
-def test_records_of_files_in_turn(compression: str | None) -> None:
+def test_records_interleaved(compression: str | None) -> None:
     for file in range(3):
         write_records(f"{file}.tfrecord", [10 * file, 10 * file + 1], compression or "")
     features: dict[str, Any] = {**Y, "half": (tf.float32, [2]), "text": tf.io.FixedLenFeature([], tf.string)}
@@ -79,7 +79,7 @@ def test_records_by_index(cache: Path) -> None:
     assert len(list(cache.glob("tables/*"))) == 2 and table.stat() == made
 
 
-def test_records_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_records(monkeypatch: pytest.MonkeyPatch) -> None:
     content = Path(write_records("a.tfrecord", [1, 2])).read_bytes()
     write_records("empty.tfrecord", [])
     Path("damaged.tfrecord").write_bytes(content[:-30] + bytes([content[-30] ^ 1]) + content[-29:])
@@ -134,7 +134,7 @@ def test_images_in_order(images: Path, channels: int) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [True, "index"])
-def test_images_in_another_order_in_every_pass(images: Path, shuffle: Any) -> None:
+def test_images_are_reshuffled_in_each_pass(images: Path, shuffle: Any) -> None:
     for number in range(3, 12):
         image = np.full((2, 2, 3), 20 * number, np.uint8)
         (images / "ab"[number % 2] / f"{number}.png").write_bytes(tf.io.encode_png(image).numpy())
@@ -156,7 +156,7 @@ def add_class(folder: str, *names: str) -> Path:
     return Path(folder)
 
 
-def test_classes_with_given_numbers() -> None:
+def test_given_class_numbers() -> None:
     trn, vld = add_class("trn", "cat", "dog", "eel"), add_class("vld", "cat", "eel")
     for shuffle in (False, True, "index"):
         dataset = readers.image_folder(vld, size=(2, 2), classes=readers.class_names(trn), shuffle=shuffle)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_classes_with_given_numbers() -> None:
         (("ape",), None),
     ],
 )
-def test_folders_of_one_model_that_number_a_class_differently(
+def test_folders_with_different_class_numbers(
     classes: tuple[str, ...], warning: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = {"trn": add_class("trn", "cat", "dog", "eel"), "vld": add_class("vld", *classes)}
@@ -202,7 +202,7 @@ def test_folders_of_one_model_that_number_a_class_differently(
         ("images", [".PNG"], "images/b: holds no images (.png); add some or remove it"),
     ],
 )
-def test_directories_that_are_refused(images: Path, path: str, extensions: Any, message: str) -> None:
+def test_wrong_directories(images: Path, path: str, extensions: Any, message: str) -> None:
     with pytest.raises(DataError) as caught:
         readers.image_folder(path, size=(4, 4), **({} if extensions is None else {"extensions": extensions}))
     assert str(caught.value) == message
@@ -266,12 +266,12 @@ def test_patterns_and_folders_at_urls(url: str) -> None:
         ("gx://bucket/x.csv", "unknown scheme in gx://bucket/x.csv"),
     ],
 )
-def test_a_url_that_cannot_be_read(path: str, said: str, url: str) -> None:
+def test_unreadable_url(path: str, said: str, url: str) -> None:
     with pytest.raises(StorageError, match=said):
         readers.csv(path, features=Y)
 
 
-def test_a_download_that_fails_leaves_nothing(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_leaves_nothing(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(f"{url}/a.csv", "y\n1\n")
 
     def fail(self: Storage, paths: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""A DataFlow of tensorpack's."""
+"""tensorpack DataFlows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Flow:
         ([{"y": "text"}, {"y": b"longer text"}], {}, ["y"]),
     ],
 )
-def test_a_dataflow(points: list[Any], options: dict[str, Any], names: list[str]) -> None:
+def test_dataflow(points: list[Any], options: dict[str, Any], names: list[str]) -> None:
     dataset = readers.dataflow(Flow(points, len(points)), **options)
     assert list(dataset.element_spec) == names and int(dataset.cardinality()) == len(points)
     for _ in range(2):
@@ -55,7 +55,7 @@ def test_a_dataflow(points: list[Any], options: dict[str, Any], names: list[str]
                 np.testing.assert_array_equal(element[name], expected)
 
 
-def test_a_dataflow_without_a_length() -> None:
+def test_dataflow_without_length() -> None:
     assert int(readers.dataflow(Flow([[1]], None)).cardinality()) == tf.data.UNKNOWN_CARDINALITY
     with pytest.raises(DataError, match="list_iterator can be read once only"):
         readers.dataflow(iter([[1]]), names=["x"])
@@ -71,7 +71,7 @@ def test_a_dataflow_without_a_length() -> None:
         ([[5]], {"names": ["x"], "batched": True}, "'x' of Flow is a number"),
     ],
 )
-def test_a_dataflow_that_does_not_fit(points: list[Any], options: dict[str, Any], words: str) -> None:
+def test_wrong_dataflow(points: list[Any], options: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=re.escape(words)):
         readers.dataflow(Flow(points, None), **options)
 
@@ -86,13 +86,13 @@ def test_a_dataflow_that_does_not_fit(points: list[Any], options: dict[str, Any]
         (["text"] * 4, "give spec= with tf.TensorSpec([4], tf.string)"),
     ],
 )
-def test_a_data_point_unlike_the_first_is_one_line_with_the_cure(other: Any, words: str) -> None:
+def test_differing_data_point_is_one_line(other: Any, words: str) -> None:
     points = [{"x": np.zeros(4, np.float32)}, {"x": other}]
     with pytest.raises(tf.errors.OpError, match=re.escape(words)):
         list(readers.dataflow(Flow(points, None)).as_numpy_iterator())
 
 
-def test_a_spec_that_all_data_points_have_in_common() -> None:
+def test_spec() -> None:
     points = [{"x": np.zeros(4), "y": 1}, {"x": np.zeros(5), "y": 0.5}]
     spec = {"x": tf.TensorSpec([None], tf.float32), "y": tf.TensorSpec([], tf.float32)}
     found = list(readers.dataflow(Flow(points, None), spec=spec).as_numpy_iterator())

@@ -1,4 +1,4 @@
-"""Shuffling by index: a new order of all examples in each pass, and a place that is a number."""
+"""Shuffling by index: a new order in each pass, and a position that is a number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def labels(dataset: D) -> list[int]:
     return [int(item["y"]) for item in dataset.as_numpy_iterator()]
 
 
-def test_every_pass_has_an_order_of_its_own_and_every_order_comes_as_often() -> None:
+def test_orders_are_uniform_and_differ_between_passes() -> None:
     order = Order(4, 0)
     seeds = tf.constant(np.stack([order.begin()[1] for _ in range(480)]))
     places = [_permuted(tf.fill([480], tf.constant(number, tf.int64)), seeds, 4).numpy() for number in range(4)]
@@ -48,7 +48,7 @@ def test_every_pass_has_an_order_of_its_own_and_every_order_comes_as_often() -> 
         lambda d: d.padded_batch(4).repeat(),
     ],
 )
-def test_the_place_is_a_number_and_a_resume_is_exact(above: Callable[[D], D], tmp_path: Path) -> None:
+def test_position_is_a_number_and_resumes_exactly(above: Callable[[D], D], tmp_path: Path) -> None:
     source = assert_exact(lambda: above(numbers(10)), tmp_path, (1, 3, 6), 9)
     assert source.describe() == "iterator" and not list(tmp_path.iterdir())
     assert all(one != other for one, other in pairwise(read(source, 9)))
@@ -61,23 +61,21 @@ def test_the_place_is_a_number_and_a_resume_is_exact(above: Callable[[D], D], tm
         lambda d: d.enumerate().map(lambda number, item: {"y": item["y"] + number}).batch(4),
     ],
 )
-def test_what_is_not_one_for_one_is_read_again(above: Callable[[D], D], tmp_path: Path) -> None:
+def test_other_pipelines_are_replayed(above: Callable[[D], D], tmp_path: Path) -> None:
     source = assert_exact(lambda: above(numbers(10)), tmp_path, (7,), 8)
     assert source.mode == "replay"
     batches = read(data(lambda: above(numbers(10))), 6)
     assert batches[:3] != batches[3:]
 
 
-def test_one_that_was_made_before_datasets_is_called_is_not_called_exact() -> None:
+def test_reader_made_outside_datasets_restarts() -> None:
     dataset = numbers(10, 1).batch(4)
     source = data(lambda: dataset)
     assert source.mode == "restart" and "made outside of datasets()" in source.reason
     assert reshuffles(dataset)  # which is said of data to validate on
 
 
-def test_other_files_are_other_data_however_many_examples_they_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_files_are_changed_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second call of `datasets()` must not bring what the first one has for validation among what is trained on."""
     monkeypatch.chdir(tmp_path)
     for number in range(4):

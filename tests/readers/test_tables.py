@@ -1,4 +1,4 @@
-"""JSON lines, CSV and Parquet: what is read, what is refused and how that is named, from memory and by index."""
+"""JSON lines, CSV and Parquet files: contents and errors, in memory and by index."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
     return [{name: np.asarray(value).tolist() for name, value in item.items()} for item in dataset.as_numpy_iterator()]
 
 
-def test_a_run_records_the_sizes_of_its_files() -> None:
+def test_file_sizes_are_recorded() -> None:
     described = [
         describe_pipeline(readers.csv(write(path, "x", "1", last), features={"x": ("float32", [])}).batch(2))
         for path, last in (("a.csv", "2"), ("b.csv", "2"), ("b.csv", "2.5"))
@@ -53,7 +53,7 @@ def by_label(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
     return sorted(read(dataset), key=lambda item: item["y"])
 
 
-def test_the_digits_are_whole_and_no_digit_is_in_two_parts() -> None:
+def test_digits_are_complete_and_parts_disjoint() -> None:
     """Those of models.simple, which are read by nothing but this."""
     folder = Path(__file__).parents[2] / "models" / "simple" / "data"
     features = {"example": ("uint8", [64]), "label": ("int32", [])}
@@ -71,7 +71,7 @@ def test_the_digits_are_whole_and_no_digit_is_in_two_parts() -> None:
 # JSON lines.
 
 
-def test_json_lines_of_every_dtype_and_shape() -> None:
+def test_json_lines_dtypes_and_shapes() -> None:
     features: dict[str, Any] = {
         "matrix": (tf.float32, (2, 2)),
         "half": ("bfloat16", []),
@@ -104,7 +104,7 @@ def test_json_lines_of_every_dtype_and_shape() -> None:
     assert first["text"].numpy() == item["text"].encode()
 
 
-def test_json_lines_in_the_order_of_files_without_empty_lines() -> None:
+def test_json_lines_order_and_empty_lines() -> None:
     odd = write("odd.jsonl", b"\xef\xbb\xbf" + GOOD.encode(), "", "  \t", GOOD + "\r")
     paths = [odd, *(write(f"{label}.jsonl", GOOD.replace("7", str(label))) for label in (2, 1))]
     items = read(readers.json_lines(paths, features=DIGITS))
@@ -133,7 +133,7 @@ def test_json_lines_in_the_order_of_files_without_empty_lines() -> None:
         ('{"example": [1, 2, 3], "label": null}', "'label': null is not of type int32"),
     ],
 )
-def test_json_lines_that_are_refused(line: str | bytes, message: str) -> None:
+def test_wrong_json_lines(line: str | bytes, message: str) -> None:
     Path("data").mkdir()
     with pytest.raises(DataError) as caught:
         readers.json_lines(write("data/trn.jsonl", GOOD, "", line, GOOD), features=DIGITS)
@@ -153,7 +153,7 @@ def test_json_lines_that_are_refused(line: str | bytes, message: str) -> None:
         ("complex64", "1", "'x': files hold no complex64"),
     ],
 )
-def test_values_that_a_dtype_cannot_hold(dtype: str, value: str, message: str) -> None:
+def test_values_out_of_range(dtype: str, value: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         readers.json_lines(write("a.jsonl", f'{{"x": {value}}}'), features={"x": (dtype, [])})
     assert str(caught.value).startswith(message)
@@ -167,7 +167,7 @@ def test_values_that_a_dtype_cannot_hold(dtype: str, value: str, message: str) -
         ("empty.jsonl", "empty.jsonl: holds no examples"),
     ],
 )
-def test_files_that_are_missing_unreadable_or_empty(path: str, message: str) -> None:
+def test_missing_unreadable_and_empty_files(path: str, message: str) -> None:
     write("empty.jsonl", "", "  ")
     with pytest.raises(DataError) as caught:
         readers.json_lines([write("good.jsonl", GOOD), path], features=DIGITS)
@@ -208,14 +208,14 @@ def test_csv(shuffle: Any) -> None:
         (b"y,x\n\xff,1\n", "a.csv: not UTF-8"),
     ],
 )
-def test_csv_that_is_refused(content: str | bytes, said: str) -> None:
+def test_wrong_csv(content: str | bytes, said: str) -> None:
     Path("a.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError) as caught:
         readers.csv("a.csv", features={"y": ("uint8", []), "x": ("float32", [])})
     assert str(caught.value).startswith(said)
 
 
-def test_csv_has_defaults_for_empty_fields() -> None:
+def test_csv_defaults() -> None:
     Path("a.csv").write_text("n,word,flag\n1,a,true\n ,,\n")
     features = {"n": ("int32", []), "word": ("string", []), "flag": ("bool", [])}
     dataset = readers.csv("a.csv", features=features, defaults={"n": -1, "flag": False, "word": "none"})
@@ -231,7 +231,7 @@ def test_csv_has_defaults_for_empty_fields() -> None:
         readers.csv("a.csv", features=FEATURES)
 
 
-def test_numbers_keep_their_bits() -> None:
+def test_numbers_are_exact() -> None:
     values = np.random.default_rng(0).normal(size=50).astype(np.float32)
     Path("a.csv").write_text("x\n" + "".join(f"{value!r}\n" for value in values.tolist()))
     found = [item["x"] for item in read(readers.csv("a.csv", features={"x": ("float32", [])}))]
@@ -274,7 +274,7 @@ def test_parquet(shuffle: Any) -> None:
         ([], ("uint8", []), "a.parquet: holds no examples"),
     ],
 )
-def test_parquet_that_is_refused(values: list[Any], feature: Any, said: str) -> None:
+def test_wrong_parquet(values: list[Any], feature: Any, said: str) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -284,7 +284,7 @@ def test_parquet_that_is_refused(values: list[Any], feature: Any, said: str) -> 
     assert str(caught.value).startswith(said)
 
 
-def test_what_is_no_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_parquet_file(monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

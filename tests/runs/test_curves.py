@@ -1,4 +1,4 @@
-"""`prototrain plot`: what is in the pictures, and what is said when there is nothing to draw."""
+"""`prototrain plot`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def texts(svg: bytes | str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "start"), [("c.png", b"\x89PNG"), ("c.SVG", b"<?xml"), ("c.pdf", b"%PDF")])
-def test_the_formats(name: str, start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_formats(name: str, start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     assert plot("a", "--scalar", "vld/loss", "-o", name) == 0
     assert Path(name).read_bytes().startswith(start)
     assert capsys.readouterr().out == f"{name}\n"
@@ -57,7 +57,7 @@ def test_scalars_of_several_runs_share_charts() -> None:
     assert texts(Path("c.svg").read_text()) == ["step", "vld/rate", " vld/rate"]
 
 
-def test_a_single_point_of_many_runs_is_seen() -> None:
+def test_single_points_are_visible() -> None:
     svg = draw([read_run("_b$x$")] * 12, ["single"], "svg").decode()
     assert texts(svg) == ["step", "single", *[" _b$x$ single"] * 12]
     assert len(set(re.findall(r"fill: (#\w{6})", svg))) >= 12
@@ -75,7 +75,7 @@ def test_a_single_point_of_many_runs_is_seen() -> None:
         (["a", "--scalar", "vld/loss", "-o", "nowhere/c.png"], "cannot write nowhere/c.png: No such file or directory"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plot(*arguments, *([] if "-o" in arguments else ["-o", "c.png"])) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"prototrain: error: {message}") and said.count("\n") == 1
@@ -90,7 +90,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert main(["report", "none"]) == 0  # has no curves
 
 
-def test_patterns_a_logarithmic_axis_and_smoothing() -> None:
+def test_patterns_log_axis_and_smoothing() -> None:
     make(Path("low"), rows=[{**ROWS[1], "vld/loss": 0.0, "vld/rate": 1.0}, {**ROWS[2], "vld/rate": 100.0}])
     options = ["--log", "--smooth", "0.5"]
     assert plot("low", "a", "--scalar", "vld/*", *options, "-o", "c.svg") == 0

@@ -1,4 +1,4 @@
-"""Metrics of many rows: what is read of them, and the rows that a resume leaves."""
+"""Reading metrics.jsonl with many rows, and after a resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("block", [1, 100, 1 << 20])
-def test_a_file_with_lines_that_are_no_rows(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_lines(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prototrain.experiment.rows._BLOCK_BYTES", block)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"\n".join(LINES))
@@ -40,7 +40,7 @@ def test_a_file_with_lines_that_are_no_rows(block: int, tmp_path: Path, monkeypa
     ("step", "kept", "last"), [(-1, 0, None), (0, 0, None), (1, 1, 1), (2, 2, 2), (5, 2, 2), (6, 7, 6), (99, 8, 7)]
 )
 @pytest.mark.parametrize("old", [None, b'{"st'])
-def test_a_resume_leaves_the_rows_up_to_a_step(
+def test_resume_keeps_rows_up_to_its_step(
     step: int, kept: int, last: int | None, old: bytes | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -60,7 +60,7 @@ def test_a_resume_leaves_the_rows_up_to_a_step(
 # -- in the commands --------------------------------------------------------------------------------------------------
 
 
-def test_the_time_of_a_killed_run_follows_from_its_rows(tmp_path: Path) -> None:
+def test_time_of_a_killed_run(tmp_path: Path) -> None:
     rows = [{"step": step, "time": 1000.0 + 10 * step, "a": step} for step in range(1, 30)]
     directory = make(tmp_path / "a", running(started=1000.0), rows=rows)
     assert read_run(directory).seconds == 290
@@ -70,7 +70,7 @@ def test_the_time_of_a_killed_run_follows_from_its_rows(tmp_path: Path) -> None:
     assert read_run(directory).seconds == 290
 
 
-def test_pictures_of_many_rows_show_every_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_downsampled_curves_show_every_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"step": step, "time": step / 10, "a": 100.0 if step == 7003 else step % 7} for step in range(20_000)]
     directory = make(tmp_path / "a", rows=[*rows, {"step": 20_000, "a": None}])
     run = read_run(directory)

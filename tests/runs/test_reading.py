@@ -1,4 +1,4 @@
-"""`prototrain runs` and `prototrain compare`, and the reader that they stand on."""
+"""`prototrain runs` and `prototrain compare`."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_scalars(experiment: Path) -> None:
         ("checkpoints", "", r"cannot read .*checkpoints: Not a directory"),
     ],
 )
-def test_a_damaged_experiment_is_named(file: str, content: str | None, message: str, experiment: Path) -> None:
+def test_damaged_experiment_is_named(file: str, content: str | None, message: str, experiment: Path) -> None:
     make(experiment, rows=[])
     if content is None:
         (experiment / file).mkdir()
@@ -154,7 +154,7 @@ def test_finding_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     base = tmp_path / "experiments"
     changes = [["trainer.experiment_name", "late", "m"], ["model.width", [8, 8], [4]], ["model.kind", "deep", "flat"]]
     make(base / "group" / "late", part(started=5000.0, changes=changes, total_steps=None), checkpoints=(100,))
@@ -172,7 +172,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert late == ["group/late", "finished", "150", "0.75", "0.4", "100", "40 s", "width=[8,\u2026"]
 
 
-def test_the_table_is_short_and_marks_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_short_and_marks_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = ("model.optimizer.method", "model.lr_schedule.method", "model.rate")
     make(tmp_path / "a", part(changes=[[key, 0.123456, 1] for key in keys]), rows=ROWS)
     many = [[f"model.key{number}", "x" * 9, ""] for number in range(9)]
@@ -185,7 +185,7 @@ def test_the_table_is_short_and_marks_the_best(tmp_path: Path, capsys: pytest.Ca
     assert "trn/loss" in table(runs).headers and "trn/loss" not in table(runs, is_narrow=True).headers
 
 
-def test_the_table_has_what_was_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_shows_repeated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path / "a", part(repeated=True), part(), rows=[])
     make(tmp_path / "b", part(repeated=True), part(repeated=False), rows=[])
     make(tmp_path / "c", part(), rows=[])
@@ -195,7 +195,7 @@ def test_the_table_has_what_was_repeated(tmp_path: Path, capsys: pytest.CaptureF
     assert found == {"a": {"same"}, "b": {"differs"}, "c": set()}
 
 
-def test_the_json_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nan = {"step": 200, "time": 1040.0, "vld/loss": None}
     changes = [["model.width", 8, 4]]
     make(tmp_path / "a", part(state="failed", reason="no luck", changes=changes), rows=[*ROWS, nan], checkpoints=(100,))
@@ -222,7 +222,7 @@ def test_the_json_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (b["losses"], b["checkpoint"], b["changes"]) == ({}, None, None)
 
 
-def test_choosing_and_sorting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_filters_and_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path / "b", part(started=3000.0), config={"model.width": 4, "model.kind": "deep"})
     make(tmp_path / "a", part(state="failed", reason="x", started=2000.0), config={"model.width": 16}, rows=ROWS[:1])
     make(tmp_path / "c", config={"model.width": 8}, rows=[{**ROWS[1], "trn/loss": 9.0, "tst/x": 1.0}])
@@ -246,7 +246,7 @@ def test_choosing_and_sorting(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert found.rows[1][3] == "0.125 (0.125, 0.5)"
 
 
-def test_an_experiment_itself_and_none_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_experiment_and_missing_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path / "a")
     (tmp_path / "empty").mkdir()
     assert says(capsys, "runs", tmp_path / "a").splitlines()[2].startswith("a ")
@@ -255,7 +255,7 @@ def test_an_experiment_itself_and_none_at_all(tmp_path: Path, capsys: pytest.Cap
     assert "there is no directory" in fails(capsys, "runs", tmp_path / "nowhere")
 
 
-def test_nothing_waits_for_tensorflow(tmp_path: Path) -> None:
+def test_commands_do_not_import_tensorflow(tmp_path: Path) -> None:
     make(tmp_path / "a")
     make(tmp_path / "b")
     program = (
@@ -272,7 +272,7 @@ def test_nothing_waits_for_tensorflow(tmp_path: Path) -> None:
 # -- compare ----------------------------------------------------------------------------------------------------------
 
 
-def test_comparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     other = {**ENVIRONMENT, "run_id": "2", "command": ["x"], "versions": {"keras": "3.2.0", "numpy": "2.0.0"}}
     other["facts"] = {"towers": 2}
     make(tmp_path / "a", config={"model.width": 4, "trainer.print_interval": 100, "model.fn": "m:f"})
@@ -302,7 +302,7 @@ def test_comparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert not re.search("stages|Summaries|trn/rate", said) and re.search("^callbacks +d +e$", said, re.MULTILINE)
 
 
-def test_comparing_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path / "a", config={"model.width": 4})
     make(tmp_path / "b", rows=[])
     found = json.loads(says(capsys, "compare", tmp_path / "a", tmp_path / "b", "--json"))

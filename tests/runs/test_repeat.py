@@ -1,4 +1,4 @@
-"""`prototrain run --from EXPERIMENT`: the same run again, to the same bits, from what the run has kept."""
+"""`prototrain run --from EXPERIMENT` repeats a run exactly."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def metrics(experiment: str) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "time"} for row in rows]
 
 
-def test_a_repeat_has_the_same_bits(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_run_is_exact(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its settings, trainer and towers too, and a repeat of the repeat as well."""
     assert main(["run", "--from", "experiments/first"]) == 0
     assert main(["run", "--from", "experiments/first-repeat/", "-s", "trainer.experiment_name=third"]) == 0
@@ -140,7 +140,7 @@ def test_a_repeat_has_the_same_bits(place: Path, original: Path, capsys: pytest.
     assert not list(Path("experiments/first").rglob("*.pyc"))
 
 
-def test_what_differs_is_said(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_printed(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The code beside the copies, the data, the versions, the settings."""
     environment = Path("experiments/first/environment.json")
     content = json.loads(environment.read_text())
@@ -181,7 +181,7 @@ def test_what_differs_is_said(place: Path, original: Path, capsys: pytest.Captur
         (["experiments/first"], {"modules": {"x": "/a/x"}}, "experiments/first/source/x is missing, the copy of x"),
     ],
 )
-def test_what_cannot_be_repeated_is_one_line(
+def test_errors_are_one_line(
     arguments: list[str], spoil: dict[str, Any] | None, words: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment = Path("experiments/first/environment.json")
@@ -192,7 +192,7 @@ def test_what_cannot_be_repeated_is_one_line(
     assert [path.name for path in Path("experiments").iterdir()] == ["first"]
 
 
-def test_the_model_is_required_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_is_required_without_from(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["run"])
     assert caught.value.code == 2 and "are required: model, or --from EXPERIMENT" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`prototrain report`: what is on the page, and that it needs nothing else."""
+"""`prototrain report`: a self-contained page."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def page(trained: Path) -> Page:
     return report(trained)
 
 
-def test_a_page_of_a_real_run(page: Page) -> None:
+def test_page_of_a_run(page: Page) -> None:
     headings = ["Curves", "Scalars", "Config", "Time", "Where the time went", "Environment"]
     assert [word for word in page.words if word in headings] == headings
     assert page.words[1:7] == ["trained", "state", "finished", "steps", "20 of 20", "best"]
@@ -103,7 +103,7 @@ def test_a_page_of_a_real_run(page: Page) -> None:
     assert not {"use_ema", "sources", "stages"} & set(re.split(r"\W+", page.text.partition("Environment</h2>")[2]))
 
 
-def test_nothing_is_fetched_and_only_the_drawing_runs(page: Page) -> None:
+def test_page_is_self_contained(page: Page) -> None:
     assert page.tags & {"link", "iframe", "object", "a"} == set()
     _, drawing = page.scripts
     digest = base64.b64encode(hashlib.sha256(drawing.encode()).digest()).decode()
@@ -114,13 +114,13 @@ def test_nothing_is_fetched_and_only_the_drawing_runs(page: Page) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node runs the script of the page")
-def test_the_script_draws_every_chart(page: Page) -> None:
+def test_script_draws_every_chart(page: Page) -> None:
     program = Path(__file__).parent / "drawn.js"
     done = subprocess.run(["node", program], input=json.dumps(page.scripts), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {title: len(lines) + 1 for title, lines in page.charts.items()}
 
 
-def test_several_runs_share_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = {**ENVIRONMENT, "command": ["/bin/prototrain", "run", "m", "-s", "model.width=4"]}
     make(tmp_path / "a", part(changes=[["model.width", 4, 8]]), config={"model.width": 4}, environment=command)
     make(tmp_path / "b", config={"model.width": 8}, rows=[{**ROWS[1], "vld/loss": 0.3}, {**ROWS[2], "vld/loss": 0.2}])
@@ -135,7 +135,7 @@ def test_several_runs_share_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert labels == [(f"{name} vld/loss{raw}", n, bool(raw)) for n, name in enumerate("ab") for raw in (", raw", "")]
 
 
-def test_what_a_run_holds_is_text_and_not_html(tmp_path: Path) -> None:
+def test_text_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert('&')</script>"
     make(
         tmp_path / "<b>&$title",
@@ -155,7 +155,7 @@ def test_what_a_run_holds_is_text_and_not_html(tmp_path: Path) -> None:
     assert "The last 100 of 151 lines" in page.words
 
 
-def test_a_run_that_has_nothing_yet(tmp_path: Path) -> None:
+def test_empty_run(tmp_path: Path) -> None:
     make(tmp_path / "new", running(), rows=[])
     (tmp_path / "new" / "config.json").unlink()
     page = report(tmp_path / "new")
@@ -165,7 +165,7 @@ def test_a_run_that_has_nothing_yet(tmp_path: Path) -> None:
     assert "Time" not in report(tmp_path / "new").words
 
 
-def test_the_parts_of_a_run(tmp_path: Path) -> None:
+def test_resumed_run(tmp_path: Path) -> None:
     killed = running(started=2000.0, first_step=150, start="resumed at step 150; data: ")
     again = part(started=3000.0, first_step=150, step=200, seconds=10.0, callbacks={"Validation": 5.0, "New": 1.0})
     page = report(make(tmp_path / "a", part(state="interrupted", reason="SIGINT"), killed, again))
@@ -175,7 +175,7 @@ def test_the_parts_of_a_run(tmp_path: Path) -> None:
     assert page.after("everything else", 2) == ["32.00", "64.0%"]
 
 
-def test_charts_are_of_what_changes(tmp_path: Path) -> None:
+def test_constant_scalars_have_no_chart(tmp_path: Path) -> None:
     rows = [{"step": step, "rate": 0.5, "trn/loss": step, "vld/loss": 3.0, "vld/x": 1.0} for step in (1, 2)]
     make(tmp_path / "a", rows=rows)
     page = report(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""Many steps in one call: the same numbers, the right count, and failures that leave everything whole."""
+"""Compiled calls of many steps: equal results, correct counts, and consistent state after failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rate(step: Any) -> Any:
     [[Losses()], [Recorder().every(steps=7), Recorder().every(seconds=1e-9), Validation().every(steps=4)]],
     ids=["per step", "mixed intervals"],
 )
-def test_callbacks_do_not_change_a_bit(extra: list[Callback], reference: dict[str, bytes]) -> None:
+def test_callbacks_do_not_change_results(extra: list[Callback], reference: dict[str, bytes]) -> None:
     trainer = tiny_trainer()
     trainer.train([LearningRate(rate), StopOnNaN(), *extra])
     assert values(trainer) == reference
@@ -51,7 +51,7 @@ def recurrence(x: Any) -> Any:
     return keras.layers.LSTM(5, name="lstm")(keras.layers.Embedding(7, 3, name="embedding")(words))
 
 
-def test_a_step_alone_has_the_bits_of_one_in_a_long_call() -> None:
+def test_single_steps_equal_long_calls() -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
         x = tf.concat([convolutions(inputs["x"]), recurrence(inputs["x"])], 1)
         return tiny_build({**inputs, "x": x}, train_phase)
@@ -64,14 +64,14 @@ def test_a_step_alone_has_the_bits_of_one_in_a_long_call() -> None:
     assert ends[0] == ends[1]
 
 
-def test_a_resumed_run_does_not_differ_in_a_bit(reference: dict[str, bytes], tmp_path: Path) -> None:
+def test_resumed_run_is_exact(reference: dict[str, bytes], tmp_path: Path) -> None:
     for end in (7, 20):
         trainer = tiny_trainer(tmp_path)
         trainer.train([LearningRate(rate), StopOnNaN(), SaveOnExit()], max_steps=end, steps_per_epoch=5)
     assert values(trainer) == reference
 
 
-def test_a_step_is_traced_once_and_its_outputs_are_those_of_the_last_one_by_name() -> None:
+def test_one_trace_and_outputs_of_the_last_step() -> None:
     phases: list[bool] = []
 
     def build(inputs: Any, train_phase: bool) -> Any:
@@ -88,7 +88,7 @@ def test_a_step_is_traced_once_and_its_outputs_are_those_of_the_last_one_by_name
     assert trainer.outputs["loss_l2"] > 0
 
 
-def test_a_call_ends_at_the_nearest_step_anyone_asked_for() -> None:
+def test_call_ends_at_the_next_requested_step() -> None:
     trainer = tiny_trainer()
     calls: list[tuple[int, int]] = []
     run_steps = trainer.run_steps
@@ -138,7 +138,7 @@ def unpoisoned() -> tuple[dict[str, bytes], dict[str, bytes]]:
 
 
 @pytest.mark.parametrize(("gradient_only", "alone"), [(False, False), (True, True)])
-def test_a_step_that_is_not_finite_changes_nothing(
+def test_non_finite_step_changes_nothing(
     gradient_only: bool, alone: bool, unpoisoned: tuple[dict[str, bytes], dict[str, bytes]], tmp_path: Path
 ) -> None:
     model = tiny_model(build=poisoned(8, gradient_only=gradient_only), datasets=numbered_datasets)
@@ -154,7 +154,7 @@ def test_a_step_that_is_not_finite_changes_nothing(
         assert values(repaired) == unpoisoned[1]
 
 
-def test_a_failed_step_goes_back_to_the_newest_checkpoint_also_if_an_older_one_is_finished_later(
+def test_failed_step_restores_the_newest_checkpoint(
     tmp_path: Path,
 ) -> None:
     trainer = SimpleTrainer(tiny_model(build=poisoned(8), datasets=numbered_datasets), experiment=tmp_path)
@@ -178,7 +178,7 @@ def failing(step: int) -> Any:
     return build
 
 
-def test_a_failing_model_says_where_and_saves_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_model_names_the_line_and_saves_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = SimpleTrainer(tiny_model(build=failing(6), datasets=numbered_datasets), experiment=tmp_path)
     with pytest.raises(StepError, match=r"step 6 failed in the model: .*too large.* \(test_calls.py, line \d+\)$"):
         trainer.train([StopOnNaN(), SaveOnExit()])
@@ -189,7 +189,7 @@ def test_a_failing_model_says_where_and_saves_aside(tmp_path: Path, capsys: pyte
     assert "{{node" in log and "Traceback" in log, "the whole text of TensorFlow's error is kept"
 
 
-def test_failing_data_says_where_and_the_run_can_go_on_once_it_is_repaired(tmp_path: Path) -> None:
+def test_failing_data_can_be_repaired(tmp_path: Path) -> None:
     file = tmp_path / "numbers.csv"
     good = [f"{x[0]},{x[1]},{x[2]},{x[3]},{y}" for x, y in zip(*tiny_arrays(160).values(), strict=True)]
 
@@ -221,7 +221,7 @@ def once_datasets() -> dict[str, tf.data.Dataset]:
     return {"trn": tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)}
 
 
-def test_data_that_runs_out_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_end_of_data_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     shared = once_datasets()
     trainer, recorder = SimpleTrainer(tiny_model(datasets=lambda: shared)), Recorder()
     trainer.train([recorder.every(steps=100)], max_steps=50)
@@ -241,7 +241,7 @@ def test_data_that_runs_out_ends_the_run(capsys: pytest.CaptureFixture[str]) -> 
         (lambda: {"trn": [1, 2]}, DataError, "tf.data.Dataset for 'trn', not list"),
     ],
 )
-def test_wrong_datasets_are_refused(datasets: Any, error: type[Exception], words: str) -> None:
+def test_wrong_datasets(datasets: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         SimpleTrainer(tiny_model(datasets=datasets))
 
@@ -255,12 +255,12 @@ def test_wrong_datasets_are_refused(datasets: Any, error: type[Exception], words
         (lambda inputs, train_phase: {"loss": tf.reduce_sum(inputs["x"])}, "does not depend on any trainable"),
     ],
 )
-def test_wrong_builds_are_refused(build: Any, words: str) -> None:
+def test_wrong_builds(build: Any, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         SimpleTrainer(tiny_model(build=build)).train(max_steps=1)
 
 
-def test_an_own_train_step_keeps_the_compiled_call_and_is_guarded() -> None:
+def test_custom_train_step_is_compiled_and_guarded() -> None:
     class TwoUpdates(SimpleTrainer):
         """Updates once with the gradient and once more, without asking, with a constant that is NaN in step 5."""
 
@@ -278,7 +278,7 @@ def test_an_own_train_step_keeps_the_compiled_call_and_is_guarded() -> None:
     assert [values(trainer)] == good
 
 
-def test_an_own_run_step_may_use_the_compiled_one_and_is_not_whole_before_its_end(tmp_path: Path) -> None:
+def test_custom_run_step_may_call_the_compiled_step(tmp_path: Path) -> None:
     class Wrapped(SimpleTrainer):
         def run_step(self) -> Any:
             outputs = super().run_step()
@@ -297,7 +297,7 @@ def test_an_own_run_step_may_use_the_compiled_one_and_is_not_whole_before_its_en
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["failed-0000000008"]
 
 
-def test_traced_hooks_run_with_every_step() -> None:
+def test_traced_hooks_run_in_every_step() -> None:
     class CountInGraph(Callback):
         def setup(self) -> None:
             self.count = self.trainer.state["count"] = tf.Variable(0, dtype=tf.int64)
@@ -310,7 +310,7 @@ def test_traced_hooks_run_with_every_step() -> None:
     assert int(counter.count) == sum(range(9))
 
 
-def test_stop_training_in_a_traced_hook_is_no_accident() -> None:
+def test_stop_training_in_a_traced_hook() -> None:
     class Stops(Callback):
         def before_run(self) -> None:
             raise StopTraining("while tracing")
@@ -337,7 +337,7 @@ class TwoOptimizers(SimpleTrainer):
         return {"loss": loss}
 
 
-def test_optimizers_of_a_subclass_are_saved_and_resumed(tmp_path: Path) -> None:
+def test_optimizers_of_a_subclass_are_saved(tmp_path: Path) -> None:
     straight = TwoOptimizers(tiny_model())
     straight.train(max_steps=12)
     TwoOptimizers(tiny_model(), experiment=tmp_path).train([SaveOnExit()], max_steps=5, steps_per_epoch=5)
@@ -348,7 +348,7 @@ def test_optimizers_of_a_subclass_are_saved_and_resumed(tmp_path: Path) -> None:
     assert "second/logits_kernel_0_momentum" in resumed.state
 
 
-def test_a_variable_that_a_train_step_makes_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_for_a_variable_made_in_train_step(capsys: pytest.CaptureFixture[str]) -> None:
     class Careless(SimpleTrainer):
         def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
             if not hasattr(self, "extra"):
@@ -360,7 +360,7 @@ def test_a_variable_that_a_train_step_makes_is_warned_of(capsys: pytest.CaptureF
     assert "train_step() created the variable 'extra'" in capsys.readouterr().out
 
 
-def test_xla_gives_the_results_of_the_plain_run() -> None:
+def test_xla_equals_no_xla() -> None:
     results = []
     for jit in (False, True):
         trainer = tiny_trainer(build=plain_build, model__jit_compile=jit)  # random layers draw other numbers in XLA
@@ -370,7 +370,7 @@ def test_xla_gives_the_results_of_the_plain_run() -> None:
         np.testing.assert_allclose(results[1][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_an_own_train_step_may_name_its_scalars_as_it_likes() -> None:
+def test_scalar_names_of_a_custom_train_step() -> None:
     class Own(SimpleTrainer):
         def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
             net = self.build(inputs, True)
@@ -380,7 +380,7 @@ def test_an_own_train_step_may_name_its_scalars_as_it_likes() -> None:
         Own(tiny_model()).train([StopOnNaN()], max_steps=3)
 
 
-def test_tracings_are_counted_for_each_object(caplog: pytest.LogCaptureFixture) -> None:
+def test_traces_are_counted_per_object(caplog: pytest.LogCaptureFixture) -> None:
     class Sum:
         def __init__(self, more: float) -> None:
             self._more = more

@@ -39,7 +39,7 @@ def weights(trainer: TowerTrainer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("towers", "count", "build"), [(2, 2, dense_build), (1, 2, embedding_build)])
-def test_a_step_in_micro_batches_is_the_same(towers: int, count: int, build: Any) -> None:
+def test_micro_batches_give_the_same_step(towers: int, count: int, build: Any) -> None:
     plain, divided = make(1, build=build), make(towers, build=build, model__accumulate_steps=count)
     for trainer in (plain, divided):
         trainer.train([StopOnNaN()], max_steps=6)
@@ -53,7 +53,7 @@ def test_a_step_in_micro_batches_is_the_same(towers: int, count: int, build: Any
 
 
 @pytest.mark.parametrize(("policy", "towers"), [("mixed_bfloat16", 1), ("mixed_float16", 2)])
-def test_16_bits_are_close_to_the_plain_run(towers: int, policy: str) -> None:
+def test_16_bits_are_close_to_32_bits(towers: int, policy: str) -> None:
     seen = []
 
     def build(inputs: Any, train_phase: bool) -> ModelDict:
@@ -72,7 +72,7 @@ def test_16_bits_are_close_to_the_plain_run(towers: int, policy: str) -> None:
 
 
 @pytest.mark.parametrize(("checked", "towers"), [(False, 1), (True, 2)])
-def test_an_overflow_leaves_the_update_out_and_lowers_the_scale(towers: int, checked: bool) -> None:
+def test_overflow_skips_the_update_and_lowers_the_scale(towers: int, checked: bool) -> None:
     trainer = make(towers, model__mixed_precision="mixed_float16")
     assert trainer.loss_scale is not None
     trainer.loss_scale.scale.assign(2.0**40)
@@ -86,13 +86,13 @@ def test_an_overflow_leaves_the_update_out_and_lowers_the_scale(towers: int, che
     assert any((before[name] != weights(trainer)[name]).any() for name in before)
 
 
-def test_a_loss_that_is_not_finite_still_ends_the_run() -> None:
+def test_non_finite_loss_ends_the_run() -> None:
     trainer = make(2, model__mixed_precision="mixed_float16", datasets=poisoned(3, 6))
     with pytest.raises(NonFiniteError, match="in step 3"):
         trainer.train([StopOnNaN()], max_steps=5)
 
 
-def test_the_scale_is_kept_in_checkpoints_and_grows_after_many_good_steps(experiment: Path) -> None:
+def test_scale_is_saved_and_grows(experiment: Path) -> None:
     for steps in (3, 5):
         trainer = make(1, experiment=experiment, model__mixed_precision="mixed_float16")
         trainer.train([SaveOnExit()], max_steps=steps)

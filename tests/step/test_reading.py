@@ -1,4 +1,4 @@
-"""Reading batches inside the compiled loop does not deadlock where TensorFlow has few threads."""
+"""Reading batches in the compiled loop does not deadlock with few TensorFlow threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print("done", trainer.global_step)
 
 
 @pytest.mark.slow
-def test_a_run_with_few_threads_ends(tmp_path: Path) -> None:
+def test_no_deadlock_with_few_threads(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     programs = [Program(["program.py", number, number], environment(), tmp_path) for number in ("1", "2")]
     try:

@@ -81,7 +81,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prototrain.trainers.tower.block_size", lambda spec: 3)
 
 
-def test_the_steps_are_those_of_the_plain_loop_however_long_the_calls_are() -> None:
+def test_steps_equal_the_plain_loop() -> None:
     losses = []
     for loop in (False, "loop"):
         made = trainer(loop=loop, datasets=generated, build=plain_build)
@@ -95,7 +95,7 @@ def test_the_steps_are_those_of_the_plain_loop_however_long_the_calls_are() -> N
 
 
 @pytest.mark.parametrize("datasets", [repeated, generated])
-def test_a_resume_continues_within_a_block_and_at_the_end_of_a_pass(
+def test_resume_within_a_block_and_at_the_end_of_a_pass(
     datasets: Any, experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     straight = trainer(datasets=datasets)
@@ -107,7 +107,7 @@ def test_a_resume_continues_within_a_block_and_at_the_end_of_a_pass(
     assert part.data.caveat is None and "WARNING" not in capsys.readouterr().out
 
 
-def test_single_batches_of_blocks() -> None:
+def test_next_batch_from_blocks() -> None:
     batches = []
     for loop in (False, "loop"):
         made = trainer(loop=loop, datasets=generated)
@@ -125,7 +125,7 @@ for number, steps in enumerate((4, 11, 30)):
 """
 
 
-def test_xla_compiles_once_whatever_the_lengths_of_the_calls(tmp_path: Path) -> None:
+def test_one_xla_compilation_for_all_call_lengths(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,
@@ -136,7 +136,7 @@ def test_xla_compiles_once_whatever_the_lengths_of_the_calls(tmp_path: Path) -> 
     assert len(dumped) == 3, "one program for each call of train()"
 
 
-def test_a_resume_with_the_other_form_keeps_the_place(experiment: Path) -> None:
+def test_resume_with_the_other_form(experiment: Path) -> None:
     noted = []
     for directory, parts in (
         (experiment / "straight", [(False, STEPS)]),
@@ -168,7 +168,7 @@ def numbered() -> dict[str, Any]:
     return {"trn": tf.data.Dataset.from_tensor_slices(found).batch(8, drop_remainder=True)}
 
 
-def test_nan_ends_the_run_at_its_step_without_the_update() -> None:
+def test_nan_ends_the_run_without_the_update() -> None:
     good = trainer(datasets=numbered, build=nan_at(-1))
     good.train([StopOnNaN()], max_steps=7)
     bad = trainer(datasets=numbered, build=nan_at(7))
@@ -196,14 +196,12 @@ def with_strings(inputs: Any, train_phase: bool) -> Any:
         ({}, [DumpTensors(["logits"]).every(steps=2)], "watches logits"),
     ],
 )
-def test_what_cannot_be_one_program_is_refused(
-    model: Any, callbacks: list[Callback], said: str, experiment: Path
-) -> None:
+def test_errors(model: Any, callbacks: list[Callback], said: str, experiment: Path) -> None:
     with pytest.raises(ConfigError, match=f"loop.*{said}"):
         trainer(experiment, **model).train(callbacks, max_steps=4)
 
 
-def test_several_towers_and_python_steps_are_refused() -> None:
+def test_several_towers_and_python_steps_are_errors() -> None:
     class InPython(SimpleTrainer):
         def run_step(self) -> None:
             self.next_batch()

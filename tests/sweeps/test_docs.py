@@ -1,4 +1,4 @@
-"""What docs/sweeps.md shows is true: commands and Python run, options exist, the output is what is printed."""
+"""The commands, Python code, options and output in docs/sweeps.md are correct."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stand_in(trial: Trial, arguments: list[str], *_: Any) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("command", RUN)
-def test_the_commands_print_what_is_shown(
+def test_commands_print_the_shown_output(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
@@ -49,20 +49,20 @@ def test_the_commands_print_what_is_shown(
     assert Path("shared.journal").is_file() == ("shared.journal" in command)
 
 
-def test_the_other_commands_are_well_formed() -> None:
+def test_other_commands_parse() -> None:
     assert len(RUN) == 3 and len(COMMANDS) == 4
     for command in COMMANDS:
         _parser().parse_args(shlex.split(command))
 
 
 @pytest.mark.slow
-def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     exec(compile(block, "docs/sweeps.md", "exec"), {"__name__": "page"})
     assert "experiments/from-python-" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_every_option_and_every_space_is_there() -> None:
+def test_options_and_spaces_are_documented() -> None:
     command = next(action for action in _parser()._actions if action.choices).choices["sweep"]
     (pruner,) = [action for action in command._actions if action.dest == "pruner"]
     assert tuple(pruner.choices) == tuple(PRUNERS)

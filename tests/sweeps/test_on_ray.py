@@ -1,4 +1,4 @@
-"""A sweep on a Ray cluster of two nodes on this machine, one of which is lost while a trial runs on it."""
+"""A sweep on a Ray cluster of two nodes, one of which is lost during a trial."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = ["nodes"]
         ({"cluster": "local"}, "a cluster needs the model's name"),
     ],
 )
-def test_resources_that_make_no_sense(wrong: dict[str, Any], said: str) -> None:
+def test_wrong_resources(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(SweepError, match=said):
         sweep(tiny_model(), {"model.batch_size": [8]}, **wrong)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_a_node_that_is_lost_costs_a_trial_its_steps_since_the_checkpoint(tmp_path: Path, nodes: Any) -> None:
+def test_trial_of_a_lost_node_resumes_elsewhere(tmp_path: Path, nodes: Any) -> None:
     (tmp_path / "m.py").write_text(SLOW)
     (tmp_path / "slow").touch()
     grid = ["--grid", "model.lr_schedule.constant.value=0.1,0.2", "--jobs", "2", "--cluster", nodes.address]

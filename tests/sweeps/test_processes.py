@@ -1,4 +1,4 @@
-"""Trials as processes: stand-ins that end in every way, and a real sweep that is killed."""
+"""Trials in processes: all ways to end, and a killed sweep."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run(study: Study, stand_in: StandIn, *, jobs: int = 2, stop: StopRequest | N
     return said
 
 
-def test_how_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     study, stand_in = open_study(1, 2, 3, 4, 5), StandIn()
     with study:
@@ -101,7 +101,7 @@ def test_how_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # the same command continues the one that was killed only
 
 
-def test_a_stop_ends_all_and_begins_none() -> None:
+def test_stop_ends_all_trials() -> None:
     stop, stand_in = StopRequest(print), StandIn()
     thread = threading.Thread(target=lambda: stop.request(signal.SIGINT) if stand_in.waits.wait(60) else None)
     thread.start()
@@ -110,7 +110,7 @@ def test_a_stop_ends_all_and_begins_none() -> None:
     assert said == ["trial 0 runs: model.batch_size=6", "trial 0 stopped"]
 
 
-def test_a_sweep_without_its_objective_stops_its_processes() -> None:
+def test_unmeasured_objective_ends_the_sweep() -> None:
     study = open_study(1, 6, objective="vld/los")
     match = r"trial \d has no scalar 'vld/los' to go by; it has: vld/loss, trn/loss"
     with pytest.raises(SweepError, match=match), study:
@@ -118,7 +118,7 @@ def test_a_sweep_without_its_objective_stops_its_processes() -> None:
     assert [outcome.state for outcome in study.outcomes()] == ["stopped", "stopped"]
 
 
-def test_a_trial_stops_when_its_sweep_is_gone() -> None:
+def test_trial_stops_when_its_sweep_is_gone() -> None:
     ours, theirs = Pipe()
     stopped = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
@@ -156,7 +156,7 @@ def sweep_command(*arguments: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_killed_goes_on_where_it_was() -> None:
+def test_killed_sweep_resumes() -> None:
     Path("m.py").write_text(SLOW)
     Path("slow").touch()
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -182,7 +182,7 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_the_terminal_while_tensorflow_is_imported_stops_the_sweep() -> None:
+def test_ctrl_c_during_the_import_stops_the_sweep() -> None:
     Path("m.py").write_text(MODEL)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

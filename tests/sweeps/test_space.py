@@ -30,7 +30,7 @@ from tests.tiny import tiny_config
         ("k=[.5,True],it's,b]", ([0.5, True], "it's", "b]")),
     ],
 )
-def test_a_grid(text: str, values: tuple[Any, ...]) -> None:
+def test_grid(text: str, values: tuple[Any, ...]) -> None:
     assert grid([text]) == {"k": Dimension("choice", values)}
     settings = [setting for value in values for setting in as_settings({"k": value})]
     assert tuple(read_value(setting.removeprefix("k=")) for setting in settings) == values
@@ -45,7 +45,7 @@ def test_a_grid(text: str, values: tuple[Any, ...]) -> None:
         ("k=choice:a|b|[1, 2]|3", Dimension("choice", ("a", "b", [1, 2], 3))),
     ],
 )
-def test_a_search(text: str, dimension: Dimension) -> None:
+def test_search(text: str, dimension: Dimension) -> None:
     assert search([text]) == {"k": dimension}
     assert from_mapping({"k": text.removeprefix("k=")}) == {"k": dimension}
 
@@ -71,7 +71,7 @@ def test_a_search(text: str, dimension: Dimension) -> None:
         (from_mapping, {"k": [len]}, "not JSON serializable; a function is given as a text, 'module:name'"),
     ],
 )
-def test_a_malformed_space_is_one_clear_line(parse: Any, texts: Any, message: str) -> None:
+def test_malformed_space_is_one_line(parse: Any, texts: Any, message: str) -> None:
     with pytest.raises(SweepError) as raised:
         parse(texts)
     assert message in str(raised.value) and "\n" not in str(raised.value)
@@ -98,20 +98,20 @@ def test_combinations() -> None:
         (grid(["model.lr_schedule.method=constant,exp"]), "model.lr_schedule.exp.value is required when"),
     ],
 )
-def test_a_space_that_does_not_fit_the_config(space: Any, message: str) -> None:
+def test_space_that_does_not_fit_the_config(space: Any, message: str) -> None:
     config = tiny_config()
     with pytest.raises((SweepError, ConfigError)) as raised:
         plan_of(space, config)
     assert message in str(raised.value) and config == tiny_config()
 
 
-def test_a_range_that_does_not_fit_the_config() -> None:
+def test_range_that_does_not_fit_the_config() -> None:
     for text, message in (("float:1..8", "got 1.0"), ("int:0..8", "got 0")):
         with pytest.raises(ConfigError, match=f"model.batch_size: expected int >= 1, {message}"):
             plan_of(search([f"model.batch_size={text}"]), tiny_config(), trials=2)
 
 
-def test_a_space_may_bring_what_the_config_lacks() -> None:
+def test_space_may_set_missing_keys() -> None:
     config = tiny_config()
     config.override(["model.lr_schedule.method=exp"])
     space = grid([f"model.lr_schedule.exp.{name}=0.5,1" for name in ("value", "decay_rate")])
@@ -122,6 +122,6 @@ def test_a_space_may_bring_what_the_config_lacks() -> None:
 
 
 @pytest.mark.parametrize("value", ["a", True])
-def test_values_of_another_type_than_the_models(value: Any) -> None:
+def test_values_of_another_type(value: Any) -> None:
     with pytest.raises(ConfigError, match=f"model.own: expected float, got {value!r}"):
         plan_of({"model.own": Dimension("choice", (value,))}, tiny_config(**{"model.own": 0.1}))

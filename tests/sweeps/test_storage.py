@@ -12,7 +12,7 @@ from prototrain.sweeps.storage import open_storage, sqlite_url
 
 
 @pytest.mark.parametrize("line", [b"{not json}", b'{"op_code": 99}'])
-def test_a_damaged_journal_is_one_clear_line(tmp_path: Path, line: bytes) -> None:
+def test_damaged_journal_is_one_line(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "journal"
     optuna.create_study(storage=open_storage(str(path)), study_name="s")
     path.write_bytes(line + b"\n" + path.read_bytes())
@@ -22,7 +22,7 @@ def test_a_damaged_journal_is_one_clear_line(tmp_path: Path, line: bytes) -> Non
 
 
 @pytest.mark.parametrize("name", ["q?a=b", "{a,b}", "100%#1"])
-def test_a_database_in_an_odd_directory(tmp_path: Path, name: str) -> None:
+def test_database_in_an_odd_directory(tmp_path: Path, name: str) -> None:
     directory = tmp_path / name
     directory.mkdir()
     optuna.create_study(storage=open_storage(sqlite_url(directory / "s.sweep.db")), study_name="s")

@@ -1,4 +1,4 @@
-"""The trials of a sweep, without training anything."""
+"""The trials of a sweep, without training."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def states(study: Study) -> list[str]:
 
 
 @pytest.mark.parametrize("journal", [False, True], ids=["database", "journal"])
-def test_every_combination_is_run_once_by_several_processes(journal: bool, opens: Opens, tmp_path: Path) -> None:
+def test_several_processes_run_each_combination_once(journal: bool, opens: Opens, tmp_path: Path) -> None:
     place = str(tmp_path / "journal") if journal else None
     processes = [opens(place=place) for _ in range(3)]
     begun = [taken(processes[number % 3]) for number in range(6)]
@@ -105,9 +105,7 @@ def test_every_combination_is_run_once_by_several_processes(journal: bool, opens
     assert opens(place=place).next() is None and states(processes[0]) == ["finished"] * 6
 
 
-def test_a_trial_begun_at_the_same_moment_as_the_last_one_does_not_count(
-    opens: Opens, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extra_trial_of_a_race_is_not_counted(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = opens(ONE), opens(ONE)
     trials, looks = second._trials, []
 
@@ -123,7 +121,7 @@ def test_a_trial_begun_at_the_same_moment_as_the_last_one_does_not_count(
     assert states(opens(ONE)) == ["finished"]
 
 
-def test_a_trial_of_a_process_that_died_is_taken_up_with_its_values(opens: Opens) -> None:
+def test_trial_of_a_dead_process_is_continued(opens: Opens) -> None:
     first, second = opens(RATE, trials=2), opens(RATE, trials=2)
     mine, other = taken(first), taken(second)
     assert first.next() is None and states(first) == ["running", "running"]
@@ -138,7 +136,7 @@ def test_a_trial_of_a_process_that_died_is_taken_up_with_its_values(opens: Opens
     finish(other)
 
 
-def test_trials_that_were_stopped_are_the_next_ones_of_another_sweep(opens: Opens) -> None:
+def test_stopped_trials_are_continued_first(opens: Opens) -> None:
     with opens() as first:
         assert [taken(first).release(), taken(first).release("killed by SIGKILL")] == ["stopped", "killed by SIGKILL"]
         assert taken(first).number == 2  # not one that this process has had already
@@ -147,7 +145,7 @@ def test_trials_that_were_stopped_are_the_next_ones_of_another_sweep(opens: Open
     assert [taken(later).number for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_trial_whose_experiment_is_in_use_is_waited_for(opens: Opens) -> None:
+def test_trial_with_a_used_experiment_waits(opens: Opens) -> None:
     die(taken(opens(ONE)))
     later = opens(ONE)
     holder = later.plan.experiment(0)
@@ -157,7 +155,7 @@ def test_a_trial_whose_experiment_is_in_use_is_waited_for(opens: Opens) -> None:
     assert taken(later).number == 0
 
 
-def test_without_a_common_file_system_the_owner_must_be_silent(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_on_another_machine_must_be_silent(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     trial, there = taken(opens(ONE)), opens(ONE, machine="there")
     assert there.next() is None and states(there) == ["running"]
     monkeypatch.setattr(study, "GRACE_SECONDS", -1.0)
@@ -178,9 +176,7 @@ def test_without_a_common_file_system_the_owner_must_be_silent(opens: Opens, mon
     assert trial.finish() == "finished by another process" and states(there) == ["finished"]
 
 
-def test_a_sweep_that_was_silent_leaves_alone_what_another_took_over(
-    opens: Opens, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_sweep_gives_up_its_trials(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     with opens(ONE) as silent:
         assert taken(silent).number == 0
         there = opens(ONE, machine="there")
@@ -195,7 +191,7 @@ def test_a_sweep_that_was_silent_leaves_alone_what_another_took_over(
     assert (found.state, found.user_attrs["owner"]["id"]) == (optuna.trial.TrialState.RUNNING, there._id)
 
 
-def test_a_trial_without_a_sign_gets_time_and_is_then_taken(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_without_heartbeat_is_taken_over_later(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     opens(ONE)._study.ask()  # and died before it could sign
     later = opens(ONE)
     assert later.next() is None
@@ -203,7 +199,7 @@ def test_a_trial_without_a_sign_gets_time_and_is_then_taken(opens: Opens, monkey
     assert taken(opens(ONE)).values == {"model.batch_size": 4}
 
 
-def test_what_is_sampled_does_not_depend_on_stops(opens: Opens, tmp_path: Path) -> None:
+def test_samples_do_not_depend_on_stops(opens: Opens, tmp_path: Path) -> None:
     def run(name: str, *, stops: bool) -> list[float]:
         place, values = str(tmp_path / name), []
         process = opens(RATE, trials=12, place=place)
@@ -235,7 +231,7 @@ def test_bad_trials_are_pruned(opens: Opens) -> None:
     assert states(process) == [*["finished"] * 5, "pruned", "finished"]
 
 
-def test_trials_that_come_to_nothing(opens: Opens) -> None:
+def test_failed_trials(opens: Opens) -> None:
     process = opens()
     silent, broken, infinite = taken(process), taken(process), taken(process)
     assert silent.finish() == "failed: the run has ended without measuring vld/loss"
@@ -248,7 +244,7 @@ def test_trials_that_come_to_nothing(opens: Opens) -> None:
     assert states(process)[:3] == ["failed"] * 3 and process.outcomes()[1].error == "out of memory"
 
 
-def test_a_sweep_stays_what_it_is(opens: Opens) -> None:
+def test_changed_sweep_is_an_error(opens: Opens) -> None:
     opens()
     opens(objective="vld/accuracy")  # nothing was reported yet
     first = opens()
@@ -268,7 +264,7 @@ def test_a_sweep_stays_what_it_is(opens: Opens) -> None:
     opens(trainer__experiment_name="other", model__num_steps=21)
 
 
-def test_an_experiment_in_the_way(opens: Opens, tmp_path: Path) -> None:
+def test_existing_experiment(opens: Opens, tmp_path: Path) -> None:
     experiment = Experiment(tmp_path / "here/tiny-5")
     experiment.lock()
     experiment.unlock()
@@ -292,9 +288,7 @@ def test_an_experiment_in_the_way(opens: Opens, tmp_path: Path) -> None:
         ({"place": "sqlite:///TMP/file"}, "cannot open the storage sqlite:///TMP/file: file is not a database"),
     ],
 )
-def test_what_cannot_be_begun_is_one_clear_line(
-    keywords: dict[str, Any], message: str, opens: Opens, tmp_path: Path
-) -> None:
+def test_errors_are_one_line(keywords: dict[str, Any], message: str, opens: Opens, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("neither a database nor a journal\n" * 40)
     keywords = {
         name: value.replace("TMP", str(tmp_path)) if name == "place" else value for name, value in keywords.items()
@@ -304,7 +298,7 @@ def test_what_cannot_be_begun_is_one_clear_line(
     assert "\n" not in str(raised.value) and "secret" not in str(raised.value)
 
 
-def test_a_storage_that_fails_later_is_one_clear_line(opens: Opens, tmp_path: Path) -> None:
+def test_failing_storage_is_one_line(opens: Opens, tmp_path: Path) -> None:
     process = opens()
     with sqlite3.connect(tmp_path / "study.db") as database:
         database.execute("drop table trials")
@@ -313,7 +307,7 @@ def test_a_storage_that_fails_later_is_one_clear_line(opens: Opens, tmp_path: Pa
         process.next()
 
 
-def test_a_process_says_that_it_is_alive(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     process = opens()
     trial = taken(process)
     before = process._study.get_trials()[trial.number].user_attrs["owner"]["alive"]

@@ -1,4 +1,4 @@
-"""Whole sweeps: real training, in this process."""
+"""Whole sweeps in this process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class At(Callback):
             self._action()
 
 
-def test_a_grid_is_trained_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_grid_is_trained_once(capsys: pytest.CaptureFixture[str]) -> None:
     mine = model()
     before = dict(mine.config)
     verbosity = optuna.logging.get_verbosity()
@@ -89,7 +89,7 @@ def test_a_grid_is_trained_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(mine).monitors.latest("vld/loss") == result.best.objective
 
 
-def test_a_trial_that_fails_does_not_end_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_trial_does_not_end_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
         net = tiny_build(inputs, train_phase)
         if mine.config["model.batch_size"] == 4:
@@ -111,15 +111,13 @@ def test_a_trial_that_fails_does_not_end_the_sweep(capsys: pytest.CaptureFixture
     assert [trial.state for trial in prototrain.sweep(mine, space).trials].count("failed") == 3
 
 
-def test_a_sweep_in_which_all_fails_is_an_error() -> None:
+def test_error_if_all_trials_fail() -> None:
     mine = model(build=lambda inputs, train_phase: {})
     with pytest.raises(SweepError, match=r"no trial has finished; trial 0 failed: build\(\) must return 'loss'"):
         prototrain.sweep(mine, {"model.batch_size": [4, 8]})
 
 
-def test_the_command_fails_if_a_trial_failed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exit_code_of_a_failed_trial(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(trial: Trial, *_: Any) -> tuple[int, str]:
         trial.report({"vld/loss": (1, 0.5)})
         return int(trial.number > 0), "prototrain: error: no"
@@ -130,7 +128,7 @@ def test_the_command_fails_if_a_trial_failed(
     assert "(3 of 3, best" in said.out and "prototrain: error: 2 of 3 trials failed: 1, 2; see above" in said.err
 
 
-def test_a_stop_saves_and_the_same_call_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopped_sweep_resumes(capsys: pytest.CaptureFixture[str]) -> None:
     def stopping(model: Any) -> list[Callback]:
         return [*default_callbacks(model), At("tiny-1", 3, lambda: os.kill(os.getpid(), signal.SIGTERM))]
 
@@ -166,7 +164,7 @@ def test_bad_trials_stop_early(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "stopped after step 2: the sweep has pruned" in Path("experiments/tiny-1/train.log").read_text()
 
 
-def test_an_objective_that_is_not_measured_ends_the_sweep_and_can_be_corrected() -> None:
+def test_unmeasured_objective_ends_the_sweep() -> None:
     with pytest.raises(SweepError, match=r"trial 0 has no scalar 'vld/los' to go by; it has: .*vld/loss"):
         prototrain.sweep(model(), {"model.batch_size": [4]}, objective="vld/los")
     assert [trial.step for trial in prototrain.sweep(model(), {"model.batch_size": [4]}).trials] == [4]
@@ -183,13 +181,13 @@ def test_an_objective_that_is_not_measured_ends_the_sweep_and_can_be_corrected()
         ({"model": "m", "trainer": prototrain.SimpleTrainer}, "need the model itself, not its name"),
     ],
 )
-def test_a_mistake_in_python(keywords: dict[str, Any], message: str) -> None:
+def test_errors_in_python(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises((SweepError, ConfigError), match=message):
         prototrain.sweep(**{"model": model(), "space": SPACE, **keywords})
     assert not Path("experiments").exists()
 
 
-def test_a_config_that_a_process_cannot_be_given() -> None:
+def test_config_that_cannot_be_passed_to_a_process() -> None:
     prototrain.load_model("m").config["model.lr_schedule.custom.fn"] = lambda step: 0.1
     with pytest.raises(SweepError, match=r"give the model itself: model.lr_schedule.custom.fn"):
         prototrain.sweep("m", {"model.batch_size": [2, 4]})
@@ -207,7 +205,7 @@ def test_a_config_that_a_process_cannot_be_given() -> None:
         (["--grid", "model.batch_size=1", "-s", "model.num_steps=a"], "model.num_steps: expected int >= 0, got 'a'"),
     ],
 )  # fmt: skip
-def test_a_mistake_on_the_command_line_is_one_line(
+def test_command_line_errors_are_one_line(
     arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sweep", "m", *arguments]) == 1
@@ -232,9 +230,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], monkeypatch: pytest.Monk
     assert exit_.value.code == 2
 
 
-def test_without_optuna_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["sweep", "m", "--grid", "model.batch_size=2,4"]) == 1
     said = capsys.readouterr().err

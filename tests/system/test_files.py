@@ -1,4 +1,4 @@
-"""Files appear whole or not at all."""
+"""Atomic writes and safe file access."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prototrain.system.files import open_file, outsider, write_atomic
 @pytest.mark.parametrize(
     ("content", "expected"), [("h\u00e9llo\n", "h\u00e9llo\n".encode()), (b"\x00\xff", b"\x00\xff"), ("", b"")]
 )
-def test_text_and_bytes(tmp_path: Path, content: str | bytes, expected: bytes) -> None:
+def test_write_text_and_bytes(tmp_path: Path, content: str | bytes, expected: bytes) -> None:
     path = tmp_path / "file"
     for _ in range(2):  # the second time over the first
         write_atomic(path, content)
@@ -24,7 +24,7 @@ def test_text_and_bytes(tmp_path: Path, content: str | bytes, expected: bytes) -
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_leaves_the_old_file_alone(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, "old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -69,7 +69,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("make", "words"), ODD.values(), ids=ODD)
-def test_what_leads_elsewhere_or_is_no_file_is_found(run: Path, make: Callable[[Path], object], words: str) -> None:
+def test_outsiders_are_found(run: Path, make: Callable[[Path], object], words: str) -> None:
     assert outsider(run) is None
     make(run / "odd")
     found = outsider(run, deep=False)
@@ -82,7 +82,7 @@ def test_what_leads_elsewhere_or_is_no_file_is_found(run: Path, make: Callable[[
     assert outsider(run, deep=False) is None
 
 
-def test_links_that_stay_inside_are_none_of_it(run: Path) -> None:
+def test_inner_links_are_accepted(run: Path) -> None:
     (run / "inner" / "most" / "up").symlink_to("../../file")
     (run / "latest").symlink_to("inner")
     (run / "absolute").symlink_to(run / "inner")
@@ -97,13 +97,13 @@ def test_links_that_stay_inside_are_none_of_it(run: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["nothing", "run/file", "run/nothing/there"])
-def test_without_a_directory_there_is_nothing(run: Path, missing: str) -> None:
+def test_missing_directory(run: Path, missing: str) -> None:
     assert outsider(run.parent / missing) is None
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_APPEND])
 @pytest.mark.parametrize("name", ["file elsewhere", "pipe", "socket"])
-def test_only_files_are_opened(run: Path, name: str, flags: int) -> None:
+def test_only_regular_files_are_opened(run: Path, name: str, flags: int) -> None:
     ODD[name][0](run / "odd")
     with pytest.raises(OSError, match=r"it is (a link|not a file)") as raised:
         open_file(run / "odd", flags)
@@ -113,7 +113,7 @@ def test_only_files_are_opened(run: Path, name: str, flags: int) -> None:
         assert (run / "file").read_text() == "ours"
 
 
-def test_a_link_in_place_of_a_temporary_file_is_not_followed(run: Path) -> None:
+def test_planted_temporary_link_is_not_followed(run: Path) -> None:
     theirs = run.parent / "elsewhere" / "file"
     (run / f".tmp-file-{os.getpid()}").symlink_to(theirs)
     (run / "link").symlink_to(theirs)

@@ -1,4 +1,4 @@
-"""Children of a run: they neither end it nor keep it from ending. Real forks and signals."""
+"""Child processes of a run neither end it nor keep it from ending; with real forks and signals."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def at(step: int, action: Callable[[], object]) -> CallbackFactory:
     return CallbackFactory(trigger=lambda self: self.trainer.global_step == step and action())
 
 
-def test_a_pool_of_processes_does_not_end_the_run(experiment: Path) -> None:
+def test_process_pool_does_not_end_the_run(experiment: Path) -> None:
     def work() -> None:
         with FORK.Pool(2) as pool:
             assert pool.map(abs, [-1, -2, -3]) == [1, 2, 3]
@@ -78,7 +78,7 @@ def test_a_pool_of_processes_does_not_end_the_run(experiment: Path) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_a_child_is_the_child_s_alone(signum: int) -> None:
+def test_signal_to_a_child_does_not_reach_the_run(signum: int) -> None:
     def end_one() -> None:
         reader, writer = os.pipe()
         child = fork(lambda: (os.write(writer, b"!"), wait_for_ever()))
@@ -97,7 +97,7 @@ def test_a_signal_to_a_child_is_the_child_s_alone(signum: int) -> None:
     assert trainer.global_step == 4
 
 
-def test_a_child_that_outlives_the_run_keeps_nothing(experiment: Path, children: list[int]) -> None:
+def test_child_that_outlives_the_run(experiment: Path, children: list[int]) -> None:
     trainer = CountingTrainer(experiment=experiment)
     begin = time.monotonic()
     trainer.train([at(1, lambda: children.append(fork(wait_for_ever))).every(steps=1), SaveOnExit()], max_steps=2)
@@ -106,7 +106,7 @@ def test_a_child_that_outlives_the_run_keeps_nothing(experiment: Path, children:
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=3)
 
 
-def test_a_thread_is_no_longer_waiting_for_sockets_that_children_have(children: list[int]) -> None:
+def test_run_ends_while_children_hold_its_sockets(children: list[int]) -> None:
     # A copy that no hook of Python's has closed, as a child has that a library has forked.
     stop = StopRequest(print)
     with stop:
@@ -115,7 +115,7 @@ def test_a_thread_is_no_longer_waiting_for_sockets_that_children_have(children: 
     os.close(copy)
 
 
-def test_a_lock_is_free_when_its_owner_is_killed_and_a_child_of_it_is_not(tmp_path: Path) -> None:
+def test_lock_of_a_killed_owner_with_a_living_child(tmp_path: Path) -> None:
     reader, writer = os.pipe()
 
     def own() -> None:
@@ -143,7 +143,7 @@ def test_a_lock_is_free_when_its_owner_is_killed_and_a_child_of_it_is_not(tmp_pa
         (tiny_trainer, SystemExit(7), 7),
     ],
 )
-def test_a_child_that_leaves_by_an_exception_ends_nothing_of_the_run(
+def test_exception_in_a_child_does_not_end_the_run(
     make: Callable[..., Trainer], error: BaseException, code: int, experiment: Path
 ) -> None:
     """As after ``if os.fork() == 0: work(); sys.exit()``, which goes through `train` in the child."""
@@ -163,7 +163,7 @@ def test_a_child_that_leaves_by_an_exception_ends_nothing_of_the_run(
 
 
 @pytest.mark.parametrize(("target", "said"), [(wait_for_ever, False), (deaf, True)])
-def test_processes_are_ended_whatever_they_ignore(
+def test_processes_are_killed_if_they_ignore_signals(
     target: Callable[[], None], said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = FORK.Process(target=target)
@@ -175,7 +175,7 @@ def test_processes_are_ended_whatever_they_ignore(
     assert ("is killed" in capsys.readouterr().out) == said
 
 
-def test_a_thread_that_does_not_end_is_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_thread_that_does_not_end_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     release = threading.Event()
     thread = threading.Thread(target=release.wait, name="deaf")
     helper = StartProcOrThread(thread, stop=lambda: None, timeout=0.0)

@@ -1,4 +1,4 @@
-"""What the driver says of GPUs, with files and a program in its place."""
+"""What `nvidia-smi` reports, with a stand-in for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from prototrain.towers import gpus_in_machine
         (None, "", []),
     ],
 )
-def test_what_nvidia_smi_lists(
+def test_nvidia_smi_output(
     program: str | None, hidden: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -37,7 +37,7 @@ def test_what_nvidia_smi_lists(
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="TensorFlow can use a GPU here")
 @pytest.mark.parametrize(("has_cuda", "reason"), [(True, "does not find the CUDA libraries"), (False, "without CUDA")])
-def test_a_gpu_that_tensorflow_cannot_use(has_cuda: bool, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_for_an_unusable_gpu(has_cuda: bool, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert towers.in_words(["CPU:0", "GPU:7"]) == "CPU:0, GPU:7"
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: has_cuda)
     monkeypatch.setattr(towers, "gpus_in_machine", list)

@@ -1,4 +1,4 @@
-"""Signals that stop a run, that have it save and go on, and that show what it is doing. Real ones, and real forks."""
+"""Signals that stop a run, save, or print stacks; with real signals and forks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def save() -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGXCPU])
-def test_what_the_system_sends_stops_and_saves_however_often(
+def test_repeated_system_signals_stop_and_save(
     signum: int, experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def again_and_again() -> None:
@@ -77,7 +77,7 @@ def test_what_the_system_sends_stops_and_saves_however_often(
     assert signal.Signals(signum).name in (experiment / "run.json").read_text()
 
 
-def test_what_is_ignored_at_the_start_stays_ignored() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         trainer = CountingTrainer()
@@ -99,7 +99,7 @@ class WhileSavingStep8(WhileSaving):
             super().write(prefix)
 
 
-def test_a_run_saves_when_it_is_asked_to_and_nothing_else_changes(
+def test_save_signal_changes_nothing_else(
     straight: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
@@ -131,12 +131,12 @@ def test_a_run_saves_when_it_is_asked_to_and_nothing_else_changes(
     assert values(again) == straight[0] and rows(tmp_path) == straight[1]
 
 
-def test_a_trainer_without_a_directory_says_that_nothing_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
+def test_save_signal_without_a_directory(capsys: pytest.CaptureFixture[str]) -> None:
     CountingTrainer().train([At(2, save)], max_steps=3)
     assert "nothing was saved: the trainer has no experiment directory" in capsys.readouterr().out
 
 
-def test_a_save_that_fails_does_not_end_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_save_signal_does_not_end_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def fill() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -147,7 +147,7 @@ def test_a_save_that_fails_does_not_end_the_run(experiment: Path, capsys: pytest
     assert "WARNING" in said and "training continues" in said
 
 
-def test_an_estimator_saves_as_well(tmp_path: Path) -> None:
+def test_save_signal_of_an_estimator(tmp_path: Path) -> None:
     x, y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
 
@@ -163,7 +163,7 @@ def test_an_estimator_saves_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_a_child_of_a_run_in_a_run_gets_its_own_signals(signum: int) -> None:
+def test_child_of_a_nested_run_gets_its_signals(signum: int) -> None:
     codes: list[int] = []
 
     def end_one() -> None:
@@ -209,7 +209,7 @@ print("steps", trainer.global_step)
 """
 
 
-def test_the_stacks_of_all_threads_are_shown(tmp_path: Path) -> None:
+def test_stacks_of_all_threads(tmp_path: Path) -> None:
     # In its own process: faulthandler prints the stacks of 100 threads at most, the newest first.
     (tmp_path / "look.py").write_text(LOOK)
     program = Program([str(tmp_path / "look.py")])
@@ -219,7 +219,7 @@ def test_the_stacks_of_all_threads_are_shown(tmp_path: Path) -> None:
     assert "steps 1" in said and "in trigger_step" in said and "in beside" in said and "Current thread" in said
 
 
-def test_around_a_run_there_is_nothing_to_save_and_nothing_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
+def test_save_signals_outside_of_a_run(capfd: pytest.CaptureFixture[str]) -> None:
     with ignore_save_signals(), ignore_save_signals():
         save()
         send(signal.SIGQUIT)
@@ -242,9 +242,7 @@ config = tiny_config(trainer__experiment_name="e", model__num_steps=1)
 """
 
 
-def test_before_a_run_of_the_command_line_there_is_nothing_to_save(
-    scratch: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_save_signal_before_a_run_of_the_command_line(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
     Path("m.py").write_text(MODEL)
     assert main(["run", "m"]) == 0
     assert "there is nothing to save; continuing" in capfd.readouterr().err
@@ -272,9 +270,7 @@ class WaitsForEver(Callback):
 
 
 @pytest.mark.parametrize("hook", ["before_train", "trigger_step"])
-def test_code_of_the_user_s_that_waits_for_ever_is_interrupted(
-    hook: str, experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_second_signal_interrupts_user_code(hook: str, experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer, waiting = CountingTrainer(experiment=experiment), WaitsForEver(hook, 2)
     with pytest.raises(SystemExit) as caught:
         trainer.train([waiting, SaveOnExit()], max_steps=4)
@@ -308,7 +304,7 @@ class SignalsWhenSaved:
     def load_state_dict(self, state: dict[str, int]) -> None: ...
 
 
-def test_a_save_that_a_callback_of_the_user_s_has_asked_for_comes_to_its_end(experiment: Path) -> None:
+def test_second_signal_does_not_interrupt_a_save(experiment: Path) -> None:
     trainer, signals = CountingTrainer(experiment=experiment), SignalsWhenSaved()
     trainer.state["signals"] = signals
     with pytest.raises(SystemExit) as caught:

@@ -1,4 +1,4 @@
-"""Text from others on a terminal."""
+"""Untrusted text and tables on a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from prototrain.system.terminal import Table, one_line, plain_table, printable, 
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),
     ],
 )
-def test_nothing_but_text_is_left(text: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped(text: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert printable(text) == expected
     assert one_line(text) == expected.replace("\n", r"\n").replace("\t", r"\t")
     say(text)
@@ -33,7 +33,7 @@ def test_nothing_but_text_is_left(text: str, expected: str, capsys: pytest.Captu
     assert tuple(capsys.readouterr()) == (f"{expected}\n", expected)
 
 
-def test_tables_keep_their_lines() -> None:
+def test_tables_keep_line_breaks() -> None:
     shown = str(Table([["a\nb", 1], ["\x1b[31m", 2]], ["na\rme", "n"]))
     assert shown.splitlines()[0].split() == [r"na\rme", "n"]
     assert [line.split() for line in shown.splitlines()[2:]] == [[r"a\nb", "1"], [r"\x1b[31m", "2"]]
@@ -54,7 +54,7 @@ def drawn(table: Table, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [200, 60, 45])
-def test_nothing_is_lost_and_nothing_sticks_out(width: int) -> None:
+def test_tables_fit_the_width(width: int) -> None:
     lines = drawn(WIDE, width)
     assert max(map(len, lines)) <= width
     said = "".join("".join(lines).split())
@@ -62,7 +62,7 @@ def test_nothing_is_lost_and_nothing_sticks_out(width: int) -> None:
         assert word in said
 
 
-def test_numbers_stand_to_the_right_and_control_characters_are_escaped() -> None:
+def test_alignment_and_escapes_in_tables() -> None:
     _, first, second = drawn(WIDE, 200)
     assert first == r"a-long-name-of-a-run  failed: no room\x1b[31m     12"
     assert second.split() == ["b", "finished", "1", "x"] and second.index("1  x") == len(first) - 1
@@ -73,7 +73,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_colours_and_a_file_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -14,7 +14,7 @@ def failing_datasets() -> dict[str, tf.data.Dataset]:
     raise RuntimeError("mine")
 
 
-def test_only_the_users_frames_are_shown() -> None:
+def test_only_user_frames_are_shown() -> None:
     try:
         tiny_trainer(datasets=failing_datasets)
     except RuntimeError as error:
@@ -24,7 +24,7 @@ def test_only_the_users_frames_are_shown() -> None:
     assert "prototrain" not in text.replace("/prototrain/tests", "")
 
 
-def test_causes_are_shortened_as_well() -> None:
+def test_causes_are_shortened() -> None:
     try:
         try:
             tiny_trainer(datasets=failing_datasets)
@@ -35,7 +35,7 @@ def test_causes_are_shortened_as_well() -> None:
     assert "direct cause" in text and "datasets.py" not in text
 
 
-def test_an_error_without_a_users_frame_keeps_all() -> None:
+def test_error_without_user_frames_keeps_all() -> None:
     for call, argument, shown in (
         (ast.parse, "def f(:", 'File "<unknown>", line 1'),
         (ast.literal_eval, "x", "ast.py"),
@@ -48,7 +48,7 @@ def test_an_error_without_a_users_frame_keeps_all() -> None:
         assert shown in format_error(caught.value.with_traceback(trace.tb_next))
 
 
-def test_python_inside_a_graph_shows_its_frames() -> None:
+def test_python_code_in_a_graph_shows_its_frames() -> None:
     def generate() -> object:
         yield 1.0
         raise ValueError("bad row")
@@ -63,7 +63,7 @@ def test_python_inside_a_graph_shows_its_frames() -> None:
     assert text.endswith("ValueError: bad row\n")
 
 
-def test_an_error_of_an_op_is_no_python() -> None:
+def test_error_of_an_op() -> None:
     with pytest.raises(tf.errors.OpError) as caught:
         next(iter(tf.data.TextLineDataset("no/such/file")))
     assert python_in_graph(caught.value) is None
@@ -79,5 +79,5 @@ def test_an_error_of_an_op_is_no_python() -> None:
         (tf.errors.InvalidArgumentError(None, None, "{{node x}} bad row [Op:Add]"), "InvalidArgumentError: bad row"),
     ],
 )
-def test_an_error_in_one_line(error: Exception, line: str) -> None:
+def test_in_one_line(error: Exception, line: str) -> None:
     assert in_one_line(error) == line

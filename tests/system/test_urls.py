@@ -1,4 +1,4 @@
-"""Which paths are URLs, and what is said where a URL cannot be used."""
+"""Which paths are URLs, and errors of URLs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from prototrain.system.files import joined, local_path, url_of
         (Path("memory://bucket/x"), "memory://bucket/x", None),  # which has lost a slash
     ],
 )
-def test_what_is_a_url(path: str | Path, url: str | None, local: str | None) -> None:
+def test_url_of(path: str | Path, url: str | None, local: str | None) -> None:
     assert url_of(path) == url
     if local is not None:
         assert local_path(path) == Path(local)
 
 
-def test_what_is_below_a_url() -> None:
+def test_joined() -> None:
     assert joined("memory://bucket/x/", "name") == "memory://bucket/x/name"
     assert joined("x", "name") == Path("x/name")
 
@@ -55,9 +55,7 @@ def test_what_is_below_a_url() -> None:
     ],
 )
 @pytest.mark.parametrize("use", [Experiment, read_weights])
-def test_a_url_that_cannot_be_used(
-    url: str, said: str, use: Any, monkeypatch: pytest.MonkeyPatch, scratch: Path
-) -> None:
+def test_errors(url: str, said: str, use: Any, monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
     for package, scheme in (("gcsfs", "gs"), ("s3fs", "s3")):
         monkeypatch.setitem(sys.modules, package, None)
         monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, scheme, raising=False)
@@ -84,9 +82,7 @@ def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda arguments: " ".join(arguments[:3]),
 )
-def test_an_unknown_scheme_is_an_error_and_never_a_folder(
-    arguments: list[str], scratch: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_scheme_is_an_error(arguments: list[str], scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 1
     said = capsys.readouterr().err
     assert said.startswith("prototrain: error: unknown scheme in gx://bucket/x")

@@ -1,4 +1,4 @@
-"""A word about what takes long before the first step, and a signal that ends it. No test waits."""
+"""Messages for slow operations before the first step, and signals that interrupt them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prototrain.system.terminal.Timer", Impatient)
 
 
-def test_only_what_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_slow_operations_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     said, heard = [], threading.Event()
     with announcing("restoring", said.append):
         pass
@@ -50,9 +50,7 @@ def test_only_what_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_a_start_and_a_resume_do_before_the_first_step(
-    experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_operations_before_the_first_step(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def lines() -> list[str]:
         # Data has words of its own.
         said = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" ...")]
@@ -101,7 +99,7 @@ class Hooked(Recorder):
     # Within an epoch, a callback whose state was restored is not prepared again.
     [(hook, steps) for hook in HOOKS for steps in (0, 2) if (hook, steps) != ("before_epoch", 2)],
 )
-def test_a_signal_in_a_hook_ends_the_run_behind_it(
+def test_signal_in_a_hook_ends_the_run_after_it(
     hook: str, steps: int, experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if steps:
@@ -117,9 +115,7 @@ def test_a_signal_in_a_hook_ends_the_run_behind_it(
     assert trainer.run.checkpoints.steps() == ([steps] if steps else [])
 
 
-def test_a_signal_ends_the_wait_for_the_first_batches_of_a_validation(
-    experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_signal_interrupts_the_first_validation(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     is_over = threading.Event()
 
     def endlessly_slow() -> Any:
@@ -150,7 +146,7 @@ class SignalsWhenRead:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_signal_while_restoring_ends_the_run_before_the_first_step(experiment: Path) -> None:
+def test_signal_while_restoring(experiment: Path) -> None:
     for steps in (2, 4):
         trainer = CountingTrainer(experiment=experiment)
         trainer.state["slow"] = SignalsWhenRead()
@@ -162,7 +158,7 @@ def test_a_signal_while_restoring_ends_the_run_before_the_first_step(experiment:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_wait_that_python_cannot(signum: int, code: int) -> None:
+def test_signal_interrupts_a_native_wait(signum: int, code: int) -> None:
     """As inside of TensorFlow: the main thread does not come back to the interpreter."""
     program = (
         "import ctypes, sys\nfrom prototrain.system.signals import LeavingAtOnce\n"

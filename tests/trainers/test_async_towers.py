@@ -15,7 +15,7 @@ from tests.tiny import Losses, Recorder, tiny_datasets, tiny_model
 from tests.trainers.test_replicated import poisoned
 
 
-def test_every_tower_updates_the_same_variables() -> None:
+def test_towers_update_shared_variables() -> None:
     trainer = AsyncTrainer(tiny_model(), 3)
     recorder = Recorder()
     trainer.train([LearningRate(lambda step: 0.01), recorder.every(steps=50), StopOnNaN()], max_steps=200)
@@ -28,7 +28,7 @@ def test_every_tower_updates_the_same_variables() -> None:
     assert "dropout" not in trainer.outputs and np.isfinite(trainer.outputs["loss"])
 
 
-def test_the_first_tower_computes_what_a_simple_trainer_does() -> None:
+def test_first_tower_equals_simple_trainer() -> None:
     """Alone, and step by step."""
     two, simple = AsyncTrainer(tiny_model(), 2, scale_gradient=False), SimpleTrainer(tiny_model())
     losses = []
@@ -51,7 +51,7 @@ def test_gradients_are_divided_by_the_number_of_towers() -> None:
 
 
 @pytest.mark.parametrize("puts_back", [True, False])
-def test_a_value_that_is_not_finite_ends_the_run(puts_back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_value_ends_the_run(puts_back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not puts_back:  # as if another tower had read moving statistics that were not finite, before they were put back
         monkeypatch.setattr(SkipNonFinite, "begin", lambda self, variables, step: None)
     trainer = AsyncTrainer(tiny_model(datasets=poisoned(4, 0)), 2)
@@ -61,7 +61,7 @@ def test_a_value_that_is_not_finite_ends_the_run(puts_back: bool, monkeypatch: p
         assert np.isfinite(variable.numpy()).all(), name
 
 
-def test_a_failing_read_ends_the_run() -> None:
+def test_failing_read_ends_the_run() -> None:
     def datasets() -> dict[str, tf.data.Dataset]:
         trn = tiny_datasets()["trn"].repeat()
         checked = tf.data.Dataset.zip((trn, tf.data.Dataset.counter())).map(

@@ -1,4 +1,4 @@
-"""The loop: which hooks run, in which order, at which steps, whatever happens."""
+"""The loop: which hooks run, in which order and at which steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StopAt(Callback):
         return self.step if step < self.step else None
 
 
-def test_the_order_of_all_hooks() -> None:
+def test_order_of_hooks() -> None:
     recorder = Recorder()
     CountingTrainer().train([recorder, recorder_every(recorder, 3)], steps_per_epoch=4, max_epoch=2)
     assert [call for call in recorder.calls if call[0] != "setup" and "train" not in call[0]] == [
@@ -68,7 +68,7 @@ LENGTHS = [
 
 
 @pytest.mark.parametrize(("steps_per_epoch", "max_epoch", "max_steps", "total", "epochs"), LENGTHS)
-def test_the_length_of_a_run(
+def test_length_of_a_run(
     steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None, total: int, epochs: int
 ) -> None:
     trainer, recorder = CountingTrainer(), Recorder()
@@ -89,12 +89,12 @@ def test_the_length_of_a_run(
         ({"max_steps": True}, "max_steps"),
     ],
 )
-def test_a_wrong_length_is_refused(keywords: dict[str, Any], words: str) -> None:
+def test_wrong_length(keywords: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         CountingTrainer().train(**keywords)
 
 
-def test_counters_inside_every_hook() -> None:
+def test_counters_in_every_hook() -> None:
     seen = []
 
     class Look(Callback):
@@ -114,7 +114,7 @@ INTERVALS = [1, 2, 3, 5, 7]
 
 
 @pytest.mark.parametrize(("epoch", "stop", "resume_at"), [(2, None, 3), (5, 4, 0), (10, 4, 3)])
-def test_a_callback_fires_at_exactly_its_steps(epoch: int, stop: int | None, resume_at: int, tmp_path: Path) -> None:
+def test_callback_runs_at_exactly_its_steps(epoch: int, stop: int | None, resume_at: int, tmp_path: Path) -> None:
     total = 10
     directory = tmp_path / "run"
     if resume_at:
@@ -142,7 +142,7 @@ class Steps(Callback):
 
 
 @pytest.mark.parametrize("hook", ["setup", "before_train", "trigger_step", "trigger_epoch"])
-def test_after_train_runs_on_all_that_were_set_up_whatever_failed(hook: str) -> None:
+def test_after_train_always_runs(hook: str) -> None:
     class Fails(Callback):
         pass
 
@@ -157,7 +157,7 @@ def test_after_train_runs_on_all_that_were_set_up_whatever_failed(hook: str) -> 
     assert len(last.steps("after_train")) == (0 if hook == "setup" else 1)
 
 
-def test_a_failing_after_train_hides_neither_the_others_nor_the_first_failure() -> None:
+def test_failing_after_train() -> None:
     class FailsAtEnd(Callback):
         def after_train(self) -> None:
             raise RuntimeError("at the end")
@@ -171,7 +171,7 @@ def test_a_failing_after_train_hides_neither_the_others_nor_the_first_failure() 
     assert any("at the end" in note for note in caught.value.__notes__)
 
 
-def test_stop_training_lets_the_others_have_the_step() -> None:
+def test_stop_training_completes_the_step() -> None:
     early, late = Recorder(), Recorder()
     trainer = CountingTrainer()
     trainer.train([early.every(steps=2), StopAt(4), late.every(steps=2)], max_steps=10)
@@ -179,7 +179,7 @@ def test_stop_training_lets_the_others_have_the_step() -> None:
     assert early.steps("trigger") == late.steps("trigger") == [2, 4]
 
 
-def test_a_failing_step_is_not_counted() -> None:
+def test_failing_step_is_not_counted() -> None:
     class Fails(Trainer):
         def run_step(self) -> None:
             if self.global_step == 3:
@@ -191,7 +191,7 @@ def test_a_failing_step_is_not_counted() -> None:
     assert trainer.global_step == 3 and not trainer.step_is_whole
 
 
-def test_non_finite_scalars_end_a_run_only_if_that_is_asked_for() -> None:
+def test_non_finite_scalars_with_and_without_stop_on_nan() -> None:
     class Diverges(Trainer):
         def run_step(self) -> dict[str, float]:
             return {"loss": float("nan") if self.global_step == 2 else 1.0}
@@ -205,7 +205,7 @@ def test_non_finite_scalars_end_a_run_only_if_that_is_asked_for() -> None:
     assert trainer.global_step == 2
 
 
-def test_own_run_steps_need_only_return_their_number() -> None:
+def test_custom_run_steps() -> None:
     class Many(Trainer):
         def run_steps(self, n: int) -> int:
             return n
@@ -215,7 +215,7 @@ def test_own_run_steps_need_only_return_their_number() -> None:
     assert trainer.global_step == 10 and recorder.steps("trigger") == [4, 8, 10]
 
 
-def test_before_and_after_run_are_called_around_each_step() -> None:
+def test_before_and_after_run() -> None:
     calls: list[Any] = []
 
     class Around(Callback):
@@ -229,7 +229,7 @@ def test_before_and_after_run_are_called_around_each_step() -> None:
     assert calls == [("before", 0), ("after", 1.0), ("before", 1), ("after", 0.5)]
 
 
-def test_training_again_goes_on_from_where_the_trainer_is(tmp_path: Path) -> None:
+def test_train_again_continues(tmp_path: Path) -> None:
     trainer = CountingTrainer(experiment=tmp_path / "run")
     trainer.train([SaveOnExit()], max_steps=3)
     trainer.train([], max_steps=5)
@@ -237,7 +237,7 @@ def test_training_again_goes_on_from_where_the_trainer_is(tmp_path: Path) -> Non
     assert trainer.global_step == 8 and trainer.state["total"] == 36
 
 
-def test_resume_false_starts_over_and_keeps_the_old_checkpoints(tmp_path: Path) -> None:
+def test_resume_false_keeps_old_checkpoints(tmp_path: Path) -> None:
     CountingTrainer(experiment=tmp_path).train([SaveOnExit()], max_steps=3)
     trainer = CountingTrainer(experiment=tmp_path)
     trainer.train([SaveOnExit()], max_steps=2, resume=False)
@@ -246,13 +246,13 @@ def test_resume_false_starts_over_and_keeps_the_old_checkpoints(tmp_path: Path) 
     assert [path.name for path in (tmp_path / "checkpoints.superseded-1").iterdir()] == ["step-0000000003"]
 
 
-def test_a_writer_without_a_directory_says_so() -> None:
+def test_writer_without_a_directory_is_an_error() -> None:
     with pytest.raises(ExperimentError, match="SaveOnExit needs a directory"):
         CountingTrainer().train([SaveOnExit()], max_steps=1)
 
 
 @pytest.mark.parametrize("hook", ["before_run", "after_run"])
-def test_stop_training_along_with_a_step_saves_it_whole(hook: str, tmp_path: Path) -> None:
+def test_stop_training_in_after_run_saves_the_step(hook: str, tmp_path: Path) -> None:
     class Stops(Callback):
         pass
 
@@ -318,7 +318,7 @@ EPOCH_HOOKS = ("before_epoch", "trigger_step", "after_epoch", "trigger_epoch")
 @pytest.mark.parametrize("error", [None, StopTraining("enough")], ids=["signal", "StopTraining"])
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(("hook", "step"), [*((hook, 3) for hook in EPOCH_HOOKS), ("trigger_step", 4)])
-def test_each_hook_runs_once_for_an_epoch_that_is_stopped(
+def test_hooks_run_once_for_a_stopped_epoch(
     tmp_path: Path, hook: str, step: int, is_first: bool, error: BaseException | None
 ) -> None:
     length = {"steps_per_epoch": 3, "max_epoch": 3}
@@ -336,9 +336,7 @@ def test_each_hook_runs_once_for_an_epoch_that_is_stopped(
 
 @pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()], ids=["error", "interrupted"])
 @pytest.mark.parametrize("step", [3, 4])
-def test_where_a_callback_fails_all_of_its_step_are_called_again(
-    tmp_path: Path, step: int, error: BaseException
-) -> None:
+def test_callbacks_of_a_failed_step_run_again(tmp_path: Path, step: int, error: BaseException) -> None:
     calls: list[tuple[str, int]] = []
     length = {"steps_per_epoch": 3, "max_steps": 5}
     with pytest.raises(type(error)):
@@ -379,7 +377,7 @@ def counts(trainer: CountingTrainer) -> list[int]:
 
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(("hook", "step"), [*((hook, 3) for hook in EPOCH_HOOKS[1:]), ("trigger_step", 4)])
-def test_who_keeps_nothing_of_an_epoch_is_prepared_again(tmp_path: Path, hook: str, step: int, is_first: bool) -> None:
+def test_stateless_callbacks_get_before_epoch_again(tmp_path: Path, hook: str, step: int, is_first: bool) -> None:
     stop = failing(hook, step, OSError("disk"))
     with pytest.raises(OSError, match="disk"):
         prepared(tmp_path, [stop, Prepares()] if is_first else [Prepares(), stop])
@@ -388,7 +386,7 @@ def test_who_keeps_nothing_of_an_epoch_is_prepared_again(tmp_path: Path, hook: s
     assert trainer.run.resume_line().startswith(f"resumed at step {step}")
 
 
-def test_an_epoch_of_another_length_begins_where_it_does(tmp_path: Path) -> None:
+def test_resume_with_another_epoch_length(tmp_path: Path) -> None:
     for length, end in ((10, 5), (5, 15)):
         recorder = Recorder()
         trainer = CountingTrainer(experiment=tmp_path)
@@ -397,7 +395,7 @@ def test_an_epoch_of_another_length_begins_where_it_does(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("end", [2, 3])
-def test_a_run_that_is_extended_begins_no_epoch_twice_for_whom_its_end_was_none(tmp_path: Path, end: int) -> None:
+def test_extended_run_begins_each_epoch_once(tmp_path: Path, end: int) -> None:
     straight, extended = Tally(), Tally()
     CountingTrainer().train([straight], steps_per_epoch=3, max_steps=9)
     CountingTrainer(experiment=tmp_path).train([Tally(), SaveOnExit()], steps_per_epoch=3, max_steps=end)
@@ -405,7 +403,7 @@ def test_a_run_that_is_extended_begins_no_epoch_twice_for_whom_its_end_was_none(
     assert extended.calls == straight.calls
 
 
-def test_a_run_inside_of_an_exception_handler_reports_its_own_failures() -> None:
+def test_run_in_an_exception_handler() -> None:
     class FailsAtEnd(Callback):
         def after_train(self) -> None:
             raise RuntimeError("at the end")
@@ -417,7 +415,7 @@ def test_a_run_inside_of_an_exception_handler_reports_its_own_failures() -> None
             CountingTrainer().train([FailsAtEnd()], max_steps=1)
 
 
-def test_after_a_half_done_step_a_second_run_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
+def test_incomplete_step_restores_the_checkpoint(tmp_path: Path) -> None:
     class FailsOnce(CountingTrainer):
         failed = False
 
@@ -458,7 +456,7 @@ class CannotBegin(Callback):
         raise PrototrainError("a mistake")
 
 
-def test_a_fresh_start_deletes_what_is_there_once_the_callbacks_are_checked(experiment: Path) -> None:
+def test_fresh_start_deletes_after_the_checks(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit(), JSONWriter()], max_steps=4)
     (experiment / "analysis").mkdir()
     before = files(experiment)
@@ -481,7 +479,7 @@ def test_a_fresh_start_deletes_what_is_there_once_the_callbacks_are_checked(expe
     assert trainer.run.checkpoints.steps() == [2]
 
 
-def test_a_mistyped_dataset_does_not_cost_the_old_run(experiment: Path) -> None:
+def test_failed_fresh_start_keeps_the_old_run(experiment: Path) -> None:
     tiny_trainer(experiment).train([SaveOnExit()], max_steps=2)
     before = files(experiment)
     with pytest.raises(PrototrainError, match="did you mean 'vld'"):
@@ -489,7 +487,7 @@ def test_a_mistyped_dataset_does_not_cost_the_old_run(experiment: Path) -> None:
     assert files(experiment) == before
 
 
-def test_each_run_says_why_it_has_ended_itself() -> None:
+def test_reason_of_the_end() -> None:
     trainer = CountingTrainer()
     trainer.train([StopAt(2)], max_steps=4)
     assert trainer.outcome.reason == "enough"
@@ -504,7 +502,7 @@ def test_no_steps_over_data_of_unknown_length() -> None:
     assert trainer.global_step == 0
 
 
-def test_a_trainer_of_callbacks_only(experiment: Path) -> None:
+def test_no_op_trainer(experiment: Path) -> None:
     for steps in (5, 9):
         trainer, recorder = NoOpTrainer(experiment=experiment), Recorder()
         trainer.train([recorder.every(steps=2), SaveOnExit()], max_steps=steps)

@@ -1,4 +1,4 @@
-"""Runs under `tf.config.experimental.enable_op_determinism()`: what has no deterministic form fails there."""
+"""Runs under `tf.config.experimental.enable_op_determinism()`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_rows(inputs: Any, train_phase: bool) -> Any:
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_a_run_trains_and_resumes(tmp_path: Path) -> None:
+def test_run_trains_and_resumes(tmp_path: Path) -> None:
     config: dict[str, Any] = {"model__clip_gradients__global_norm": 1.0, "model__accumulate_steps": 2}
     for steps in (4, 6):
         trainer = SimpleTrainer(tiny_model(build=with_rows, **config), experiment=tmp_path)

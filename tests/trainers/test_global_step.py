@@ -1,4 +1,4 @@
-"""The counters, read where an iteration is traced and where something else is."""
+"""Counters in traced code and elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InTrace(Callback):
         self.seen.scatter_nd_add([[trainer.counter.begun]], [now])
 
 
-def test_each_step_sees_its_number_also_after_a_resume(tmp_path: Path) -> None:
+def test_step_number_in_each_step(tmp_path: Path) -> None:
     first, now = SimpleTrainer(tiny_model(build=build), experiment=tmp_path), ([[0.0] * 4], ["now"])
     predict = first.get_predictor(["x"], now[1])
     assert predict(now[0]) == [0]
@@ -46,14 +46,14 @@ def test_each_step_sees_its_number_also_after_a_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [SyncReplicatedTrainer, AsyncTrainer], ids=lambda make: make.__name__)
-def test_on_several_towers(make: Any) -> None:
+def test_several_towers(make: Any) -> None:
     trainer, seen = make(tiny_model(build=build), towers="cpu:2"), InTrace()
     trainer.train([seen], steps_per_epoch=4, max_steps=4)
     assert seen.seen.numpy().tolist()[:4] == [[step, 1, step] for step in range(4)]
     assert trainer.outputs["now"] == 3 or make is AsyncTrainer
 
 
-def test_a_function_of_the_user_s_own_in_a_python_step() -> None:
+def test_user_function_in_a_python_step() -> None:
     class Traced(CountingTrainer):
         @tf.function
         def _count(self) -> Any:

@@ -1,4 +1,4 @@
-"""Losses that are means over something else than examples: equal however a batch is divided."""
+"""Losses with `loss_weight` do not depend on how a batch is divided."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ DIVIDED = {
 
 
 @pytest.mark.parametrize("kind", DIVIDED)
-def test_a_masked_loss_is_the_same_however_the_batch_is_divided(kind: str) -> None:
+def test_masked_loss_does_not_depend_on_the_division(kind: str) -> None:
     more = {"model.weight_decay.value": 0.3}
     wanted, kernel = trained(SimpleTrainer(masked(**more)))
     found, other = trained(DIVIDED[kind](**more))
@@ -106,7 +106,7 @@ def squares(outputs: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(outputs**2)  # which Keras divides by the examples
 
 
-def test_eight_parts_and_what_layers_add() -> None:
+def test_eight_parts_with_layer_losses() -> None:
     """What layers and decay add is a mean over examples: weights do not apply to it."""
     random = np.random.default_rng(1)
     y, mask = random.normal(size=(8, 5)).astype(np.float32), random.integers(0, 2, (8, 5)).astype(np.float32)
@@ -127,7 +127,7 @@ def test_eight_parts_and_what_layers_add() -> None:
 
 
 @pytest.mark.parametrize("kind", ["one part", "two micro-batches with XLA"])
-def test_a_batch_without_weight_changes_nothing_but_decays(kind: str) -> None:
+def test_batch_with_weight_zero_only_decays(kind: str) -> None:
     trainers: dict[str, Any] = {**DIVIDED, "one part": lambda **m: SimpleTrainer(masked(**m))}
     mask = np.zeros_like(MASK)
     found, kernel = trained(trainers[kind](mask=mask))
@@ -151,7 +151,7 @@ def test_validation_batches_are_weighted(batch_size: int, towers: int) -> None:
     assert measured == {"loss": 17.0, "y": 5.0}
 
 
-def test_a_validation_without_any_weight_has_no_mean() -> None:
+def test_validation_with_weight_zero() -> None:
     trainer = SimpleTrainer(masked(1, mask=np.array([[0, 0, 0, 0], [1, 0, 0, 0]], np.float32)))
     found = trainer.evaluate("vld")
     assert found is not None and found["loss"] == 81.0
@@ -160,7 +160,7 @@ def test_a_validation_without_any_weight_has_no_mean() -> None:
 
 
 @pytest.mark.parametrize("weight", ["much", np.ones(2), True])
-def test_a_weight_is_a_number(weight: Any) -> None:
+def test_weight_must_be_a_scalar(weight: Any) -> None:
     model = masked()
     model.build, build = (lambda i, t: {**build(i, t), "loss_weight": weight}), model.build
     with pytest.raises(ModelError, match=r"loss_weight.*scalar"):
@@ -195,7 +195,7 @@ def graphs(names: tuple[str, str], *, weight: bool = False, **keys: Any) -> Simp
 
 @pytest.mark.parametrize(("weight", "wanted"), [(False, 1.25), (True, 0.8)])
 @pytest.mark.parametrize("names", [("nodes", "y"), ("z", "y")])
-def test_batches_of_tensors_of_several_sizes_count_alike(
+def test_batches_with_several_sizes_count_equally(
     names: tuple[str, str], weight: bool, wanted: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = SimpleTrainer(graphs(names, weight=weight))
@@ -249,7 +249,7 @@ def line(make: Any, **keys: Any) -> SimpleNamespace:
         (lambda d: d.batch(64), 64, ""),
     ],
 )
-def test_the_batch_size_of_the_data_is_that_of_the_config(
+def test_batch_size_must_match_the_config(
     make: Any, size: int, outcome: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = line(make, **{"model.batch_size": size})
@@ -265,7 +265,7 @@ def test_the_batch_size_of_the_data_is_that_of_the_config(
 
 
 @pytest.mark.parametrize("kind", ["one part", "two micro-batches", "two towers"])
-def test_a_summary_of_a_scalar_is_one_mean(kind: str) -> None:
+def test_scalar_summary_is_averaged(kind: str) -> None:
     trainers: dict[str, Any] = {**DIVIDED, "one part": lambda **m: SimpleTrainer(masked(**m))}
     model: dict[str, Any] = {"mask": np.ones_like(MASK)}
     seen: list[dict[str, float]] = []
@@ -286,7 +286,7 @@ def test_a_summary_of_a_scalar_is_one_mean(kind: str) -> None:
         assert [list(one.values()) for one in seen] == [[pytest.approx(13 / 5)]] * 2
 
 
-def test_synchronized_statistics_and_weights_are_refused_on_several_towers() -> None:
+def test_synchronized_statistics_with_weights_are_refused() -> None:
     def build(inputs: Any, train_phase: bool) -> dict[str, Any]:
         x = keras.layers.BatchNormalization(synchronized=True, name="bn")(inputs["x"], training=train_phase)
         return {"loss": tf.reduce_mean(keras.layers.Dense(1)(x)), "loss_weight": tf.constant(2.0)}

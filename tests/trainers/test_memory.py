@@ -1,4 +1,4 @@
-"""A run that needs more memory than there is."""
+"""Out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_in_a_callback(experiment: Path) -> None:
     assert "(test_memory.py, line " in said and "a resume continues from the checkpoint of step 2" in said
 
 
-def test_in_a_step_of_the_user_s_own() -> None:
+def test_in_a_custom_step() -> None:
     class Hungry(CountingTrainer):
         def run_step(self) -> dict[str, float]:
             raise MemoryError
@@ -61,7 +61,7 @@ def test_in_a_compiled_step() -> None:
         trainer.train(max_steps=2)
 
 
-def test_while_the_model_is_built() -> None:
+def test_in_build() -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
         return {"loss": big(inputs)}
 
@@ -80,6 +80,6 @@ def test_while_the_model_is_built() -> None:
         (None, None),
     ],
 )
-def test_what_is_a_lack_of_memory(error: BaseException | None, expected: str | None) -> None:
+def test_recognized_errors(error: BaseException | None, expected: str | None) -> None:
     found = out_of_memory(error)
     assert found is None if expected is None else (found or "").startswith(expected)

@@ -21,7 +21,7 @@ from tests.trainers.worker import from_files
 
 
 @pytest.mark.slow
-def test_workers_give_the_results_of_one() -> None:
+def test_workers_equal_one() -> None:
     one = SimpleTrainer(tiny_model(build=plain_build, datasets=endless))
     one.train([LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)), StopOnNaN()], max_steps=12)
     for result in run(plain=True, steps=12):
@@ -32,7 +32,7 @@ def test_workers_give_the_results_of_one() -> None:
 
 
 @pytest.mark.slow
-def test_a_resume_is_exact_and_only_the_chief_writes(tmp_path: Path) -> None:
+def test_resume_is_exact_and_only_the_chief_writes(tmp_path: Path) -> None:
     whole = run(steps=12, experiment=str(tmp_path / "whole"))
     run(steps=5, experiment=str(tmp_path / "part"))
     part = run(steps=12, experiment=str(tmp_path / "part"))
@@ -46,7 +46,7 @@ def test_a_resume_is_exact_and_only_the_chief_writes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("act", "actor"), [("stop", 0), ("fail", 1)])
-def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, actor: int, tmp_path: Path) -> None:
+def test_stop_ends_all_workers_at_the_same_step(act: str, actor: int, tmp_path: Path) -> None:
     results = run(steps=100_000, experiment=str(tmp_path / "run"), actor=actor, act=act, at=12)
     assert all(result is not None for result in results)
     steps = {result["step"] for result in results if result is not None}
@@ -61,7 +61,7 @@ def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, actor: int, tm
 
 
 @pytest.mark.slow
-def test_any_worker_can_be_asked_to_save_and_all_go_on(tmp_path: Path) -> None:
+def test_save_signal_of_any_worker(tmp_path: Path) -> None:
     results = run(steps=60, experiment=str(tmp_path / "run"), actor=1, act="save", at=12)
     assert [result["step"] for result in results if result is not None] == [60, 60]
     asked, last = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
@@ -69,7 +69,7 @@ def test_any_worker_can_be_asked_to_save_and_all_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_value_that_is_not_finite_on_one_worker_ends_all(tmp_path: Path) -> None:
+def test_non_finite_value_ends_all_workers(tmp_path: Path) -> None:
     results = run(steps=20, experiment=str(tmp_path / "run"), poisoned=[4, 7])
     for result in results:
         assert result is not None and result["error"].startswith("NonFiniteError") and "in step 4" in result["error"]
@@ -77,7 +77,7 @@ def test_a_value_that_is_not_finite_on_one_worker_ends_all(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_chief_that_is_killed_ends_the_others(tmp_path: Path) -> None:
+def test_killed_chief_ends_the_others(tmp_path: Path) -> None:
     order = {"experiment": str(tmp_path / "run"), "actor": 0, "act": "die", "at": 40}
     killed, other = run(steps=100_000, **order)
     assert killed is None and other is not None and other["error"].startswith("ClusterError: worker"), other
@@ -86,7 +86,7 @@ def test_a_chief_that_is_killed_ends_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_disagree_on_the_config() -> None:
+def test_different_configs_of_workers() -> None:
     results = run({}, {"config": {"model__weight_decay__value": 0.5}})
     for result in results:
         assert result is not None
@@ -95,7 +95,7 @@ def test_workers_that_disagree_on_the_config() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_ends_the_others(tmp_path: Path) -> None:
+def test_stopped_worker_ends_the_others(tmp_path: Path) -> None:
     order: dict[str, Any] = {
         "steps": 100_000,
         "experiment": str(tmp_path / "run"),
@@ -110,21 +110,21 @@ def test_a_worker_that_is_stopped_ends_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_data_that_ends_on_one_worker_ends_all() -> None:
+def test_end_of_data_ends_all_workers() -> None:
     for result in run({"rows": 40}, {"rows": 24}):
         assert result is not None and result["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
         assert "ran out of training data behind step 3" in result["error"]
 
 
 @pytest.mark.slow
-def test_a_worker_that_cannot_read_its_data_ends_the_others_with_its_own_words(tmp_path: Path) -> None:
+def test_data_error_ends_all_workers(tmp_path: Path) -> None:
     chief, other = run({}, {"missing": str(tmp_path / "train.csv")})
     assert chief is not None and other is not None
     assert "FileNotFoundError" in other["error"] and "train.csv" in other["error"]
     assert chief["error"].startswith("ClusterError: worker 1 (127.0.0.1:") and other["error"] in chief["error"]
 
 
-def test_an_overridden_run_step_is_refused() -> None:
+def test_custom_run_step_is_refused() -> None:
     class Own(MultiWorkerTrainer):
         def run_step(self) -> dict[str, float]:
             return {}
@@ -190,7 +190,7 @@ def write_files(directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_global_batch_is_all_workers_own_parts_in_their_order(tmp_path: Path) -> None:
+def test_global_batch_is_the_workers_parts_in_order(tmp_path: Path) -> None:
     write_files(tmp_path / "data")
     order: dict[str, Any] = {"files": str(tmp_path / "data"), "config": {"model__data_sharding": "files"}}
     results = run(plain=True, steps=12, **order)

@@ -1,4 +1,4 @@
-"""What must not change of the optimization between a run and its continuation."""
+"""Settings of the optimization in a resumed run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[mis
         return self.rate
 
 
-def test_a_schedule_that_cannot_say_what_it_was_made_with_trains_as_in_keras() -> None:
+def test_schedule_without_get_config() -> None:
     optimizer = keras.optimizers.SGD(Rate(0.25), momentum=0.5)
     assert optimizer_settings(optimizer)["momentum"] == 0.5
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
@@ -38,7 +38,7 @@ def test_a_schedule_that_cannot_say_what_it_was_made_with_trains_as_in_keras() -
         equal_optimizer(optimizer)
 
 
-def test_a_schedule_that_nothing_follows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_for_an_unused_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     steps = {"model__lr_schedule__method": "step", "model__lr_schedule__step__boundaries": [1]}
     values = {"model__lr_schedule__step__values": [0.1, 0.01]}
     own = {"model__optimizer__method": lambda: keras.optimizers.SGD(0.1)}
@@ -55,7 +55,7 @@ def test_a_schedule_that_nothing_follows_is_named(capsys: pytest.CaptureFixture[
         assert (said in capsys.readouterr().out) is is_said
 
 
-def test_variables_that_are_kept_from_decay_count() -> None:
+def test_changed_weight_decay_exclusions_are_reported() -> None:
     one, other = keras.optimizers.AdamW(0.1), keras.optimizers.AdamW(0.1)
     other.exclude_from_weight_decay(var_names=["kernel", "bias"])
     assert optimizer_settings(other) == optimizer_settings(one) | {"without weight decay": ["bias", "kernel"]}

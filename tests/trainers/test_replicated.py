@@ -99,7 +99,7 @@ SETTINGS: dict[str, tuple[Any, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("kind", "towers", "keys"), SETTINGS.values(), ids=SETTINGS)
-def test_any_number_of_towers_gives_the_results_of_one(kind: Any, towers: int, keys: dict[str, Any]) -> None:
+def test_towers_equal_one(kind: Any, towers: int, keys: dict[str, Any]) -> None:
     keywords = {"build": plain_build, "datasets": endless, **keys}
     one, many = trained(tiny_model(**keywords)), trained(tiny_model(**keywords), kind, 20, towers)
     assert dict(many.outputs) == pytest.approx(dict(one.outputs), rel=2e-3, abs=2e-4)
@@ -110,7 +110,7 @@ def test_any_number_of_towers_gives_the_results_of_one(kind: Any, towers: int, k
     assert many.evaluate("vld") == pytest.approx(one.evaluate("vld"), rel=2e-3, abs=2e-4)
 
 
-def test_a_batch_per_tower() -> None:
+def test_batch_per_tower() -> None:
     expected = dict(trained(tiny_model(build=plain_build, datasets=endless), steps=5).outputs)
     model = tiny_model(build=plain_build, datasets=lambda: endless(4), model__batch_size=4)
     trainer = SyncReplicatedTrainer(model, 2, batch="per_tower")
@@ -120,7 +120,7 @@ def test_a_batch_per_tower() -> None:
 
 
 @pytest.mark.parametrize("kind", [SyncReplicatedTrainer, SyncParameterServerTrainer])
-def test_single_steps_and_a_resume_are_the_same_as_many_steps_in_a_call(kind: Any, experiment: Path) -> None:
+def test_single_steps_and_resume_are_exact(kind: Any, experiment: Path) -> None:
     whole = bits(trained(tiny_model(), kind, 8, 2))
     for steps in (3, 8):
         part = kind(tiny_model(), 2, experiment=experiment)
@@ -131,7 +131,7 @@ def test_single_steps_and_a_resume_are_the_same_as_many_steps_in_a_call(kind: An
     assert len({copy for name, copies in whole.items() if "seed_generator_state" in name for copy in copies}) == 2
 
 
-def test_a_tower_knows_itself_draws_for_itself_and_outputs_are_means() -> None:
+def test_tower_index_random_numbers_and_means() -> None:
     def build(inputs: Any, train_phase: bool) -> ModelDict:
         net = tiny_build(inputs, train_phase)
         tower = current_tower()
@@ -168,7 +168,7 @@ class OwnStep(SyncReplicatedTrainer):
 @pytest.mark.parametrize(
     ("kind", "example"), [(SyncReplicatedTrainer, 0), (OwnStep, 7), (SyncParameterServerTrainer, 6)]
 )
-def test_a_bad_gradient_in_one_tower_changes_no_variable_of_any(kind: Any, example: int) -> None:
+def test_bad_gradient_in_one_tower_changes_no_variable(kind: Any, example: int) -> None:
     trainer = kind(tiny_model(datasets=poisoned(4, example)), 2)
     good: list[Any] = []
     with pytest.raises(NonFiniteError, match="in step 4"):
@@ -176,7 +176,7 @@ def test_a_bad_gradient_in_one_tower_changes_no_variable_of_any(kind: Any, examp
     assert trainer.global_step == 3 and [bits(trainer)] == good
 
 
-def test_another_number_of_towers_goes_on_and_says_so(experiment: Path) -> None:
+def test_resume_with_another_number_of_towers(experiment: Path) -> None:
     SimpleTrainer(tiny_model(), experiment=experiment).train([SaveOnExit()], max_steps=5)
     trainer = SyncReplicatedTrainer(tiny_model(), 2, experiment=experiment)
     trainer.train([SaveOnExit()], max_steps=9)
@@ -186,12 +186,12 @@ def test_another_number_of_towers_goes_on_and_says_so(experiment: Path) -> None:
     assert len(found) == 2 and {seed[1] for seed in found} == {9}
 
 
-def test_variables_lie_where_they_are_told_to() -> None:
+def test_variable_devices() -> None:
     trainer = SyncParameterServerTrainer(tiny_model(), 2, parameter_device="CPU:3")
     assert {variable.device[-5:] for variable in trainer.trainable.values()} == {"CPU:3"}
 
 
-def test_a_batch_that_does_not_divide() -> None:
+def test_indivisible_batch() -> None:
     with pytest.raises(ConfigError, match=r"batch_size: 8 .* 3 towers; 9 would"):
         SyncReplicatedTrainer(tiny_model(), 3)
 
@@ -209,7 +209,7 @@ def test_wrong_options(option: str) -> None:
         SyncReplicatedTrainer(tiny_model(), 2, **{option: "magic"})
 
 
-def test_towers_are_passed_on(tmp_path: Path) -> None:
+def test_towers_option(tmp_path: Path) -> None:
     model = tiny_model(trainer__experiment_base_dir=str(tmp_path), model__num_steps=0)
     trainer = launch(model, towers="CPU:1,CPU:3", callbacks=[], fresh=True)
     assert isinstance(trainer, SyncReplicatedTrainer)

@@ -24,7 +24,7 @@ class Talkative(CountingTrainer):
         return {"flavour": "plain", **super().describe(), "start": "because " + "of this and that, " * 20, "none": None}
 
 
-def test_known_rows_come_first_and_long_ones_are_wrapped() -> None:
+def test_order_and_wrapping_of_rows() -> None:
     lines = opening(Talkative()).splitlines()
     names = [line.split("  ")[0] for line in lines if line and not line.startswith(" ")]
     assert names == ["trainer", "steps", "start", "flavour"]
@@ -33,12 +33,12 @@ def test_known_rows_come_first_and_long_ones_are_wrapped() -> None:
     assert first.startswith("start ") and others and all(line.startswith(" " * 9) for line in others)
 
 
-def test_a_gpu_that_is_not_used_is_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_for_an_unused_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "why_no_gpu", lambda: "WARNING: there is a GPU")
     assert opening(CountingTrainer()).endswith("\n\nWARNING: there is a GPU\n")
 
 
-def test_the_table_of_a_run(experiment: Path) -> None:
+def test_opening_table(experiment: Path) -> None:
     tables: list[str] = []
     trainer = tiny_trainer(experiment)
     trainer.train([At(1, lambda: tables.append(opening(trainer))), SaveOnExit()], max_steps=3, steps_per_epoch=2)
@@ -62,7 +62,7 @@ def test_the_table_of_a_run(experiment: Path) -> None:
     assert (rows["data"], rows["optimizer"]) == ("trn 5 batches, vld 3 batches", "Adam, learning rate 0.01")
 
 
-def test_layers_are_printed_and_variables_are_in_the_log(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_are_printed_and_variables_logged(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_trainer(experiment).train([SaveOnExit()], max_steps=2)
     said, log = capsys.readouterr().out, (experiment / "train.log").read_text()
     assert "70 parameters, 56 trained, 288 bytes" in said and "fc0 " in said and "fc0/kernel" not in said
@@ -72,7 +72,7 @@ def test_layers_are_printed_and_variables_are_in_the_log(experiment: Path, capsy
     assert (experiment / "train.log").read_text().count("fc0/kernel") == 1
 
 
-def test_a_model_of_many_layers_has_twenty_rows() -> None:
+def test_table_of_many_layers_is_shortened() -> None:
     variables = {f"block{n // 3}/layer{n}/kernel": tf.Variable(tf.zeros([n + 1, 2])) for n in range(90)}
     lines = layer_table(variables, {"block0/layer0/kernel": None}).splitlines()
     assert len(lines) == 2 + 20 + 1 and lines[-2].startswith("others")
@@ -80,9 +80,7 @@ def test_a_model_of_many_layers_has_twenty_rows() -> None:
     assert len(layer_table(dict(list(variables.items())[:48]), {}).splitlines()) == 2 + 16 + 1  # one for each block
 
 
-def test_a_run_that_is_done_says_so_and_shows_no_bar(
-    experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_completed_run(experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prototrain.callbacks.profiling.progress_bar.in_notebook", lambda: True)
     for length in ({"model__num_steps": 4}, {"model__num_steps": 4}, {"model__num_epochs": 1}):
         trainer = tiny_trainer(experiment, **length, trainer__steps_per_epoch=4)
@@ -93,7 +91,7 @@ def test_a_run_that_is_done_says_so_and_shows_no_bar(
     assert "raise model.num_epochs or use --fresh" in said.out
 
 
-def test_the_end_says_where_everything_lies(experiment: Path) -> None:
+def test_closing_table(experiment: Path) -> None:
     trainer = tiny_trainer(experiment)
     trainer.train([Summaries().every(steps=1), TensorBoardWriter(), JSONWriter(), SaveOnExit()], max_steps=2)
     trainer.monitors.put_scalars({"loss": 0.25, "accuracy": 1.0}, "vld")
@@ -121,7 +119,9 @@ class Slow(Callback):
         (80.0, 0.0, 0.0, {"A": 8.0, "B": 6.0, "C": 6.0}, "training 80%, A 8%, other 12%"),
     ],
 )
-def test_the_shares(steps: float, tracing: float, input_: float, callbacks: dict[str, float], expected: str) -> None:
+def test_shares_of_time(
+    steps: float, tracing: float, input_: float, callbacks: dict[str, float], expected: str
+) -> None:
     now = 1000.0
     times = RunTimes(clock=lambda: now)
     now += 100
@@ -129,12 +129,12 @@ def test_the_shares(steps: float, tracing: float, input_: float, callbacks: dict
     assert times.report(callbacks) == f"time 1 min 40 s: {expected}"
 
 
-def test_a_callback_is_named_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_slow_callback_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     CountingTrainer().train([Slow()], max_steps=5)
     assert ", Slow " in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_slow_dataset_is_noticed(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slow_dataset_is_named(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def work(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         # What a worn-out disk is in practice: some milliseconds that depend on the batch.
         x = tf.random.stateless_normal([400, 400], [1, tf.cast(batch["y"][0], tf.int32)])

@@ -1,4 +1,4 @@
-"""A run in its directory: checkpoints that are gone, and a directory that is."""
+"""Missing checkpoints and directories."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LOST: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("lose", LOST.values(), ids=LOST)
-def test_lost_checkpoints_end_a_run_before_it_begins(lose: Callable[[Path], object], experiment: Path) -> None:
+def test_lost_checkpoints_are_an_error(lose: Callable[[Path], object], experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([*writers(), SaveOnExit()], max_steps=6)
     lose(experiment)
     rows = (experiment / "metrics.jsonl").read_bytes()
@@ -69,7 +69,7 @@ def test_lost_checkpoints_end_a_run_before_it_begins(lose: Callable[[Path], obje
     assert fresh.run.resume_line() == "fresh"
 
 
-def test_checkpoints_that_were_set_aside_are_not_missed(experiment: Path) -> None:
+def test_set_aside_checkpoints_are_not_missing(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=6)
     CountingTrainer(experiment=experiment).train([], max_steps=2, resume=False)
     again = CountingTrainer(experiment=experiment)
@@ -89,7 +89,7 @@ NEVER_SAVED: dict[str, tuple[Callable[[], list[Callback]], Callable[[Path], obje
 
 
 @pytest.mark.parametrize(("make", "then", "words"), NEVER_SAVED.values(), ids=NEVER_SAVED)
-def test_a_run_that_never_saved_begins_again_and_says_so(
+def test_run_without_checkpoints_begins_again(
     make: Callable[[], list[Callback]],
     then: Callable[[Path], object],
     words: str,
@@ -128,7 +128,7 @@ GONE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("action", GONE.values(), ids=GONE)
-def test_a_directory_that_goes_ends_the_run(action: Callable[[Path], object], saves: bool, experiment: Path) -> None:
+def test_deleted_directory_ends_the_run(action: Callable[[Path], object], saves: bool, experiment: Path) -> None:
     more: list[Any] = [TensorBoardWriter(), ModelSaver().every(steps=4), SaveOnExit()] if saves else []
     trainer = CountingTrainer(experiment=experiment)
     with pytest.raises(ExperimentError, match="was deleted or moved during the run") as caught:
@@ -138,7 +138,7 @@ def test_a_directory_that_goes_ends_the_run(action: Callable[[Path], object], sa
     assert not (experiment / "checkpoints").exists()
 
 
-def test_a_lock_that_is_deleted_alone_costs_nothing(experiment: Path) -> None:
+def test_deleted_lock_is_harmless(experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([SaveOnExit(), AtStep(3, lambda directory: os.remove(directory / ".lock"))], max_steps=8)
     assert trainer.run.checkpoints.steps() == [8]

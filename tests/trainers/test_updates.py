@@ -1,4 +1,4 @@
-"""Updates have the right values, whatever they go through, and settings act or are refused."""
+"""Updates have the right values, and settings act or are refused."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def two_towers(model: Any, base: type = SyncReplicatedTrainer) -> Any:
         (lambda model: AsyncTrainer(model, towers="cpu:1"), {}, keras.optimizers.Adam),
     ],
 )
-def test_rows_are_added_up_before_the_optimizer_sees_them(optimizer: Any, make: Any, keys: dict[str, Any]) -> None:
+def test_duplicate_rows_are_summed(optimizer: Any, make: Any, keys: dict[str, Any]) -> None:
     parts = 2 if keys.get("model__accumulate_steps") or make is two_towers else 1
     trainer = make(Rows(lambda: optimizer(RATE), **keys))
     trainer.train(max_steps=1)
@@ -89,7 +89,7 @@ class OwnStep(keras.Sequential):  # type: ignore[misc]
         return super().train_step(data)
 
 
-def test_a_keras_model_adds_up_rows_too() -> None:
+def test_duplicate_rows_of_a_keras_model_are_summed() -> None:
     layer = keras.layers.Embedding(1, 1, embeddings_initializer="ones")
     model = OwnStep([keras.Input([], dtype="int32"), layer])
     model.compile(keras.optimizers.Adam(RATE), lambda y, guess: tf.reduce_sum(guess))
@@ -105,13 +105,13 @@ def test_a_keras_model_adds_up_rows_too() -> None:
         (lambda: keras.optimizers.Adam(RATE, use_ema=True), "use_ema=True .* ExponentialMovingAverage"),
     ],
 )
-def test_what_only_fit_acts_on_is_refused(make: Callable[[], Any], said: str) -> None:
+def test_settings_of_fit_are_refused(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         SimpleTrainer(Line(make))
 
 
 @pytest.mark.parametrize("make", [SimpleTrainer, two_towers])
-def test_variables_kept_from_an_optimizers_decay(make: Any) -> None:
+def test_variables_excluded_from_weight_decay(make: Any) -> None:
     def method() -> Any:
         optimizer = keras.optimizers.SGD(RATE, weight_decay=0.5)
         optimizer.exclude_from_weight_decay(var_names=["rows"])
@@ -158,7 +158,7 @@ class PythonTrainer(SimpleTrainer):
         (PythonTrainer, {"model.clip_gradients.global_norm": 1.0}, ["model.clip_gradients.global_norm"]),
     ],
 )
-def test_a_key_that_the_step_does_not_use_is_named(
+def test_unused_keys_are_named(
     trainer: Any, keys: dict[str, Any], named: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Line()
@@ -169,7 +169,7 @@ def test_a_key_that_the_step_does_not_use_is_named(
 
 
 @pytest.mark.parametrize("make", [SimpleTrainer, two_towers])
-def test_weights_are_loaded_at_a_fresh_start_only(make: Any, tmp_path: Path) -> None:
+def test_weights_are_loaded_only_at_a_fresh_start(make: Any, tmp_path: Path) -> None:
     path = tmp_path / "weights.npz"
     first = SimpleTrainer(Line())
     name = next(iter(first.variables))
@@ -186,7 +186,7 @@ def test_weights_are_loaded_at_a_fresh_start_only(make: Any, tmp_path: Path) -> 
         assert run(2) == pytest.approx(6 - RATE * 2 * 4)
 
 
-def test_missing_weights_are_an_error_before_anything_is_written(tmp_path: Path) -> None:
+def test_missing_weights_are_an_early_error(tmp_path: Path) -> None:
     model = Line(model__weights_load_path=str(tmp_path / "missing.npz"))
     with pytest.raises(CheckpointError, match=r"there is no file .*missing"):
         SimpleTrainer(model, experiment=tmp_path / "run").train(default_callbacks(model))
@@ -254,7 +254,7 @@ class TestUpdatesInSomeSteps:
         (lambda variables: [(tf.zeros_like(v), v) for v in variables], [True], "when must be a scalar bool"),
     ],
 )
-def test_arguments_of_an_update_that_cannot_be(pairs: Any, when: Any, said: str) -> None:
+def test_wrong_arguments_of_apply_gradients(pairs: Any, when: Any, said: str) -> None:
     trainer = SimpleTrainer(Line())
     with pytest.raises(ModelError, match=said):
         trainer.apply_gradients(pairs(trainer.trainable.values()), loss=tf.constant(0.0), when=when)

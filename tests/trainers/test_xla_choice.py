@@ -44,7 +44,7 @@ class Clock:
         ((0.002, 0.004, 0.003), False),
     ],
 )
-def test_the_fastest_form_is_chosen_unless_it_is_nearly_the_same(seconds: tuple[float, ...], chosen: Any) -> None:
+def test_fastest_form_is_chosen(seconds: tuple[float, ...], chosen: Any) -> None:
     counter, said = tf.Variable(0), list[str]()
     choice = XlaChoice("auto", said.append, Clock(*seconds))
     assert not choice.in_step and choice.recorded() == {}
@@ -59,7 +59,7 @@ def test_the_fastest_form_is_chosen_unless_it_is_nearly_the_same(seconds: tuple[
     assert said[-1].count(" ms") == len(seconds)  # behind a word about the time that it takes, on a busy machine
 
 
-def test_a_setting_is_not_measured_and_a_resume_keeps_what_was() -> None:
+def test_resume_keeps_the_choice() -> None:
     for setting in (True, False, "loop"):
         fixed = XlaChoice(setting, clock=lambda: pytest.fail("measured"))  # type: ignore[arg-type]
         fixed.recall({"jit_compile": not setting})
@@ -72,9 +72,7 @@ def test_a_setting_is_not_measured_and_a_resume_keeps_what_was() -> None:
     assert resumed.in_loop
 
 
-def test_a_run_is_the_same_as_without_and_its_resume_and_repeat_do_not_measure(
-    experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chosen_form_does_not_change_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = tiny_trainer()
     plain.train(max_steps=12)
     for steps in (5, 12):
@@ -94,7 +92,7 @@ def test_a_run_is_the_same_as_without_and_its_resume_and_repeat_do_not_measure(
     assert repeated["model.jit_compile"] is False
 
 
-def test_a_model_that_xla_cannot_compile_and_a_step_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_uncompilable_model_and_custom_step(capsys: pytest.CaptureFixture[str]) -> None:
     def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         net = tiny_build(inputs, train_phase)
         net["seen"] = tf.cast(tf.size(tf.strings.as_string(inputs["x"])), tf.float32)

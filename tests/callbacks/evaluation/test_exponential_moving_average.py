@@ -38,7 +38,7 @@ def averages(trainer: Any) -> dict[str, Any]:
     return {name: v.numpy() for name, v in averaged_weights(trainer.state).items()}
 
 
-def test_it_is_the_average_of_the_weights_and_starts_again_from_loaded_ones() -> None:
+def test_averages_weights_and_restarts_from_loaded_weights() -> None:
     trainer, average, weights = tiny_trainer(), ExponentialMovingAverage(0.8), Weights()
     trainer.train([average, weights, StopOnNaN()], max_steps=6)
     expected = weights.by_step[0]
@@ -54,7 +54,7 @@ def test_it_is_the_average_of_the_weights_and_starts_again_from_loaded_ones() ->
         np.testing.assert_allclose(value, 0.8 * 3.0 + 0.2 * weights.by_step[7][name], rtol=1e-6)
 
 
-def test_held_out_data_sees_the_averages_and_training_does_not(experiment: Path) -> None:
+def test_only_evaluation_uses_the_averages(experiment: Path) -> None:
     average = ExponentialMovingAverage(0.9)
     inside: list[Any] = []
 
@@ -84,7 +84,7 @@ def test_held_out_data_sees_the_averages_and_training_does_not(experiment: Path)
         assert trainer.evaluate("vld")["loss"] == pytest.approx(note["value"], rel=1e-5)
 
 
-def test_a_run_that_is_resumed_and_one_that_is_trained_twice_have_the_same_averages(tmp_path: Path) -> None:
+def test_resumed_and_continued_runs_have_equal_averages(tmp_path: Path) -> None:
     def run(experiment: Path | None, *lengths: int) -> Any:
         trainer, saving = tiny_trainer(experiment), [] if experiment is None else [SaveOnExit()]
         for max_steps in lengths:
@@ -100,7 +100,7 @@ def test_a_run_that_is_resumed_and_one_that_is_trained_twice_have_the_same_avera
     assert averaged_weights(saved.variables()).keys() == twice.trainable.keys()
 
 
-def test_frozen_weights_are_not_averaged_and_begin_when_they_are_thawed(tmp_path: Path) -> None:
+def test_averages_of_frozen_weights_start_when_unfrozen(tmp_path: Path) -> None:
     """So does a callback that joins a run later."""
     frozen = True
 

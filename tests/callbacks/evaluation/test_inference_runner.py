@@ -75,7 +75,7 @@ def expected(trainer: Any, count: int) -> dict[str, float]:
     }
 
 
-def test_each_example_counts_once_and_training_is_the_same(experiment: Path) -> None:
+def test_every_example_counts_once_and_training_is_unchanged(experiment: Path) -> None:
     trainer, without = tiny_trainer(experiment, build=build), tiny_trainer(build=build)
     data = tf.data.Dataset.from_tensor_slices(tiny_arrays(12)).batch(5)
     callbacks: list[Callback] = [
@@ -95,7 +95,7 @@ def test_each_example_counts_once_and_training_is_the_same(experiment: Path) -> 
     assert values(without) == {name: bits for name, bits in values(trainer).items() if name in without.state}
 
 
-def test_counts_of_nothing() -> None:
+def test_empty_counts() -> None:
     stats = BinaryClassificationStats("p", "y").result([0, 0, 0, 4])
     assert (stats["precision"], stats["recall"], stats["f1"], stats["accuracy"]) == (0.0, 0.0, 0.0, 1.0)
 
@@ -120,13 +120,13 @@ def trainer() -> Any:
     return tiny_trainer()
 
 
-def test_an_empty_dataset(trainer: Any) -> None:
+def test_empty_dataset(trainer: Any) -> None:
     empty = tf.data.Dataset.from_tensor_slices(tiny_arrays(8)).batch(4).take(0)
     with pytest.raises(DataError, match="is empty"):
         trainer.train([InferenceRunner(empty, ScalarStats("loss"))], max_steps=1)
 
 
-def test_data_that_fails_or_has_no_end(trainer: Any) -> None:
+def test_failing_and_endless_data(trainer: Any) -> None:
     data, before = tf.data.Dataset.from_tensor_slices(tiny_arrays(8)).batch(4), trainer.global_step
     broken = data.map(lambda batch: {**batch, "x": tf.debugging.check_numerics(batch["x"] / 0.0, "bad x")})
     with pytest.raises(StepError, match=r"InferenceRunner on 'inference' failed at step \d: .*bad x"):
@@ -136,7 +136,7 @@ def test_data_that_fails_or_has_no_end(trainer: Any) -> None:
     assert trainer.global_step == before
 
 
-def test_a_metric_starts_at_nothing() -> None:
+def test_metrics_are_reset() -> None:
     trainer, updates = tiny_trainer(), []
     metric = keras.metrics.Sum()
 

@@ -1,4 +1,4 @@
-"""Held-out data: what is averaged, over how much, and what happens if there is none."""
+"""`Validation`: averages over held-out data, batch counts and missing datasets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def mean_datasets() -> dict[str, tf.data.Dataset]:
     return {"trn": trn, "vld": vld, "odd": vld.filter(lambda batch: True)}  # of unknown length
 
 
-def test_batches_count_by_their_size() -> None:
+def test_batches_are_weighted_by_size() -> None:
     expected = {0: LOSSES.mean(), 1: 2.5, 99: LOSSES.mean()}
     validations = [Validation(batches=batches, prefix=f"of{batches}").every(steps=2) for batches in expected]
     other = Validation("odd", batches=2, prefix="again").every(steps=2)
@@ -52,7 +52,7 @@ def test_batches_count_by_their_size() -> None:
     assert trainer.monitors.latest("again/loss") == pytest.approx(4.5)
 
 
-def test_training_is_the_same_with_and_without(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validation_does_not_change_training(capsys: pytest.CaptureFixture[str]) -> None:
     def final(*callbacks: Any, datasets: Any = tiny_datasets) -> list[bytes]:
         trainer = tiny_trainer(datasets=datasets)
         trainer.train(callbacks, max_steps=4)
@@ -63,7 +63,7 @@ def test_training_is_the_same_with_and_without(capsys: pytest.CaptureFixture[str
     assert without == final(Validation().every(steps=1, before_train=True))
 
 
-def test_a_custom_evaluate_needs_no_dataset_and_an_interrupted_one_is_done_again(experiment: Path) -> None:
+def test_custom_evaluate_and_interrupted_evaluation(experiment: Path) -> None:
     asked: list[Any] = []
 
     def evaluate(dataset: str, batches: int) -> dict[str, float]:
@@ -99,7 +99,7 @@ def with_validation(vld: Any) -> Any:
     return lambda: {"trn": tiny_datasets()["trn"], "vld": vld(tiny_datasets()["vld"])}
 
 
-def test_a_dataset_without_an_end_is_refused_before_the_first_step() -> None:
+def test_endless_dataset_is_an_error_before_the_first_step() -> None:
     trainer = tiny_trainer(datasets=with_validation(lambda vld: vld.repeat()))
     with pytest.raises(DataError, match=r"dataset 'vld' has no end, .*; leave out its repeat\(\), or .* batches="):
         trainer.train([Validation().every(steps=5)], max_steps=9)
@@ -113,7 +113,7 @@ def failing_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDi
     return net
 
 
-def test_a_mistake_shows_before_the_first_step_of_a_resumed_run(experiment: Path) -> None:
+def test_error_before_the_first_step_of_a_resumed_run(experiment: Path) -> None:
     tiny_trainer(experiment, build=failing_build).train([SaveOnExit()], max_steps=2)
     trainer = tiny_trainer(experiment, build=failing_build)
     with pytest.raises(StepError, match=r"evaluating 'vld' at step .* failed in the model: .*held-out loss"):
@@ -121,7 +121,7 @@ def test_a_mistake_shows_before_the_first_step_of_a_resumed_run(experiment: Path
     assert trainer.global_step == 2 and trainer.run.checkpoints.steps() == [2]
 
 
-def test_trying_out_can_be_left_out() -> None:
+def test_rehearsal_can_be_turned_off() -> None:
     model = tiny_model(build=failing_build, trainer__rehearse_validation=False, trainer__validation_step_interval=3)
     (validation,) = [cb for cb in default_callbacks(model) if isinstance(innermost(cb), Validation)]
     trainer = SimpleTrainer(model)
@@ -151,7 +151,7 @@ def drawing(vld: tf.data.Dataset) -> tf.data.Dataset:
     return vld.map(shifted)
 
 
-def test_trying_it_out_leaves_nothing_behind(experiment: Path) -> None:
+def test_rehearsal_changes_no_state(experiment: Path) -> None:
     def state(*callbacks: Callback, directory: Path | None = None) -> Any:
         trainer = tiny_trainer(directory, build=moving_build, datasets=with_validation(drawing))
         random.seed(5)
@@ -172,7 +172,7 @@ def test_trying_it_out_leaves_nothing_behind(experiment: Path) -> None:
     assert state(late.every(steps=50), directory=experiment) == state(directory=experiment)
 
 
-def test_the_order_of_shuffled_data_is_not_moved_on() -> None:
+def test_rehearsal_keeps_the_order_of_shuffled_data() -> None:
     def losses(*callbacks: Callback) -> list[tuple[int, float]]:
         shuffled = with_validation(lambda vld: vld.unbatch().shuffle(20, seed=3).batch(4))
         trainer = tiny_trainer(datasets=shuffled)

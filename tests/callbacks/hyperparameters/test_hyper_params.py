@@ -87,7 +87,7 @@ def test_schedules(options: dict[str, Any], expected: list[float], experiment: P
     assert rows(experiment, "hyper/value") == {0: expected[0], **changes}
 
 
-def test_steps_between_the_points_are_free() -> None:
+def test_no_callback_between_schedule_points() -> None:
     setter = ScheduledHyperParamSetter(HyperParam(knob(), "value"), [(10, 3), (20, 5)], step_based=True)
     assert [setter.next_step(step) for step in (0, 9, 10, 19, 20)] == [10, 10, 20, 20, None]
 
@@ -109,7 +109,7 @@ SETTERS: list[Callable[[HyperParam], HyperParamSetter]] = [
 
 
 @pytest.mark.parametrize("make", SETTERS)
-def test_a_resumed_run_has_the_same_values(make: Callable[[HyperParam], HyperParamSetter], tmp_path: Path) -> None:
+def test_resumed_run_has_the_same_values(make: Callable[[HyperParam], HyperParamSetter], tmp_path: Path) -> None:
     def run(experiment: Path, target: SimpleNamespace, max_steps: int) -> dict[int, float]:
         in_force = InForce(lambda: target.value)
         measure = CallbackFactory(trigger=put_loss, priority=Priority.EVALUATE)
@@ -129,7 +129,7 @@ def test_a_resumed_run_has_the_same_values(make: Callable[[HyperParam], HyperPar
 # -- the others --------------------------------------------------------------------------------------------------------
 
 
-def test_a_function_of_the_epoch() -> None:
+def test_function_of_the_epoch() -> None:
     target, seen = knob(), []
     setter = HyperParamSetterWithFunc(
         HyperParam(target, "value"), lambda epoch, old: seen.append((epoch, old)) or (9.0 if epoch == 2 else None)
@@ -138,7 +138,7 @@ def test_a_function_of_the_epoch() -> None:
     assert seen == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 9.0)]
 
 
-def test_a_subclass_sets_the_first_value_too() -> None:
+def test_subclass_sets_the_first_value() -> None:
     class Doubled(HyperParamSetterWithFunc):
         def new_value(self) -> float | None:
             return 2 * (super().new_value() or 0)
@@ -158,7 +158,7 @@ def test_a_subclass_sets_the_first_value_too() -> None:
         ("max", [1, 0, 2, 2, 2, 2], [5]),
     ],
 )
-def test_a_scalar_that_stops_improving(mode: Any, values: list[float], changed_at: list[int]) -> None:
+def test_scalar_that_stops_improving(mode: Any, values: list[float], changed_at: list[int]) -> None:
     target = knob()
     trainer = CountingTrainer()
     measure = CallbackFactory(
@@ -170,7 +170,7 @@ def test_a_scalar_that_stops_improving(mode: Any, values: list[float], changed_a
     assert [step for step, _ in trainer.monitors.history("hyper/value")] == [0, *changed_at]
 
 
-def test_a_human_edits_the_file(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_human_edits_the_file(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = {
         1: "",
         2: "# a comment\n\nrate: 0.5\nother = 3\n",

@@ -1,4 +1,4 @@
-"""The rate of each step, in a whole run and in one that was resumed."""
+"""`LearningRate`: the rate of each step, in a whole run and in a resumed run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def halves(step: tf.Tensor) -> tf.Tensor:
 EXPECTED = {step + 1: pytest.approx(0.01 * 0.5 ** (step / 2)) for step in range(8)}
 
 
-def test_each_step_has_its_rate_also_after_a_resume(experiment: Path) -> None:
+def test_rate_of_each_step_also_after_a_resume(experiment: Path) -> None:
     def trainer(experiment: Path | None = None) -> Any:
         return tiny_trainer(experiment, model__optimizer__method=lambda: keras.optimizers.AdamW(0.5))
 
@@ -55,18 +55,18 @@ def test_each_step_has_its_rate_also_after_a_resume(experiment: Path) -> None:
         (lambda step: tf.gather([0.1, 0.2, 0.3, 0.4], step), lambda step: (step + 1) / 10),
     ],
 )
-def test_the_step_is_a_number_of_the_kind_that_the_schedule_needs(schedule: Any, expected: Any) -> None:
+def test_step_is_int_or_float_as_the_schedule_needs(schedule: Any, expected: Any) -> None:
     rates = Rates()
     tiny_trainer().train([LearningRate(schedule), rates], max_steps=3)
     assert rates.rates == {step + 1: pytest.approx(expected(step)) for step in range(3)}
 
 
-def test_a_schedule_that_fails_is_one_line() -> None:
+def test_failing_schedule_is_one_line() -> None:
     with pytest.raises(CallbackError, match=r"schedule failed.*tf\.cast"):
         tiny_trainer().train([LearningRate(lambda step: "0.1" * step)], max_steps=3)
 
 
-def test_a_constant_is_a_schedule_and_in_force_before_the_first_step() -> None:
+def test_constant_schedule_applies_before_the_first_step() -> None:
     trainer, rates = tiny_trainer(), Rates()
     trainer.train([LearningRate(lambda step: 0.5)], max_steps=0)
     assert float(trainer.optimizer.learning_rate) == 0.5
@@ -78,7 +78,7 @@ def test_a_constant_is_a_schedule_and_in_force_before_the_first_step() -> None:
     assert float(in_python.optimizer.learning_rate) == pytest.approx(0.005)
 
 
-def test_the_config_needs_no_schedule_where_a_callback_sets_the_rate(experiment: Path) -> None:
+def test_config_needs_no_schedule_if_a_callback_sets_the_rate(experiment: Path) -> None:
     def without(experiment: Path | None = None) -> SimpleTrainer:
         model = tiny_model()
         del model.config["model.lr_schedule.method"]

@@ -83,7 +83,7 @@ DENSE = {"backbone/fc/kernel", "backbone/fc/bias"}
 NORM = {"backbone/bn/" + name for name in ("gamma", "beta", "moving_mean", "moving_variance")}
 
 
-def test_layers_and_variables_by_step_and_by_epoch() -> None:
+def test_changes_at_steps_and_epochs() -> None:
     trainer, changed = simple(), Changed()
     callbacks = [
         SetTrainable("backbone/fc", True).at(step=0),
@@ -113,7 +113,7 @@ DECAY = {"model__weight_decay__value": 0.1, "model__clip_gradients": True, "mode
     [(simple, DECAY), (simple, {"model__mixed_precision": "mixed_float16"}), (towers, {})],
     ids=["decay and clipping", "float16", "two towers"],
 )
-def test_as_two_runs(make: Callable[..., TowerTrainer], config: dict[str, Any]) -> None:
+def test_equals_two_runs_by_hand(make: Callable[..., TowerTrainer], config: dict[str, Any]) -> None:
     def more() -> list[Callback]:
         setter = HyperParamSetterWithFunc("learning_rate", lambda _, rate: rate / 2)
         return [setter.every(steps=2), ExponentialMovingAverage(0.5)]
@@ -143,7 +143,7 @@ def test_resumed_at_any_step(make: Callable[..., TowerTrainer], steps: list[int]
                 np.testing.assert_array_equal(tf.convert_to_tensor(value), tf.convert_to_tensor(whole.state[name]))
 
 
-def test_a_trainer_that_trains_further() -> None:
+def test_train_called_again() -> None:
     first, second = simple(), simple()
     for steps in (3, 6):
         second.train(both(5), max_steps=steps)
@@ -161,7 +161,7 @@ class Own(SimpleTrainer):
         return {"loss": loss}
 
 
-def test_own_steps() -> None:
+def test_custom_train_step() -> None:
     trainer, changed = Own(tiny_model(build=build, datasets=ordered)), Changed()
     trainer.train([SetTrainable("backbone", True).at(step=1), changed], max_steps=2)
     assert changed.by_step == {1: HEAD | {"scale"}, 2: HEAD | {"scale"} | DENSE | NORM}
@@ -199,7 +199,7 @@ REFUSED: list[tuple[Callable[[], Any], list[Callback], str]] = [
 ]
 
 
-def test_refused() -> None:
+def test_errors() -> None:
     trainers: dict[Any, Any] = {}
     for make, callbacks, words in REFUSED:
         trainer = trainers[make] = trainers.get(make) or make()

@@ -1,4 +1,4 @@
-"""A bar on a terminal, whole lines everywhere else."""
+"""`ProgressBar`: a bar on a terminal, whole lines elsewhere."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_bar, "_BAR_SECONDS", 0)
 
 
-def test_lines_of_a_run_and_of_a_resumed_and_an_endless_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_new_resumed_and_endless_runs(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer()
     trainer.train([ProgressBar(clock=Clock(trainer)), EachStep()], max_steps=10, steps_per_epoch=4)
     trainer.train([ProgressBar(clock=lambda: trainer.global_step / 2)], max_steps=20)  # its own speed
@@ -59,7 +59,7 @@ def test_lines_of_a_run_and_of_a_resumed_and_an_endless_one(capsys: pytest.Captu
     ]
 
 
-def test_it_does_not_ask_for_steps_while_there_is_nothing_to_show() -> None:
+def test_asks_for_no_steps_between_updates() -> None:
     calls: list[int] = []
 
     class Counts(CountingTrainer):
@@ -104,9 +104,7 @@ def screen(written: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("columns", "begin"), [("120", "epoch 2 of 2: 100%|"), ("80", "100%|")])
-def test_on_a_terminal_it_is_a_bar_between_other_lines(
-    columns: str, begin: str, monkeypatch: pytest.MonkeyPatch, experiment: Path
-) -> None:
+def test_bar_on_a_terminal(columns: str, begin: str, monkeypatch: pytest.MonkeyPatch, experiment: Path) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     callbacks = [ProgressBar(), ScalarPrinter().every(steps=5), EachStep()]
     with terminal() as read:
@@ -120,14 +118,14 @@ def test_on_a_terminal_it_is_a_bar_between_other_lines(
     assert "%|" not in log and "\r" not in log
 
 
-def test_a_bar_is_closed_when_a_run_fails() -> None:
+def test_bar_is_closed_when_a_run_fails() -> None:
     with terminal() as read:
         with pytest.raises(RuntimeError):
             CountingTrainer().train([ProgressBar(), Fails(3)], max_steps=6)
         assert [line for line in screen(read()) if "3/6" in line]
 
 
-def test_scalars_of_choice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chosen_scalars(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer()
     bar = ProgressBar(scalars=["vld/*", "loss", "nothing"], clock=Clock(trainer))
     trainer.train([bar, EachStep(), Puts(s2={"vld/b": 2.5, "vld/a": 1})], max_steps=3)

@@ -1,4 +1,4 @@
-"""Tensors of a step and variables, for functions, as files, as pictures and as numbers; moving averages; stat.json."""
+"""Callbacks for tensors of a step and variables: functions, files, pictures, numbers, moving averages and stat.json."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Seen(ProcessTensors):
         self.by_step[self.trainer.global_step] = arrays
 
 
-def test_the_tensors_are_those_of_that_very_step() -> None:
+def test_tensors_belong_to_the_requested_step() -> None:
     rare, often = Seen(), Seen()
     trainers = [tiny_trainer() for _ in range(3)]
     trainers[0].train([rare.every(steps=4), StopOnNaN()], max_steps=10)
@@ -69,7 +69,7 @@ class StopAt(Callback):
         raise StopTraining("enough")
 
 
-def test_a_run_that_ends_early_and_a_trainer_in_plain_python() -> None:
+def test_early_end_and_python_trainer() -> None:
     seen, in_python = Seen(), Seen("loss")
     tiny_trainer(model__accumulate_steps=2).train([seen.every(steps=4), StopAt()], max_steps=10)
     assert list(seen.by_step) == [4]
@@ -134,7 +134,7 @@ def moving_average(losses: list[float], decay: float) -> float:
 
 
 @pytest.mark.parametrize("make", [CountingTrainer, tiny_trainer])
-def test_averages_are_over_all_steps_also_after_a_resume_and_another_train(make: Any, tmp_path: Path) -> None:
+def test_averages_over_all_steps_across_resumes(make: Any, tmp_path: Path) -> None:
     def run(experiment: Path | None, *ends: int) -> Any:
         average, losses = MovingAverageSummary(pattern=".*").every(steps=10), Losses()
         trainer = make(experiment=experiment)
@@ -148,7 +148,7 @@ def test_averages_are_over_all_steps_also_after_a_resume_and_another_train(make:
     assert resumed == twice == pytest.approx(moving_average(losses, 0.95))
 
 
-def test_variables_of_several_towers_are_assigned() -> None:
+def test_variables_on_several_towers() -> None:
     trainer = SyncReplicatedTrainer(tiny_model(), "cpu:2")
     clipped = AssignVariables(lambda variable: tf.clip_by_value(variable, -0.1, 0.1), "logits/kernel")
     trainer.train([clipped], max_steps=2)

@@ -51,7 +51,9 @@ def checkpoints(experiment: Path) -> list[int]:
         (MaxSaver, [ModelSaver(max_to_keep=1)], 8, [1, 8]),
     ],
 )
-def test_what_is_kept(saver: type, others: list[Callback], max_steps: int, kept: list[int], experiment: Path) -> None:
+def test_kept_checkpoints(
+    saver: type, others: list[Callback], max_steps: int, kept: list[int], experiment: Path
+) -> None:
     callbacks = [measure(), saver("vld/x").every(steps=1), *(other.every(steps=1) for other in others)]
     CountingTrainer(experiment=experiment).train(callbacks, max_steps=max_steps)
     assert checkpoints(experiment) == kept
@@ -61,7 +63,7 @@ def test_what_is_kept(saver: type, others: list[Callback], max_steps: int, kept:
 
 
 @pytest.mark.parametrize(("stop", "order"), [(1, 1), (5, -1), (6, 1)])
-def test_a_resumed_run_keeps_the_same(stop: int, order: int, experiment: Path) -> None:
+def test_resumed_run_keeps_the_same_checkpoints(stop: int, order: int, experiment: Path) -> None:
     for max_steps in (stop, 8):
         savers = [MinSaver("vld/x").every(steps=1), ModelSaver(max_to_keep=2).every(steps=1)][::order]
         trainer = CountingTrainer(experiment=experiment)
@@ -106,9 +108,7 @@ class Spoils(Callback):
             variable.assign(tf.zeros_like(variable))
 
 
-def test_the_best_checkpoint_has_the_weights_that_were_measured(
-    experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_best_checkpoint_has_the_measured_weights(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stopping = EarlyStopping("vld/worse", mode="min", patience=2, restore_best=True)
 
     def callbacks() -> list[Callback]:
@@ -147,13 +147,13 @@ def test_the_best_checkpoint_has_the_weights_that_were_measured(
             again.load_weights(source, checkpoint="best")
 
 
-def test_what_changes_weights_later_in_the_step_changes_no_best_checkpoint(experiment: Path) -> None:
+def test_later_callbacks_do_not_change_the_best_checkpoint(experiment: Path) -> None:
     best = [Validation().every(steps=2), MinSaver("vld/loss").every(steps=2)]
     tiny_trainer(experiment).train([Spoils(), SaveOnExit(), *best], max_steps=2)
     check_note(experiment)
 
 
-def test_a_note_follows_a_run_that_goes_on_from_before_it(experiment: Path) -> None:
+def test_best_is_forgotten_if_a_run_resumes_before_it(experiment: Path) -> None:
     """A user deletes the newest checkpoints to go on from an older one."""
 
     def train(max_steps: int) -> None:
@@ -173,7 +173,7 @@ def test_a_note_follows_a_run_that_goes_on_from_before_it(experiment: Path) -> N
     assert json.loads(note.read_text())["step"] == 1
 
 
-def test_a_state_that_is_rejected_is_no_best_one(experiment: Path) -> None:
+def test_rejected_state_is_not_saved_as_best(experiment: Path) -> None:
     reject = CallbackFactory(trigger=lambda self: self.trainer.run.reject_state(), priority=Priority.EVALUATE)
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([measure(), reject.every(steps=2), MinSaver("vld/x").every(steps=1)], max_steps=2)

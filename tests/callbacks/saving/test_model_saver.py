@@ -1,4 +1,4 @@
-"""Which checkpoints there are, and what a failing save does."""
+"""`ModelSaver`: which checkpoints exist, and failing saves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kept(experiment: Path) -> list[int]:
     ("every", "max_to_keep", "steps", "expected", "asynchronous"),
     [(1, 2, 5, [4, 5], True), (2, 5, 7, [2, 4, 6, 7], False), (2, 1, 7, [7], True), (100, 3, 4, [4], False)],
 )
-def test_the_newest_are_kept(
+def test_newest_checkpoints_are_kept(
     experiment: Path, every: int, max_to_keep: int, steps: int, expected: list[int], asynchronous: bool
 ) -> None:
     saver = ModelSaver(max_to_keep=max_to_keep, asynchronous=asynchronous).every(steps=every)
@@ -39,23 +39,21 @@ def test_the_newest_are_kept(
     assert len(kept(experiment)) <= max_to_keep
 
 
-def test_a_failing_save_is_reported_and_the_next_one_works(
-    experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failing_save_is_reported_and_the_next_succeeds(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saver = ModelSaver().every(steps=2)
     CountingTrainer(experiment=experiment).train([saver, FillsDisk(3, 5, 100)], max_steps=8)
     assert kept(experiment) == [2, 6, 8]
     assert capsys.readouterr().out.count("WARNING: cannot save step 4") == 1
 
 
-def test_a_save_that_fails_at_the_end_is_an_error(experiment: Path) -> None:
+def test_failing_save_at_the_end_is_an_error(experiment: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot save step 4"):
         CountingTrainer(experiment=experiment).train([SaveOnExit(), FillsDisk(3, 99, 100)], max_steps=4)
     resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
     assert kept(experiment) == []
 
 
-def test_an_interval_is_chosen_by_the_costs_of_saves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_automatic_interval_depends_on_the_cost_of_a_save(capsys: pytest.CaptureFixture[str]) -> None:
     saver = ModelSaver(interval="auto", failures_per_day=4.32)  # sqrt(2 * cost * 20,000 s)
     saver.trainer = CountingTrainer()
     chosen = [saver._best_interval(cost) for cost in (1.0, 1.4, 90.0, 9.0)]  # with an outlier
@@ -72,7 +70,7 @@ def test_an_interval_is_chosen_by_the_costs_of_saves(capsys: pytest.CaptureFixtu
     assert len(said) == 3 and "expected every 2 s (160 workers)" in said[2]
 
 
-def test_a_run_saves_by_its_own_measure(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_automatic_interval_in_a_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     time = [0.0]
 
     class Slow(ModelSaver):
@@ -95,7 +93,7 @@ def test_a_run_saves_by_its_own_measure(experiment: Path, capsys: pytest.Capture
     assert recorded == pytest.approx({7: 60, 15: 63.2456, 18: 63.2456})
 
 
-def test_the_config_asks_for_it() -> None:
+def test_automatic_interval_from_the_config() -> None:
     model = tiny_model(trainer__checkpoint_save_interval="auto", trainer__failures_per_day=2.0)
     (saver,) = (callback for callback in default_callbacks(model) if isinstance(callback, ModelSaver))
     assert saver._failure_seconds == 43_200

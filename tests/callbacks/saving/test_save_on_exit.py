@@ -1,4 +1,4 @@
-"""On every way out of a run: what is saved, at which step, and that the resumed run ends like an uninterrupted one."""
+"""`SaveOnExit`: every way out of a run saves the right step, and the resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Exits(Callback):
             raise self.how("on purpose")
 
 
-def test_the_last_checkpoint_counts_for_the_model_saver(experiment: Path) -> None:
+def test_last_checkpoint_counts_for_model_saver(experiment: Path) -> None:
     saver = ModelSaver(max_to_keep=2)
     CountingTrainer(experiment=experiment).train([Exits(StopTraining), saver.every(steps=1), SaveOnExit()], max_steps=6)
     assert kept(experiment) == ["step-0000000002", "step-0000000003"]
@@ -92,7 +92,7 @@ class Breaks(CountingTrainer):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, NonFiniteError])
-def test_a_step_that_failed_half_done_is_set_aside(
+def test_incomplete_step_is_saved_aside(
     experiment: Path, error: type[Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
     callbacks = [SaveOnExit(), ModelSaver().every(steps=2), StopOnNaN()]
@@ -105,7 +105,7 @@ def test_a_step_that_failed_half_done_is_set_aside(
     assert resumed.state["total"] == 21
 
 
-def test_a_step_may_end_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_training_in_a_step(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Breaks(StopTraining, experiment=experiment).train([SaveOnExit()], max_steps=6)
     assert kept(experiment) == ["step-0000000003"]
     assert "stopped after step 3: nothing left to do" in capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_a_step_may_end_the_run(experiment: Path, capsys: pytest.CaptureFixture[
     assert resumed.state["total"] == 21
 
 
-def test_nothing_is_saved_when_no_step_was_made(experiment: Path) -> None:
+def test_nothing_is_saved_without_a_step(experiment: Path) -> None:
     class RefusesToStart(Callback):
         def before_train(self) -> None:
             raise RuntimeError("on purpose")

@@ -1,4 +1,4 @@
-"""Runs that end without improvement, after a time, and with weights that are not finite."""
+"""Callbacks that end a run: without improvement, after a time limit, and at non-finite weights."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def measure() -> Callback:
         ({"mode": "min", "patience": 9}, 10),
     ],
 )
-def test_when_it_stops(options: dict[str, Any], stops_at: int) -> None:
+def test_early_stopping(options: dict[str, Any], stops_at: int) -> None:
     trainer = CountingTrainer()
     trainer.train([measure(), EarlyStopping("vld/x", **options).every(steps=1)], max_steps=10)
     assert trainer.global_step == stops_at
 
 
 @pytest.mark.parametrize("stop", [1, 4, 7, 8])
-def test_patience_survives_a_resume(stop: int, experiment: Path) -> None:
+def test_patience_is_resumed(stop: int, experiment: Path) -> None:
     def train(max_steps: int, patience: int = 2) -> int:
         trainer = CountingTrainer(experiment=experiment)
         stopping = EarlyStopping("vld/x", mode="min", patience=patience)
@@ -63,7 +63,7 @@ def same(a: list[Any], b: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("stops", [[10], [2, 7, 10]])
-def test_the_best_weights_come_back(stops: list[int], experiment: Path) -> None:
+def test_best_weights_are_restored(stops: list[int], experiment: Path) -> None:
     seen = Weights()
     for max_steps in stops:
         trainer = tiny_trainer(experiment)
@@ -84,7 +84,7 @@ def test_the_best_weights_come_back(stops: list[int], experiment: Path) -> None:
 
 
 @pytest.mark.parametrize(("lengths", "ends"), [([20], 7), ([2, 4, 20], 7), ([20, 20], 7), ([4, 5], 5)])
-def test_the_time_of_all_runs_counts(lengths: list[int], ends: int, experiment: Path) -> None:
+def test_time_before_a_resume_counts(lengths: list[int], ends: int, experiment: Path) -> None:
     trainer: CountingTrainer
 
     def clock() -> float:
@@ -96,7 +96,7 @@ def test_the_time_of_all_runs_counts(lengths: list[int], ends: int, experiment: 
     assert trainer.global_step == ends  # the time is up after step 6, which the loop sees before the next one
 
 
-def test_time_asks_for_a_step_only_when_it_is_up() -> None:
+def test_stop_after_asks_for_no_steps_before_the_limit() -> None:
     now = [0.0]
     stop_after = StopAfter(seconds=5, clock=lambda: now[0])
     stop_after.before_train()
@@ -105,7 +105,7 @@ def test_time_asks_for_a_step_only_when_it_is_up() -> None:
     assert stop_after.next_step(3) == 4
 
 
-def test_bad_weights_end_the_run_before_they_are_saved(experiment: Path) -> None:
+def test_check_numerics_ends_the_run_before_saving(experiment: Path) -> None:
     def spoil(self: CallbackFactory) -> None:
         if self.trainer.global_step == 6:
             kernel = self.trainer.state["logits/kernel"]

@@ -1,4 +1,4 @@
-"""With StopOnNaN nothing that is not finite is saved where a resume would take it, or resumed from."""
+"""`StopOnNaN`: no run saves or resumes from a non-finite state."""
 
 from __future__ import annotations
 
@@ -91,9 +91,7 @@ def replicated(experiment: Path) -> Any:
 
 
 @pytest.mark.parametrize("make", [half, replicated])
-def test_a_rate_is_refused_ahead_of_the_update_and_bad_statistics_when_they_are_saved(
-    make: Any, experiment: Path
-) -> None:
+def test_non_finite_rates_and_statistics(make: Any, experiment: Path) -> None:
     """The model has a mask that is infinite from the start."""
     trainer = make(experiment)
     ends(trainer, saving(rate(5, math.nan)), "the learning rate is not finite in step 6 .*learning_rate nan")
@@ -132,7 +130,7 @@ class Watches(Trainer):
     ],
     ids=["asynchronous", "at once", "the best", "on exit", "none", "left alone"],
 )
-def test_every_saver(
+def test_all_savers(
     callbacks: list[Any], steps: list[int], experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if steps == [10]:
@@ -146,9 +144,7 @@ def test_every_saver(
     assert said.count("StopOnNaN: best is infinite from the start and left alone") == 1
 
 
-def test_a_checkpoint_that_is_not_finite_is_not_resumed_from(
-    experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_non_finite_checkpoint_is_not_resumed(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Watches(experiment).train([ModelSaver().every(steps=4)], max_steps=8)  # without StopOnNaN
     resumed = Watches(experiment)
     ends(resumed, [SaveOnExit(), StopOnNaN()], "w is NaN; a resume continues from the checkpoint of step 4", steps=9)
@@ -165,7 +161,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_resumed_from(
         Watches(experiment).train([StopOnNaN()], max_steps=9)
 
 
-def test_rates_that_are_set_on_the_host(experiment: Path) -> None:
+def test_rates_set_on_the_host(experiment: Path) -> None:
     trainer = tiny_trainer(experiment)
     setter = HyperParamSetterWithFunc("learning_rate", lambda epoch, _: math.inf if epoch else None)
     ends(trainer, saving(setter), "HyperParamSetterWithFunc: learning_rate is to be inf after step 5")

@@ -1,4 +1,4 @@
-"""A run ends at the very step that is not finite, with nothing of that step left in any variable."""
+"""`StopOnNaN`: the run ends at the non-finite step, and the step changes no variable."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def nan_gradient(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDic
     ("build", "optimizer", "each_step"),
     [(infinite_loss, "msgd", False), (nan_gradient, "adam", True)],
 )
-def test_no_variable_has_anything_of_the_bad_step(build: Any, optimizer: str, each_step: bool) -> None:
+def test_non_finite_step_changes_no_variable(build: Any, optimizer: str, each_step: bool) -> None:
     """Among them batch statistics, the state of dropout's seed, the optimizer's slots and its learning rate."""
 
     def trainer() -> Any:
@@ -65,7 +65,7 @@ def test_no_variable_has_anything_of_the_bad_step(build: Any, optimizer: str, ea
     assert values(stopped) == values(whole)
 
 
-def test_without_it_the_run_goes_on() -> None:
+def test_without_it_the_run_continues() -> None:
     trainer = tiny_trainer(build=nan_loss, datasets=datasets)
     losses = Losses()
     trainer.train([losses], max_steps=5)
@@ -73,7 +73,7 @@ def test_without_it_the_run_goes_on() -> None:
     assert math.isnan(losses.by_step[BAD + 1])
 
 
-def test_a_finite_run_is_the_same_with_and_without() -> None:
+def test_finite_run_is_unchanged() -> None:
     trainers = [tiny_trainer(), tiny_trainer()]
     for trainer, callbacks in zip(trainers, ([], [StopOnNaN()]), strict=True):
         trainer.train(callbacks, max_steps=8)
@@ -81,7 +81,7 @@ def test_a_finite_run_is_the_same_with_and_without() -> None:
 
 
 @pytest.mark.parametrize("value", [-math.inf, np.float32("nan")])
-def test_a_plain_trainer_s_scalars_are_tested(value: float) -> None:
+def test_scalars_of_a_python_trainer_are_checked(value: float) -> None:
     class Diverges(CountingTrainer):
         def run_step(self) -> dict[str, float]:
             return {"loss": 1.0, "other": value if self.global_step == BAD else 0.0}

@@ -1,4 +1,4 @@
-"""metrics.jsonl: no step missing, none double, whatever happened before; a full disk does not end a run."""
+"""`JSONWriter`: metrics.jsonl has each step once in every case, and a full disk does not end a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows(experiment: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (experiment / name).read_text().splitlines()]
 
 
-def test_scalars_of_one_step_are_one_row(experiment: Path) -> None:
+def test_one_row_per_step(experiment: Path) -> None:
     puts = Puts(s2={"vld/loss": 0.5, "vld/nan": float("nan"), "vld/inf": float("inf")}, s3={"x": 1})
     CountingTrainer(experiment=experiment).train([puts, JSONWriter(clock=lambda: 7.123456)], max_steps=4)
     assert rows(experiment) == [
@@ -39,13 +39,13 @@ def test_scalars_of_one_step_are_one_row(experiment: Path) -> None:
     ]
 
 
-def test_a_run_without_scalars_leaves_no_file(experiment: Path) -> None:
+def test_no_file_without_scalars(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([JSONWriter()], max_steps=2)
     assert not (experiment / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(("save_every", "killed_at"), [(1, 1), (1, 4), (2, 3), (3, 4), (7, 4)])
-def test_a_resumed_run_has_every_step_once(experiment: Path, save_every: int, killed_at: int) -> None:
+def test_resumed_run_has_every_step_once(experiment: Path, save_every: int, killed_at: int) -> None:
     with pytest.raises(RuntimeError):
         run(experiment, 6, ModelSaver().every(steps=save_every), Fails(killed_at))
     saved = killed_at // save_every * save_every
@@ -68,9 +68,7 @@ def test_a_resumed_run_has_every_step_once(experiment: Path, save_every: int, ki
         ({"s4": {"x": float("nan")}}, True, "steps 4 to 5 repeated"),
     ],
 )
-def test_rows_that_are_made_again_are_compared(
-    again: dict[str, Any], is_same: bool, words: str, experiment: Path
-) -> None:
+def test_repeated_rows_are_compared(again: dict[str, Any], is_same: bool, words: str, experiment: Path) -> None:
     values = {"s4": {"x": float("nan")}, "s5": {"x": 1.0, "perf/speed": 1.0}}
     with pytest.raises(RuntimeError):
         run(experiment, 8, ModelSaver().every(steps=3), Puts(**values), Fails(5))
@@ -80,7 +78,7 @@ def test_rows_that_are_made_again_are_compared(
     assert [attempt.repeated for attempt in read_attempts(experiment / "run.json")] == [None, is_same]
 
 
-def test_superseded_rows_pile_up(experiment: Path) -> None:
+def test_superseded_rows_are_appended(experiment: Path) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError):
             run(experiment, 6, Fails(2))
@@ -89,7 +87,7 @@ def test_superseded_rows_pile_up(experiment: Path) -> None:
     assert [row["step"] for row in rows(experiment)] == [1, 2, 3]
 
 
-def test_rows_of_step_0_are_made_anew_with_a_fresh_start(experiment: Path) -> None:
+def test_fresh_start_replaces_rows_of_step_0(experiment: Path) -> None:
     class AtStart(Callback):
         def __init__(self, name: str) -> None:
             self.name_at_start = name
@@ -103,14 +101,14 @@ def test_rows_of_step_0_are_made_anew_with_a_fresh_start(experiment: Path) -> No
 
 
 @pytest.mark.parametrize("tail", ['{"step": 3, "ti', "\x00\x00\x00", "[1, 2]\n", '{"time": 3}\n', "\n"])
-def test_what_is_no_row_is_dropped(experiment: Path, tail: str) -> None:
+def test_invalid_rows_are_dropped(experiment: Path, tail: str) -> None:
     run(experiment, 2, SaveOnExit())
     before = (experiment / "metrics.jsonl").read_text()
     (experiment / "metrics.jsonl").write_text(before + tail)
     assert [row["step"] for row in run(experiment, 4)] == [1, 2, 3, 4]
 
 
-def test_the_row_of_the_checkpoint_s_step_is_completed(experiment: Path) -> None:
+def test_row_of_the_checkpoint_is_completed(experiment: Path) -> None:
     class Late(Callback):
         """Records something after everything else. The first time it fails, and the checkpoint says so."""
 
@@ -130,7 +128,7 @@ def test_the_row_of_the_checkpoint_s_step_is_completed(experiment: Path) -> None
     ]
 
 
-def test_a_second_run_of_the_same_trainer_appends(experiment: Path) -> None:
+def test_second_run_of_a_trainer_appends(experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
     callbacks = [Summaries().every(steps=1), JSONWriter()]
     trainer.train([*callbacks, Fails(2, StopTraining)], max_steps=5)  # an early stop keeps the last row
@@ -139,9 +137,7 @@ def test_a_second_run_of_the_same_trainer_appends(experiment: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [7, 99])
-def test_a_full_disk_is_reported_once_and_made_up_for(
-    last: int, experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_full_disk_is_reported_once(last: int, experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer(experiment=experiment)  # 100 bytes: two rows and a part of the third
     trainer.train([Summaries().every(steps=1), JSONWriter(), FillsDisk(3, last, 100)], max_steps=9)
     assert capsys.readouterr().out.count(f"WARNING: cannot write {experiment / 'metrics.jsonl'}") == 1

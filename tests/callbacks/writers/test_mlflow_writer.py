@@ -1,4 +1,4 @@
-"""A run in a real store of MLflow's."""
+"""`MLflowWriter` with a real MLflow store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Draws(Callback):
             self.trainer.monitors.put_image("vld/samples", np.full((3, 4), 9))
 
 
-def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_and_its_continuation(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.chdir(tmp_path)  # where artifacts go
     mlflow = pytest.importorskip("mlflow")

@@ -1,4 +1,4 @@
-"""What is printed, when and how it is laid out."""
+"""`ScalarPrinter`: content, times and layout of the table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def printed(capsys: pytest.CaptureFixture[str], outputs: dict[str, Any], *callba
     return [re.sub(r"^( *\d+ +\d+) +\S+ +\S+", r"\1 - -", line) for line in found]
 
 
-def test_a_column_for_each_name_and_a_row_for_each_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+def test_column_per_name_and_row_per_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     puts = Puts(s2={"vld/loss": 0.123456, "vld/accuracy": 1.0, "alone": 12345.0, "perf/rate": 9.0})
     lines = printed(capsys, {"loss": 1e-5, "accuracy": 0.9375}, puts, ScalarPrinter().every(steps=2), steps=2)
     assert [line.split() for line in lines] == [
@@ -58,7 +58,7 @@ def test_a_column_for_each_name_and_a_row_for_each_prefix(capsys: pytest.Capture
     ]
 
 
-def test_the_best_value_so_far_has_a_star(capsys: pytest.CaptureFixture[str], experiment: Path) -> None:
+def test_best_value_has_a_star(capsys: pytest.CaptureFixture[str], experiment: Path) -> None:
     losses = {f"s{step}": {"vld/loss": loss, "vld/score": -loss} for step, loss in enumerate((3.0, 2.0, 2.5, 1.0), 1)}
     lines = printed(capsys, {}, Puts(**losses), ScalarPrinter().every(steps=1), steps=4)
     assert [line.split()[-2:] for line in lines[1:]] == [["3*", "-3"], ["2*", "-2"], ["2.5", "-2.5"], ["1*", "-1"]]
@@ -69,7 +69,7 @@ def test_the_best_value_so_far_has_a_star(capsys: pytest.CaptureFixture[str], ex
     assert "-1*" in capsys.readouterr().out
 
 
-def test_what_does_not_fit_is_left_out_and_the_header_comes_once_a_screen(
+def test_narrow_terminal_and_repeated_header(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = {f"metric_{number}": -0.000012345 for number in range(8)} | {"loss": 123456.7}
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_left_out_and_the_header_comes_once_a_screen(
         assert said.count("not printed for lack of room: metric_") == 1
 
 
-def test_means_of_summaries_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_means_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     callbacks = [Summaries().every(steps=3), ScalarPrinter().every(steps=2)]
     CountingTrainer().train(callbacks, max_steps=4)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if " trn " in line]
@@ -110,7 +110,7 @@ class Display:
     update = display
 
 
-def test_in_a_notebook_one_table_grows(
+def test_growing_table_in_a_notebook(
     experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=Display()))

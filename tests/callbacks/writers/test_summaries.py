@@ -55,7 +55,7 @@ def recorded(experiment: Path) -> dict[str, list[int]]:
     return found
 
 
-def test_a_run_in_two_parts_has_the_bits_of_one_without_summaries(experiment: Path) -> None:
+def test_resumed_run_equals_a_run_without_summaries(experiment: Path) -> None:
     whole = tiny_trainer(build=build, model__accumulate_steps=2)
     whole.train([], max_steps=10)
     for max_steps in (7, 10):
@@ -72,7 +72,7 @@ def test_a_run_in_two_parts_has_the_bits_of_one_without_summaries(experiment: Pa
     assert not {node.op for function in library.function for node in function.node_def if "Summary" in node.op}
 
 
-def test_a_model_without_summaries_is_traced_once() -> None:
+def test_model_without_summaries_is_traced_once() -> None:
     traced = []
 
     def plain(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -87,7 +87,7 @@ def test_a_model_without_summaries_is_traced_once() -> None:
     assert len(traced) == 2 * alone
 
 
-def test_it_records_at_its_steps_or_after_each_epoch() -> None:
+def test_records_at_steps_or_epochs() -> None:
     for summaries, expected in (
         (Summaries(), [(2, (1 + 1 / 2) / 2), (4, (1 / 3 + 1 / 4) / 2)]),
         (Summaries().every(steps=3), [(3, (1 + 1 / 2 + 1 / 3) / 3), (4, 1 / 4)]),
@@ -106,7 +106,7 @@ class Gaps(CountingTrainer):
         return {**rare, "odd": math.nan if step % 2 else float(step), "never": math.nan, "learning_rate": float(step)}
 
 
-def test_a_step_without_a_value_is_left_out_of_the_mean(experiment: Path) -> None:
+def test_missing_values_are_not_averaged(experiment: Path) -> None:
     for stop in (7, 0):  # the second part begins within an interval
         trainer = Gaps(experiment=experiment)
         with pytest.raises(KeyboardInterrupt) if stop else nullcontext():
@@ -118,7 +118,7 @@ def test_a_step_without_a_value_is_left_out_of_the_mean(experiment: Path) -> Non
     assert all(math.isnan(value) for _, value in trainer.monitors.history("trn/never"))
 
 
-def test_the_last_step_may_have_no_scalar_and_a_value_must_be_one() -> None:
+def test_last_step_without_scalar_and_wrong_values() -> None:
     class Odd(CountingTrainer):
         def run_step(self) -> Any:
             losses = float(self.global_step) if self.global_step < 8 else [1.0, 2.0]
@@ -130,7 +130,7 @@ def test_the_last_step_may_have_no_scalar_and_a_value_must_be_one() -> None:
     assert trainer.monitors.history("trn/losses") == [(4, 1.0), (8, 5.0)]
 
 
-def test_a_scalar_that_comes_with_unfrozen_layers_is_a_mean_too() -> None:
+def test_scalar_that_appears_later_is_averaged() -> None:
     def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
         body = keras.layers.Dense(4, kernel_regularizer="l2", trainable=False, name="body")
         logits = keras.layers.Dense(2, name="head")(body(inputs["x"]))
@@ -163,7 +163,7 @@ class EachStep(Callback):
         self.seen.append(dict(self.trainer.outputs))
 
 
-def test_means_of_a_compiled_trainer_do_not_depend_on_its_calls(tmp_path: Path) -> None:
+def test_means_do_not_depend_on_call_lengths(tmp_path: Path) -> None:
     def trainer(name: str) -> Any:
         return SimpleTrainer(tiny_model(build=sometimes), experiment=tmp_path / name)  # type: ignore[arg-type]
 
@@ -186,7 +186,7 @@ def test_means_of_a_compiled_trainer_do_not_depend_on_its_calls(tmp_path: Path) 
             assert row[f"trn/{name}"] == (pytest.approx(fmean(values), rel=1e-12) if values else None)
 
 
-def test_the_gradient_norm_is_that_before_the_processors() -> None:
+def test_gradient_norm_is_before_the_processors() -> None:
     config = {"model__optimizer__method": "sgd", "model__lr_schedule__constant__value": 1.0}
     trainer, clipped = tiny_trainer(**config), tiny_trainer(**config, model__clip_gradients__global_norm=0.01)
     before = {name: v.numpy() for name, v in trainer.trainable.items()}

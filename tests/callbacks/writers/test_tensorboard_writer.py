@@ -1,4 +1,4 @@
-"""What TensorBoard itself reads from the event files."""
+"""`TensorBoardWriter`: event files as TensorBoard reads them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(experiment: Path, steps: int, *callbacks: Callback, clock: Any = lambda:
     return experiment / "summaries"
 
 
-def test_each_prefix_is_a_sub_run(experiment: Path) -> None:
+def test_sub_run_per_prefix(experiment: Path) -> None:
     summaries = run(experiment, 2, Puts(s2={"vld/loss": 3, "vld/layer/norm": 4, "alone": 5}))
     assert scalars(summaries / "trn") == {"loss": [(1, 1.0), (2, 0.5)]}
     assert scalars(summaries / "vld") == {"loss": [(2, 3.0)], "layer/norm": [(2, 4.0)]}
@@ -43,7 +43,7 @@ def test_each_prefix_is_a_sub_run(experiment: Path) -> None:
 
 
 @pytest.mark.parametrize(("save_every", "killed_at"), [(1, 1), (2, 3), (2, 4), (7, 4)])
-def test_a_resumed_run_shows_every_step_once(experiment: Path, save_every: int, killed_at: int) -> None:
+def test_resumed_run_shows_every_step_once(experiment: Path, save_every: int, killed_at: int) -> None:
     saver = ModelSaver().every(steps=save_every)
     with pytest.raises(RuntimeError):
         run(experiment, 6, saver, Puts(s1={"alone": 1}, s4={"alone": 4}), Fails(killed_at))
@@ -64,27 +64,27 @@ def _together(files: list[Path], directory: Path) -> Path:
     return directory
 
 
-def test_a_fresh_start_in_the_same_directory_shows_only_itself(experiment: Path) -> None:
+def test_fresh_start_hides_the_old_run(experiment: Path) -> None:
     run(experiment, 5)
     summaries = run(experiment, 3, resume=False)
     assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("later", [1e9, 0.9e9], ids=["within the same second", "after the clock was set back"])
-def test_files_are_in_order_whatever_the_clock_says(experiment: Path, later: float) -> None:
+def test_files_are_ordered_independent_of_the_clock(experiment: Path, later: float) -> None:
     with pytest.raises(RuntimeError):
         run(experiment, 4, ModelSaver().every(steps=2), Fails(3))
     summaries = run(experiment, 4, clock=lambda: later)
     assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3, 4]
 
 
-def test_values_beyond_float32_and_nan_do_not_end_the_run(experiment: Path) -> None:
+def test_huge_values_and_nan(experiment: Path) -> None:
     summaries = run(experiment, 1, Puts(s1={"vld/big": 1e300, "vld/nan": float("nan")}))
     assert scalars(summaries / "vld")["big"] == [(1, float("inf"))]
 
 
 @pytest.mark.parametrize("full", [(3, 7, 60), (1, 7, 10)])
-def test_a_full_disk_is_reported_once_and_made_up_for(
+def test_full_disk_is_reported_once(
     full: tuple[int, int, int], experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summaries = run(experiment, 9, FillsDisk(*full))
@@ -92,7 +92,7 @@ def test_a_full_disk_is_reported_once_and_made_up_for(
     assert capsys.readouterr().out.count("WARNING: cannot write") == 1
 
 
-def test_the_config_is_text_and_a_row_of_hparams(experiment: Path) -> None:
+def test_config_as_text_and_hparams(experiment: Path) -> None:
     def train(steps: int, **config: Any) -> None:
         trainer = CountingTrainer(experiment=experiment)
         trainer.config = tiny_config(**config)

@@ -1,4 +1,4 @@
-"""What all writers for trackers have in common, with a tracker that is a list."""
+"""The common base of writers for experiment trackers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def steps_of(server: Server, run: str = "run0", name: str = "trn/loss") -> list[
     return [step for found, step, _ in server.runs[run] if found == name]
 
 
-def test_one_run_here_is_one_run_there(experiment: Path) -> None:
+def test_one_tracker_run_per_run(experiment: Path) -> None:
     server = Server()
     with pytest.raises(RuntimeError):
         run(experiment, server, ModelSaver().every(steps=2), Puts(s5={"vld/loss": float("nan")}), Fails(5))
@@ -84,7 +84,7 @@ def test_one_run_here_is_one_run_there(experiment: Path) -> None:
     assert [outcome.state for outcome in server.outcomes] == ["failed", "finished", "finished"]
 
 
-def test_what_a_server_does_not_take_comes_later(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_uploads_are_retried(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = Server()
     run(
         experiment,
@@ -103,14 +103,14 @@ def test_what_a_server_does_not_take_comes_later(experiment: Path, capsys: pytes
     assert steps_of(server, "run1") == list(range(1, 11))
 
 
-def test_no_tracker_no_run(experiment: Path) -> None:
+def test_missing_tracker(experiment: Path) -> None:
     server = Server()
     server.is_down = True
     with pytest.raises(CallbackError, match="Writer cannot begin: ConnectionError: nobody answers"):
         run(experiment, server)
 
 
-def test_a_tracker_needs_no_directory_and_names_what_it_does_not_take(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_directory_and_refused_values(capsys: pytest.CaptureFixture[str]) -> None:
     server, trainer = Server(), CountingTrainer()
     histogram = At(1, lambda: trainer.monitors.put_histogram("h", [1.0]))
     picture = At(1, lambda: trainer.monitors.put_image("p", np.zeros((2, 2))))
@@ -131,7 +131,7 @@ def stops(reason: str) -> None:
         (FailsAtTheEnd(), ValueError, Outcome("failed", "ValueError: no room")),
     ],
 )
-def test_a_callback_can_ask_what_has_become_of_the_run(
+def test_outcome_of_the_run(
     experiment: Path, callback: Callback, error: type[BaseException] | None, outcome: Outcome
 ) -> None:
     server, trainer = Server(), CountingTrainer(experiment=experiment)
@@ -147,5 +147,5 @@ def test_a_callback_can_ask_what_has_become_of_the_run(
     assert trainer.outcome == outcome == Outcome(attempt.state, attempt.reason)
 
 
-def test_names_as_mlflow_takes_them() -> None:
+def test_mlflow_names() -> None:
     assert [_as_key(name) for name in ("trn/loss", "a b:ü%/x")] == ["trn/loss", "a b___/x"]

@@ -1,4 +1,4 @@
-"""A run in W&B's offline mode, read back from what `wandb sync` would send."""
+"""`WandbWriter` in offline mode."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _hooks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, name, getattr(sys, name))
 
 
-def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
+def test_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
 
     def run(*callbacks: Callback, **config: Any) -> list[Any]:
