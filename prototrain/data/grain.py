@@ -83,6 +83,7 @@ class GrainPosition(Position):
     def __init__(self, source: Source, grain: Grain) -> None:
         super().__init__(source)
         self._grain = grain
+        self._reading: _Reading | None = None
         self.begin(0)
 
     def begin(self, number: int) -> None:
@@ -90,6 +91,8 @@ class GrainPosition(Position):
 
     def go(self, place: Place) -> None:
         self.iterator = None  # the old iterator prefetches
+        if self._reading is not None:
+            self._reading.close()
         try:
             self._reading = _Reading(self._grain, place["offset"], place["grain"])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -99,6 +102,7 @@ class GrainPosition(Position):
         self._read(dataset, place["pass"], place["offset"])
 
     def place(self) -> Place:
+        assert self._reading is not None
         return {**super().place(), "grain": self._reading.states[self.offset]}
 
 
@@ -121,7 +125,11 @@ class _Reading:
             self.states[number] = json.dumps(self._iterator.get_state())  # a copy: Grain may change it later
             self.states.pop(number - _KEPT_STATES, None)
             yield self._named(batch)
+        self.close()
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """End the threads of the iterator."""
         with suppress(Exception):  # at interpreter shutdown, modules may be gone
             self._iterator.close()
+
+    __del__ = close

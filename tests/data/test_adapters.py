@@ -1,7 +1,8 @@
-"""What `datasets` may give besides tf.data: the names of its batches, their order, and the place in them."""
+"""Data other than tf.data: names, order and position."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -63,9 +64,7 @@ def made(value: Any, name: str = "trn") -> tf.data.Dataset:
     ],
     ids=["arrays", "grain", "repeated grain", "iterable grain", "PyDataset"],
 )
-def test_a_run_continues_at_the_next_batch(
-    value: Callable[[], Any], mode: str, per_pass: int | None, tmp_path: Path
-) -> None:
+def test_resume_at_the_next_batch(value: Callable[[], Any], mode: str, per_pass: int | None, tmp_path: Path) -> None:
     source = assert_exact(lambda: made(value()), tmp_path, (5, 11))
     assert source.mode == mode and source.cardinality == per_pass
     batches = read(data(lambda: made(value())), 10)
@@ -74,7 +73,7 @@ def test_a_run_continues_at_the_next_batch(
     assert (batches[:5] == batches[5:]) == (value().__class__.__name__.endswith("IterDataset"))
 
 
-def test_the_place_in_grain_is_small_and_of_this_dataset(tmp_path: Path) -> None:
+def test_grain_position(tmp_path: Path) -> None:
     source = data(lambda: made(grain_map()))
     read(source, 3)
     meta = save(source, tmp_path / "0")
@@ -86,7 +85,19 @@ def test_the_place_in_grain_is_small_and_of_this_dataset(tmp_path: Path) -> None
         resume(lambda: made(grain_map()), tmp_path / "0", {**meta, "grain": "{}"})
 
 
-def test_what_is_held_out_comes_in_its_order() -> None:
+@pytest.mark.parametrize("value", [grain_map, lambda: grain_map().to_iter_dataset()])
+def test_grain_threads_do_not_add_up(value: Callable[[], Any]) -> None:
+    def count() -> int:
+        return sum(thread.name.startswith("grain") for thread in threading.enumerate())
+
+    source = data(lambda: made(value()))
+    read(source, 5)
+    of_one_pass = count()
+    read(source, 40)  # eight passes
+    assert count() <= of_one_pass + 8
+
+
+def test_held_out_data_keeps_its_order() -> None:
     found = list(made((X[:6], X[:6] / 2), "vld"))
     assert [batch["x"].numpy().tolist() for batch in found] == [[0, 1, 2, 3], [4, 5]]
     assert found[1]["y"].numpy().tolist() == [2.0, 2.5] and found[1]["y"].dtype == tf.float32
@@ -96,7 +107,7 @@ def test_what_is_held_out_comes_in_its_order() -> None:
     ]
 
 
-def test_every_kind_gives_dicts() -> None:
+def test_batches_are_dicts() -> None:
     texts = {"x": ["a", "b"], "tags": tf.ragged.constant([[1], [2, 3]])}
     (batch,) = made(texts, "vld")
     assert batch["x"].numpy().tolist() == [b"a", b"b"] and batch["tags"].to_list() == [[1], [2, 3]]
@@ -123,6 +134,6 @@ def test_every_kind_gives_dicts() -> None:
         (lambda: grain_map().map(lambda batch: batch[0]), "gives single examples, not batches"),
     ],
 )
-def test_what_makes_no_dataset(value: Any, words: str) -> None:
+def test_errors(value: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         data(lambda: made(value() if callable(value) else value))
