@@ -448,6 +448,14 @@ def default_writer() -> Any:
     return summary_ops_v2._summary_state.writer
 
 
+def clear_default_writer() -> None:
+    """Leave this thread without a default summary writer, default step and recording condition."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    state = summary_ops_v2._summary_state
+    state.writer = state.step = state.is_recording = None
+
+
 @contextmanager
 def writing_through(write: Callable[..., Any]) -> Iterator[None]:
     """Context manager in which `tf.summary.scalar` and similar functions call `write`."""

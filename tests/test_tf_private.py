@@ -41,7 +41,7 @@ def the(name: str, dataset: Any) -> Any:
     return dataset
 
 
-def test_an_iterator_has_a_state_in_one_tensor() -> None:
+def test_iterator_state() -> None:
     iterator, other = iter(numbers()), iter(numbers())
     next(iterator)
     state = tf_private.iterator_state(iterator)
@@ -51,7 +51,7 @@ def test_an_iterator_has_a_state_in_one_tensor() -> None:
     np.testing.assert_array_equal(next(other), expected)
 
 
-def test_a_state_names_a_shuffle_s_generator(tmp_path: Path) -> None:
+def test_iterator_state_names_the_shuffle_generator(tmp_path: Path) -> None:
     for dataset, expected in ((numbers(), True), (tf.data.Dataset.range(8).batch(2), False)):
         iterator = iter(dataset)
         next(iterator)
@@ -61,7 +61,7 @@ def test_a_state_names_a_shuffle_s_generator(tmp_path: Path) -> None:
         assert tf_private.holds_generator(Path(f"{prefix}.data-00000-of-00001").read_bytes()) == expected
 
 
-def test_the_classes_of_stages_are_called_so() -> None:
+def test_class_names_of_stages() -> None:
     from tensorflow.python.data import experimental, ops
 
     homes = [ops.__path__, [f"{path}/ops" for path in experimental.__path__]]
@@ -73,7 +73,7 @@ def test_the_classes_of_stages_are_called_so() -> None:
     assert set(PLAIN) - names == set()
 
 
-def test_a_stage_has_inputs_functions_and_what_it_was_given() -> None:
+def test_inputs_functions_and_settings_of_a_stage() -> None:
     batch = numbers()
     (parallel,) = tf_private.stage_inputs(batch)
     (shuffle,) = tf_private.stage_inputs(parallel)
@@ -94,7 +94,7 @@ def test_a_stage_has_inputs_functions_and_what_it_was_given() -> None:
 
 
 @pytest.mark.usefixtures("own_seed")
-def test_what_a_stage_was_told_of_order_and_seeds() -> None:
+def test_order_and_seeds_of_a_stage() -> None:
     tf_private.set_tensorflow_seed(None)  # which would be that of what has none
     plain = tf.data.Dataset.range(4)
     anew, same = plain.shuffle(4), plain.shuffle(4, seed=0, reshuffle_each_iteration=False)
@@ -112,7 +112,7 @@ def test_what_a_stage_was_told_of_order_and_seeds() -> None:
         )
 
 
-def test_the_options_that_were_set() -> None:
+def test_set_options() -> None:
     assert tf_private.set_options(tf.data.Options()) == {}
     options = tf.data.Options()
     options.deterministic = True
@@ -134,7 +134,7 @@ def outer(x: Any) -> Any:
     return inner(x) + 1
 
 
-def test_the_functions_in_a_graph_are_traced_ones() -> None:
+def test_functions_in_a_graph() -> None:
     graph = outer.get_concrete_function().graph
     (call,) = (op for op in graph.get_operations() if "PartitionedCall" in op.type)
     found = tf_private.called_function(graph, call.node_def.attr["f"].func.name)
@@ -143,7 +143,7 @@ def test_the_functions_in_a_graph_are_traced_ones() -> None:
     assert "Mul" in {op.type for each in tf_private.nested_functions(graph) for op in each.graph.get_operations()}
 
 
-def test_what_a_function_captured_is_the_same_at_each_call_or_not() -> None:
+def test_captures_vary() -> None:
     weight = tf.Variable(2.0)
 
     @tf.function(autograph=False)
@@ -155,7 +155,7 @@ def test_what_a_function_captured_is_the_same_at_each_call_or_not() -> None:
     assert not tf_private.captures_vary(asks.get_concrete_function(False))
 
 
-def test_what_a_checkpoint_of_tensorflow_s_can_save_and_the_names_in_it(tmp_path: Path) -> None:
+def test_saveables_and_checkpoint_names(tmp_path: Path) -> None:
     table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 0)
     assert all(isinstance(one, tf_private.trackable_kinds()) for one in (tf.Module(), iter(numbers()), table))
     path = tf.train.Checkpoint(some=tf.Variable(1.0, name="mine")).write(str(tmp_path / "some"))
@@ -174,7 +174,7 @@ def own_seed() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_seed")
-def test_the_seed_of_random_ops() -> None:
+def test_random_op_seed() -> None:
     tf.random.set_seed(7)
     assert tf_private.tensorflow_seed() == 7
     generator = tf_private.drawing_seeds()
@@ -188,7 +188,7 @@ def test_the_seed_of_random_ops() -> None:
     assert tf_private.tensorflow_seed() is None
 
 
-def test_whether_ops_must_be_deterministic() -> None:
+def test_is_deterministic() -> None:
     from tensorflow.python.framework.config import disable_op_determinism
 
     assert not tf_private.is_deterministic()
@@ -199,7 +199,7 @@ def test_whether_ops_must_be_deterministic() -> None:
         disable_op_determinism()
 
 
-def test_variables_are_told_of_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_uses_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Any] = []
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
@@ -215,7 +215,7 @@ def test_variables_are_told_of_before_they_are_used(monkeypatch: pytest.MonkeyPa
     assert used
 
 
-def test_a_handle_knows_whose_it_is() -> None:
+def test_variable_of_a_handle() -> None:
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], ["a"]), "b")
     assert tf_private.owner(table.resource_handle) is table
     assert tf_private.owner(tf.constant(0)) is None
@@ -225,7 +225,7 @@ def test_a_handle_knows_whose_it_is() -> None:
     assert tf_private.owner(handle) is None
 
 
-def test_a_writer_can_be_another_one_for_each_call(tmp_path: Path) -> None:
+def test_changing_writer(tmp_path: Path) -> None:
     class Alternating(tf_private.ChangingWriter):
         def __init__(self) -> None:
             self.asked = 0
@@ -243,9 +243,13 @@ def test_a_writer_can_be_another_one_for_each_call(tmp_path: Path) -> None:
         each.close()
     contents = [next((tmp_path / name).iterdir()).read_bytes() for name in "ab"]
     assert writer.asked == 2 and [b"two" in content for content in contents] == [True, False]
+    writer.set_as_default(step=3)
+    assert tf_private.default_writer() is writer and tf.summary.experimental.get_step() == 3
+    tf_private.clear_default_writer()
+    assert tf_private.default_writer() is None and tf.summary.experimental.get_step() is None
 
 
-def test_workers_are_connected_and_let_go_of() -> None:
+def test_connect_and_disconnect_workers() -> None:
     from tensorflow.python.eager import context
 
     assert tf_private.has_started() == (tf.config.list_logical_devices() != [])
@@ -259,7 +263,7 @@ def test_workers_are_connected_and_let_go_of() -> None:
 # -- Keras ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_keras_keeps_for_a_thread_is_put_back() -> None:
+def test_keras_thread_state_is_restored() -> None:
     first = keras.layers.Dense(1).name
     with global_random_kept(), tf_private.keras_globals_kept():
         keras.utils.set_random_seed(11)
@@ -272,7 +276,7 @@ def test_what_keras_keeps_for_a_thread_is_put_back() -> None:
     assert keras.layers.Dense(1).name not in ("dense", first)
 
 
-def test_a_stateless_scope_is_known() -> None:
+def test_stateless_scope() -> None:
     assert not tf_private.in_stateless_scope()
     with keras.StatelessScope():
         assert tf_private.in_stateless_scope()
@@ -292,7 +296,7 @@ class Nested(keras.layers.Layer):
         return self.dropout(self.inside(x), training=True) * self.factor
 
 
-def test_what_is_in_a_layer() -> None:
+def test_layers_within() -> None:
     layer = Nested()
     layer(tf.ones([2, 2]))
     assert {id(each) for each in tf_private.layers_within(layer)} == {id(layer), id(layer.inside), id(layer.dropout)}
@@ -302,7 +306,7 @@ def test_what_is_in_a_layer() -> None:
     assert not layer.losses and not layer.inside.losses
 
 
-def test_a_functional_model_and_a_symbolic_tensor_are_known() -> None:
+def test_functional_models_and_symbolic_tensors() -> None:
     given, dense = keras.Input([2]), keras.layers.Dense(1)
     model = keras.Model(given, dense(given))
     kinds = tf_private.functional_kinds()
@@ -310,7 +314,7 @@ def test_a_functional_model_and_a_symbolic_tensor_are_known() -> None:
     assert tf_private.history(dense(given) * 3.0)[1][0] is dense
 
 
-def test_a_variable_of_keras_gets_another_path_and_another_value() -> None:
+def test_path_and_value_of_a_keras_variable() -> None:
     variable, other = keras.Variable([1.0], name="some"), tf.Variable([3.0])
     tf_private.call_by(variable, "scope/some")
     assert variable.path == "scope/some"
@@ -319,7 +323,7 @@ def test_a_variable_of_keras_gets_another_path_and_another_value() -> None:
     assert variable.value is other and other.numpy() == [4.0]
 
 
-def test_adam_s_slots() -> None:
+def test_adam_slots() -> None:
     adam, variable = keras.optimizers.Adam(0.1), keras.Variable([1.0])
     adam.build([variable])
     adam.apply([tf.constant([2.0])], [variable])
@@ -327,7 +331,7 @@ def test_adam_s_slots() -> None:
     np.testing.assert_allclose([mean.numpy()[0], square.numpy()[0]], [0.1 * 2, 0.001 * 4], rtol=1e-5)
 
 
-def test_averages_are_not_added_up() -> None:
+def test_averaged_gradients_are_not_summed() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         variable, optimizer = tf.Variable([5.0]), keras.optimizers.SGD(1.0)
@@ -337,14 +341,14 @@ def test_averages_are_not_added_up() -> None:
     assert variable.numpy() == [3.0]
 
 
-def test_the_attributes_of_keras_callbacks_that_are_no_state() -> None:
+def test_stateless_attributes_of_keras_callbacks() -> None:
     assert set(vars(keras.callbacks.Callback())) >= {"_model", "params"}
     assert set(vars(keras.callbacks.CSVLogger("a"))) >= {"writer"}
     assert "csv_file" in keras.callbacks.CSVLogger.on_train_begin.__code__.co_names
     assert {"_model", "params", "writer", "csv_file"} <= tf_private.CALLBACK_SCRATCH
 
 
-def test_a_dataset_is_divided_by_its_files(tmp_path: Path) -> None:
+def test_divide_by_files(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_text(f"{name}1\n{name}2\n")
     lines = tf.data.TextLineDataset(sorted(map(str, tmp_path.iterdir())))
@@ -400,7 +404,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
             yield from (name for name in modules if name.startswith(("tensorflow.", "keras.")))
 
 
-def test_private_names_are_used_in_one_place() -> None:
+def test_private_names_are_used_only_in_tf_private() -> None:
     others = {str(path.relative_to(PACKAGE)): tree for path, tree in SOURCES.items() if path.name != "tf_private.py"}
     ours = set().union(*map(defined, SOURCES.values()))
     found = {name: names for name, tree in others.items() if (names := set(private_names(tree)) - ours)}

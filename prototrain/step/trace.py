@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.tf_private import ChangingWriter, default_writer, writing_through
+from prototrain.tf_private import ChangingWriter, clear_default_writer, default_writer, writing_through
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -210,6 +210,8 @@ class PythonSummaries(ChangingWriter):
         writer = default_writer()
         if writer is not None and not isinstance(writer, PythonSummaries):
             yield
+            if isinstance(default_writer(), PythonSummaries):  # the user has left a context entered in another hook
+                clear_default_writer()
             return
         with tf.summary.record_if(self._may_record), self.as_default(step=step):
             yield

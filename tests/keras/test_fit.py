@@ -1,4 +1,4 @@
-"""`KerasTrainer.fit` trains, logs and refuses as `keras.Model.fit`."""
+"""`KerasTrainer.fit` trains, logs and raises errors like `keras.Model.fit`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from prototrain import KerasTrainer
 from prototrain.callbacks import Validation
 from prototrain.errors import CallbackError, ConfigError, DataError, ModelError, PrototrainError
+from prototrain.tf_private import default_writer
 from tests.keras.models import (
     IMAGES,
     LABELS,
@@ -89,7 +90,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Arguments]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_trains_as_in_fit(case: str) -> None:
+def test_model_trains_as_in_fit(case: str) -> None:
     make, arguments = CASES[case]
     there, here = made(make), made(make)
     keras.utils.set_random_seed(2)
@@ -104,7 +105,7 @@ def test_a_model_trains_as_in_fit(case: str) -> None:
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5, err_msg=mine.path)
 
 
-def test_validation_in_its_turn_with_a_number_for_each_class() -> None:
+def test_validation_with_class_metrics() -> None:
     model = classifier(metrics=lambda: [keras.metrics.F1Score()])
     history = KerasTrainer(model).fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y), validation_freq=2).history
     assert [len(history[name]) for name in ("loss", "val_loss", "val_f1_score/0", "val_f1_score/1")] == [3, 1, 1, 1]
@@ -189,13 +190,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_mistake_is_one_clear_line(case: str) -> None:
+def test_errors_are_one_line(case: str) -> None:
     call, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         call()
 
 
-def test_a_fit_that_fails_does_not_count_and_the_next_one_trains_further() -> None:
+def test_failed_fit_is_not_counted() -> None:
     trainer = held()
     with pytest.raises(ValueError, match="steps_per_epoch must be at least 1"):
         trainer.fit(epochs=3, steps_per_epoch=0)
@@ -205,7 +206,7 @@ def test_a_fit_that_fails_does_not_count_and_the_next_one_trains_further() -> No
 
 
 @pytest.mark.parametrize("again", [{"optimizer": "adam"}, {"metrics": ["mae"]}])
-def test_a_model_that_was_compiled_again_needs_another_trainer(again: dict[str, Any]) -> None:
+def test_recompiled_model_needs_another_trainer(again: dict[str, Any]) -> None:
     trainer = held()
     model = trainer.keras_model
     model.compile(again.get("optimizer", model.optimizer), "mae", metrics=again.get("metrics"))
@@ -213,7 +214,7 @@ def test_a_model_that_was_compiled_again_needs_another_trainer(again: dict[str, 
         trainer.fit(verbose=0)
 
 
-def test_an_overridden_make_train_function_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overridden_make_train_function_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     class Own(keras.Model):  # type: ignore[misc]
         def make_train_function(self, force: bool = False) -> Any:
             return super().make_train_function(force)
@@ -222,7 +223,7 @@ def test_an_overridden_make_train_function_is_named(capsys: pytest.CaptureFixtur
     assert "WARNING: make_train_function of classifier is not called" in capsys.readouterr().out
 
 
-def test_callbacks_alone_in_nested_lists_and_several_of_a_class(tmp_path: Path) -> None:
+def test_lists_of_callbacks(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def note(what: str) -> keras.callbacks.Callback:
@@ -234,14 +235,14 @@ def test_callbacks_alone_in_nested_lists_and_several_of_a_class(tmp_path: Path) 
     assert trainer.run.checkpoint is not None and seen == ["alone", "first", "second"]
 
 
-def test_a_backup_with_an_experiment_is_refused(tmp_path: Path) -> None:
+def test_backup_and_restore_is_refused(tmp_path: Path) -> None:
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     KerasTrainer(classifier()).fit(X, Y, verbose=0, callbacks=[backup])
     with pytest.raises(CallbackError, match="BackupAndRestore would replace the weights"):
         KerasTrainer(classifier(), experiment=tmp_path / "run").fit(X, Y, verbose=0, callbacks=[backup])
 
 
-def test_a_run_that_early_stopping_has_ended_gives_the_same_when_it_is_started_again(tmp_path: Path) -> None:
+def test_rerun_after_early_stopping(tmp_path: Path) -> None:
     weights, histories = [], []
     for _ in range(2):
         model = made(classifier)
@@ -259,7 +260,7 @@ def _tags(directory: Path) -> list[str]:
     return [value.tag for file in files for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
 
 
-def test_summaries_go_to_the_writer_that_the_user_has_set(tmp_path: Path) -> None:
+def test_summaries_use_the_default_writer(tmp_path: Path) -> None:
     writer = tf.summary.create_file_writer(str(tmp_path / "own"))
 
     def rate(epoch: int) -> float:
@@ -272,5 +273,6 @@ def test_summaries_go_to_the_writer_that_the_user_has_set(tmp_path: Path) -> Non
     writer.close()
     board = keras.callbacks.TensorBoard(str(tmp_path / "board"), update_freq=1, write_graph=False)
     KerasTrainer(classifier()).fit(X, Y, verbose=0, batch_size=20, callbacks=[board])
+    assert default_writer() is None and tf.summary.experimental.get_step() is None
     assert _tags(tmp_path / "own") == ["rate"]
     assert _tags(tmp_path / "board").count("batch_loss") == 2
