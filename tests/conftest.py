@@ -1,4 +1,4 @@
-"""What every test stands on."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ They are to show the contract, and take three minutes on two processors.
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers for each processor: many tests wait for processes that they have started."""
+    """Two workers for each processor: many tests wait for other processes."""
     return (os.cpu_count() or 2) * 2
 
 
@@ -114,9 +114,9 @@ def _no_search_through_old_graphs() -> Iterator[None]:
 
 @pytest.fixture
 def forked_exports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is exported is loaded, to be compared, by a process that finds TensorFlow imported.
+    """Exports are verified in a forked process, in which TensorFlow is already imported.
 
-    It has an interpreter of its own otherwise, as in tests/actions/test_export.py.
+    Without this fixture, a new interpreter verifies them, as in tests/actions/test_export.py.
     """
     from prototrain.actions import saved_model
     from tests.preloaded import Program
@@ -140,7 +140,7 @@ def experiment(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory, from which the repository's `models` are imported anew."""
+    """An empty working directory; the repository's `models` are imported again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -151,7 +151,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget_models() -> dict[str, ModuleType]:
-    """Let modules of `models` and of the working directory be imported anew: a run may have changed their config.
+    """Forget the imported modules of `models` and of the working directory: a run may have changed their config.
 
     Returns:
         those that were there.

@@ -1,4 +1,4 @@
-"""Experiment directories that no run has made, for what reads them."""
+"""Experiment directories written without a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def part(**facts: Any) -> dict[str, Any]:
 
 
 def running(**facts: Any) -> dict[str, Any]:
-    """A part that has no end."""
+    """A part without an end."""
     return part(**{"state": "running", "step": None, "seconds": None, "callbacks": {}, **facts})
 
 

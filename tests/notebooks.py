@@ -1,4 +1,4 @@
-"""Executes a notebook in a kernel of its own, and presses the stop button in the cells whose metadata say `interrupt`.
+"""Executes a notebook in a new kernel, and interrupts the cells whose metadata contain `interrupt`.
 
 `python -m tests.notebooks docs/notebook.ipynb` renews what its cells have printed; do it where ipywidgets is not
 installed, since a widget cannot be seen in a page.

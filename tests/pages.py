@@ -1,4 +1,4 @@
-"""Does what a page of the documentation shows, from top to bottom."""
+"""Runs the examples of a documentation page, from top to bottom."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Python programs in processes of their own that find TensorFlow imported: to import it takes five seconds each time.
+"""Runs Python programs in forked processes in which TensorFlow is already imported, which saves five seconds each.
 
-A server imports it once and forks. Programs share its hash seed, so some tests start an interpreter of their own still.
+All programs have the hash seed of the fork server, so some tests start a new interpreter instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONTEXT.set_forkserver_preload(["tensorflow", "keras", "tensorboard.compat.prot
 
 
 class Program:
-    """A running program, to be used like a `subprocess.Popen` whose standard error goes to its output.
+    """A running program, with the interface of a `subprocess.Popen` whose standard error goes to its output.
 
     Args:
         arguments: what would stand behind ``python``: a file or ``-m`` and a module, and the program's own arguments.

@@ -48,7 +48,7 @@ class MovingAverage(Callback):
 
 
 class Progress(Callback):
-    """Says that everything is set up, from where on a kill may come, and then how far the run is."""
+    """Prints when the run is set up, and then its progress."""
 
     def before_train(self) -> None:
         print("before the first step", flush=True)

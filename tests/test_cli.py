@@ -65,7 +65,7 @@ TRAINER = "from prototrain import SimpleTrainer\nclass Mine(SimpleTrainer):\n   
 
 @pytest.fixture(autouse=True)
 def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A working directory with a model `m`; what is imported from it is forgotten afterwards."""
+    """A working directory with a model `m`; its modules are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -84,7 +84,7 @@ def change(old: str, new: str) -> None:
 
 
 def fails(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run, expect exit code 1, and return what stands on stderr."""
+    """Run, expect exit code 1, and return stderr."""
     assert main(["run", "m", *arguments]) == 1
     return capfd.readouterr().err
 

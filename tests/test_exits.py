@@ -50,7 +50,7 @@ def rows(directory: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
-    """The variables and the rows of a run that nothing interrupted."""
+    """The variables and rows of an uninterrupted run."""
     directory = tmp_path_factory.mktemp("straight")
     trainer = SimpleTrainer(tiny_model(), experiment=directory)
     trainer.train(callbacks(), max_steps=STEPS)

@@ -1,4 +1,4 @@
-"""One trained model for all tests of actions that read it."""
+"""A trained model, shared by the tests of actions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tiny import tiny_model
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the trained experiment "tiny" lies; tests leave its checkpoints as they are."""
+    """The parent directory of the trained experiment "tiny"; tests do not change its checkpoints."""
     return tmp_path_factory.mktemp("trained")
 
 
@@ -36,5 +36,5 @@ def trained(base: Path) -> SimpleTrainer:
 
 
 def model_in(base: Path, **model: Any) -> Any:
-    """The tiny model with its experiments below a directory; further keywords as for `tiny_model`."""
+    """The tiny model with experiments in a directory; other arguments are those of `tiny_model`."""
     return tiny_model(trainer__experiment_base_dir=str(base), **model)

@@ -204,7 +204,7 @@ def test_errors(
 
 
 def test_input_may_be_a_tensor_of_the_model() -> None:
-    """As the noise of a generator, with one example in a batch and a scalar beside it."""
+    """Such as the noise of a generator, with a batch of one example and a scalar."""
 
     def datasets() -> dict[str, tf.data.Dataset]:
         return {"trn": tf.data.Dataset.from_tensors({"real": [[1.0, 2.0]], "scale": 3.0})}

@@ -20,7 +20,7 @@ from tests.actions.conftest import model_in
 
 @pytest.fixture
 def copied(trained: SimpleTrainer, base: Path, tmp_path: Path) -> Path:
-    """A copy of the trained experiment, to be spoilt."""
+    """A copy of the trained experiment that a test may damage."""
     return shutil.copytree(base / "tiny", tmp_path / "tiny")
 
 

@@ -1,4 +1,4 @@
-"""What the tests of callbacks stand on."""
+"""Fixtures for the tests of callbacks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.callbacks.helpers import UNLIMITED
 
 @pytest.fixture
 def disk() -> Iterator[None]:
-    """Takes back the limit that `FillsDisk` has set."""
+    """Removes the limit that `FillsDisk` has set."""
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)

@@ -1,4 +1,4 @@
-"""Callbacks that put a run into the situations that the tests of other callbacks are about."""
+"""Callbacks that create situations for the tests of other callbacks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Fails(Callback):
 
 
 class FillsDisk(Callback):
-    """Lets no file grow beyond a size, from one step to another. The fixture `disk` takes the limit back."""
+    """Limits the size of files between two steps. The fixture `disk` removes the limit."""
 
     priority = 0
 

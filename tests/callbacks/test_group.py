@@ -35,7 +35,7 @@ from tests.tiny import CountingTrainer, Recorder, tiny_model
 
 
 class Named(Callback):
-    """Appends its letter to a shared list when it is triggered, and remembers how often that was."""
+    """Appends its letter to a shared list when it is triggered, and counts the calls."""
 
     def __init__(self, letter: str, order: list[str], priority: int = Priority.DECIDE) -> None:
         self.letter, self.order, self.priority = letter, order, priority

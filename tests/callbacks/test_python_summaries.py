@@ -20,7 +20,7 @@ from tests.tiny import CountingTrainer, tiny_build, tiny_model
 
 
 class Collects(Monitor):
-    """Keeps what it is given."""
+    """Stores its input."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, int]] = []
@@ -33,7 +33,7 @@ class Collects(Monitor):
 
 
 class Tells(Callback):
-    """Uses `tf.summary` and the monitors on the host, also by way of the model."""
+    """Uses `tf.summary` and the monitors on the host, directly and through the model."""
 
     def trigger(self) -> None:
         tf.summary.scalar("told/number", 3.0)

@@ -82,7 +82,7 @@ def test_order_with_evaluations_and_traced_hooks(experiment: Path) -> None:
 
 
 class InRun(Callback):
-    """Notes, in a variable that a compiled step can change, the steps that its traced hook ran in."""
+    """Records the steps of its traced hook in a variable."""
 
     def setup(self) -> None:
         self.ran = tf.Variable(tf.zeros([40], tf.int32), trainable=False)

@@ -44,7 +44,7 @@ class Stops(Callback):
 
 
 def expected(interval: dict[str, Any], steps_per_epoch: int | None, first: int, last: int) -> list[int]:
-    """The rule in the documentation, written down a second time."""
+    """The documented rule, implemented again."""
     steps, epochs = interval.get("steps"), interval.get("epochs")
     epoch = (steps_per_epoch or 10**6) * (epochs or 0)
     due = [

@@ -64,7 +64,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def falls_back(bench: Bench, checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Check that the previous checkpoint is restored in every bit, loudly, and that nothing is lost."""
+    """Check that the previous checkpoint is restored exactly, with a warning, and that nothing is lost."""
     capsys.readouterr()
     assert bench.restore(checkpoints) == PREVIOUS
     assert values(bench.trainer) == bench.at[f"run/{PREVIOUS}"]
@@ -273,7 +273,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class FillsDisk(Callback):
-    """Leaves no room on a disk after one step, and gives it back after another."""
+    """Fills a disk after one step, and frees it after another."""
 
     priority = 0
 

@@ -22,7 +22,7 @@ from tests.tiny import At, CountingTrainer
 
 
 class Counter:
-    """Has a state of its own."""
+    """Has a state."""
 
     def __init__(self, count: int = 0) -> None:
         self.count = count

@@ -21,7 +21,7 @@ from prototrain.system import files
 
 
 class Note:
-    """A part with a file of its own."""
+    """A part with its own file."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -260,7 +260,7 @@ _EVENTS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.listdir
 
 
 def plain_snapshot(step: int) -> Snapshot:
-    """One that TensorFlow is not needed for, so that a forked process can write it."""
+    """A snapshot that a forked process can write without TensorFlow."""
     return Snapshot(step, saveables={"note": Note("x" * step), "second": Note("y")}, meta={"run_id": "mine"})
 
 

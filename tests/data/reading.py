@@ -1,4 +1,4 @@
-"""Reading, saving and resuming of training data, for the tests here."""
+"""Reads, saves and resumes training data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def save(source: DataIterator, path: Path) -> dict[str, Any]:
 
 
 def resume(make: Callable[[], Any], path: Path, meta: dict[str, Any], lines: list[str] | None = None) -> DataIterator:
-    """The data of another process, at the place that was saved."""
+    """The data of another process, at the saved position."""
     source = data(make, lines)
     source.read(str(path), meta)
     return source

@@ -22,7 +22,7 @@ X = np.arange(22)
 
 
 class Flow:
-    """A DataFlow as tensorpack has them: batches of lists."""
+    """A tensorpack DataFlow of lists."""
 
     def reset_state(self) -> None:
         pass

@@ -24,7 +24,7 @@ SPEC = {"x": tf.TensorSpec([], tf.int64)}
 
 
 class Flow:
-    """As tensorpack's: its generator is set by `reset_state`."""
+    """A tensorpack DataFlow: `reset_state` sets its generator."""
 
     resets = 0
 

@@ -57,7 +57,7 @@ def split() -> dict[str, D]:
 
 
 def other_split() -> dict[str, D]:
-    """A split that is another one in each call."""
+    """A split that differs in each call."""
     numbers = np.random.default_rng().permutation(20)
     parts = {"trn": D.from_tensor_slices(numbers[:16]).shuffle(4).shuffle(4), "vld": D.from_tensor_slices(numbers[16:])}
     return {name: part.batch(4).map(lambda x: {"x": x}) for name, part in parts.items()}

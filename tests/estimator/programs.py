@@ -1,4 +1,4 @@
-"""A program for an `Estimator`, written as one for TensorFlow 1 was."""
+"""A program for an `Estimator`, in the style of TensorFlow 1."""
 
 from __future__ import annotations
 

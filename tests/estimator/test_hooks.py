@@ -15,7 +15,7 @@ Calls = list[tuple[str, Any]]
 
 
 class Noting(SessionRunHook):
-    """Notes its calls, and asks for some scalars."""
+    """Records its calls, and requests some scalars."""
 
     def __init__(self, calls: Calls, fetches: Any = ("loss", {"step": "global_step:0"})) -> None:
         self.calls, self.fetches = calls, fetches

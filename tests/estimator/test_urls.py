@@ -30,7 +30,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def names(url: str, first: str) -> set[str]:
-    """What lies there, without times and counts in names of files."""
+    """The names at the URL, without times and counts."""
     return {name.split("/", 1)[0] for name in Storage(f"{url}/{first}").listing()}
 
 

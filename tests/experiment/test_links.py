@@ -18,7 +18,7 @@ from tests.tiny import CountingTrainer
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
-    """A directory that nobody may touch, with names in it that a run deletes in its own."""
+    """A directory outside the experiment, with names that a run deletes in its own directory."""
     directory = tmp_path / "theirs"
     (directory / ".old-step").mkdir(parents=True)
     for name in ("file", ".tmp-x", ".old-step/file"):

@@ -33,7 +33,7 @@ from tests.tiny import CountingTrainer
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Goes to another machine, by its name."""
+    """Simulates another machine, by name."""
 
     def at(machine: str) -> Path:
         monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / machine))
@@ -83,7 +83,7 @@ def train(
 
 
 def steps_at(url: str) -> list[int]:
-    """The steps of the checkpoints that are whole there."""
+    """The steps of the complete checkpoints at the URL."""
     names = Storage(url).listing()
     return sorted(int(name.split("/")[1][5:]) for name in names if name.endswith("/meta.json"))
 
@@ -144,7 +144,7 @@ def test_reading_commands(url: str, cache: Callable[[str], Path], capsys: pytest
 def test_parent_directory_is_not_an_experiment(
     url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And whoever asks for it takes nothing away from a run below it."""
+    """Reading it does not disturb a run below it."""
     above = url.removesuffix("/run")
     asks = [["report", above], ["plot", above, "--scalar", "trn/total", "-o", "x.png"]]
 
@@ -203,7 +203,7 @@ class Cut(BaseException):
 
 
 class Cutting(Storage):
-    """Is killed ahead of an operation that changes something."""
+    """Is killed before an operation that changes the storage."""
 
     def __init__(self, url: str, operations: int) -> None:
         super().__init__(url)
@@ -231,7 +231,7 @@ class Cutting(Storage):
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A run's directory at some moments: before the first checkpoint, after it, after several, and at its end."""
+    """A run's directory before the first checkpoint, after it, after several, and at the end."""
     base = tmp_path_factory.mktemp("stages")
     moments = [At(step, lambda step=step: shutil.copytree(base / "run", base / str(step))) for step in (2, 5, 13)]
     train(base / "run", 14, *moments, asynchronous=False)

@@ -117,7 +117,7 @@ def test_readers_of_a_bucket(bucket: str) -> None:
 
 
 class _Refusing(BaseHTTPRequestHandler):
-    """Answers as S3 does to keys that it does not know."""
+    """Answers like S3 to unknown keys."""
 
     def _refuse(self) -> None:
         code = "InvalidAccessKeyId"

@@ -1,4 +1,4 @@
-"""Keras models and data that several tests train."""
+"""Keras models and data for several tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batches(*parts: Any) -> tf.data.Dataset:
 
 
 def made(make: Callable[[], keras.Model]) -> keras.Model:
-    """The same model in the same state each time, as in a new process."""
+    """The same model in the same state, as in a new process."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     return make()
@@ -125,7 +125,7 @@ def distance() -> keras.Model:
 
 
 class OwnStep(Subclassed):
-    """A `train_step` with two optimizers and a metric, as a GAN has."""
+    """A `train_step` with two optimizers and a metric, as in a GAN."""
 
     def compile(self, *arguments: Any, **keywords: Any) -> None:
         super().compile(*arguments, **keywords)
@@ -153,7 +153,7 @@ def own_step() -> keras.Model:
 
 
 class Nested(keras.Model):  # type: ignore[misc]
-    """Returns metrics in a dict, and values that are named as the engine's scalars."""
+    """Returns metrics in a dict, and values with the names of the engine's scalars."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         found = dict(super().train_step(data))

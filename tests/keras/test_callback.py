@@ -35,7 +35,7 @@ def data() -> tf.data.Dataset:
 
 
 class Hooks(keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes every hook with its number and the names in its logs."""
+    """Records every hook with its number and the names in its logs."""
 
     def __init__(self, *hooks: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ ALL = ("on_train_begin", *EPOCHS, *BATCHES, *TESTS, "on_train_end")
 
 
 class Measured(CountingTrainer):
-    """Has something to validate, and no TensorFlow in it."""
+    """Has an evaluation without TensorFlow."""
 
     def evaluate(self, dataset: str, batches: int = 0) -> Mapping[str, float]:
         return {"loss": max(1.0, 5.0 - self.global_step)}
@@ -174,7 +174,7 @@ def test_resume_within_an_epoch(tmp_path: Path) -> None:
 
 
 class Interrupt(Callback):
-    """Presses Ctrl-C at a step, or at the end of the epoch that it ends."""
+    """Sends SIGINT at a step, or at the end of its epoch."""
 
     def __init__(self, step: int, *, at_epoch: bool) -> None:
         self.step, self.at_epoch = step, at_epoch

@@ -42,7 +42,7 @@ from tests.keras.models import (
 
 
 class Measures(keras.callbacks.Callback):  # type: ignore[misc]
-    """Puts a value into the logs, for the callbacks after it."""
+    """Adds a value to the logs of later callbacks."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["val_own"] = 1.0 - epoch

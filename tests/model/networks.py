@@ -1,4 +1,4 @@
-"""Networks as people write them, each twice: layers made where they are used, and made before, as attributes.
+"""Networks in two styles: layers created where they are used, and layers as attributes.
 
 All take ``x`` [batch, 6] (float32, with whole numbers 0..9 in its last three columns) and return [batch, 3].
 """
@@ -110,7 +110,7 @@ class Recurrent:
 
 
 class Measured(L.Layer):  # type: ignore[misc]
-    """Passes on what it gets, and averages it in a metric."""
+    """Returns its input, and averages it in a metric."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -151,7 +151,7 @@ class Dropout:
 
 
 class Together:
-    """Several networks, of which the mean is taken: one run shows all of them."""
+    """The mean of several networks, so that one run tests all of them."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self.networks = networks

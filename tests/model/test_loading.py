@@ -20,7 +20,7 @@ CONFIG, DATASETS, BUILD = WHOLE.values()
 
 @pytest.fixture(autouse=True)
 def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty working directory; what is imported from it is forgotten afterwards."""
+    """An empty working directory; its modules are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -33,7 +33,7 @@ def datasets() -> dict[str, tf.data.Dataset]:
 
 
 class Whole(keras.Model):  # type: ignore[misc]
-    """A network as Keras wants it."""
+    """A network as a Keras model."""
 
     def __init__(self, network: Together) -> None:
         super().__init__(name="whole")

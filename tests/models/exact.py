@@ -1,4 +1,4 @@
-"""Whether a run that was cut off ends in the bits of one that was not."""
+"""Compares resumed runs with uninterrupted ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CUT, END = 4, 9
 
 
 def train(trainer: TowerTrainer, steps: int) -> TowerTrainer:
-    """Train as `prototrain run` does, without what only prints or writes."""
+    """Train like `prototrain run`, without callbacks that only print or write."""
     schedule = from_config(trainer.config)
     callbacks: list[Callback] = [] if schedule is None else [LearningRate(schedule)]
     if trainer.experiment is not None:

@@ -1,4 +1,4 @@
-"""Tiny catalogues on disk for the tests of models.ranker, and its config put back after each."""
+"""Tiny catalogues for the tests of models.ranker."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ def config(tmp_path: Path) -> Iterator[Config]:
 
 @pytest.fixture(scope="module")
 def stanford(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree that no test changes."""
+    """A catalogue that no test changes."""
     return write_stanford(tmp_path_factory.mktemp("stanford"))

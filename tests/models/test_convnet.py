@@ -50,7 +50,7 @@ def picture(path: Path, value: int) -> None:
 
 
 def settings(model: Any, **more: Any) -> Any:
-    """Set keys, given with ``__`` in place of dots."""
+    """Set keys, with ``__`` for dots."""
     model.config.update({key.replace("__", "."): value for key, value in more.items()})
     return model
 

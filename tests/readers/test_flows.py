@@ -15,7 +15,7 @@ from prototrain.errors import DataError
 
 
 class Flow:
-    """What a DataFlow of tensorpack has."""
+    """A tensorpack DataFlow."""
 
     def __init__(self, points: list[Any], length: int | None) -> None:
         self.points, self.length, self.resets = points, length, 0

@@ -54,7 +54,7 @@ def by_label(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
 
 
 def test_digits_are_complete_and_parts_disjoint() -> None:
-    """Those of models.simple, which are read by nothing but this."""
+    """The digits of models.simple."""
     folder = Path(__file__).parents[2] / "models" / "simple" / "data"
     features = {"example": ("uint8", [64]), "label": ("int32", [])}
     parts = {

@@ -64,7 +64,7 @@ class Mine(SyncReplicatedTrainer):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a model package and its run "first", which was started with settings of its own."""
+    """A directory with a model package and its run "first", which has its own settings."""
     place = tmp_path_factory.mktemp("original")
     package = place / "outer" / "net_of_repeat"
     package.mkdir(parents=True)
@@ -100,7 +100,7 @@ def leave(place: Path) -> None:
 
 @pytest.fixture
 def place(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of all that, as the working directory; what is imported from it is forgotten afterwards."""
+    """A copy of it as the working directory; its modules are forgotten afterwards."""
     shutil.copytree(original, tmp_path / "here")
     shutil.rmtree(tmp_path / "here" / "outer")  # the run says that it is still where it was
     enter(tmp_path / "here", monkeypatch)
@@ -141,7 +141,7 @@ def test_repeated_run_is_exact(place: Path, original: Path, capsys: pytest.Captu
 
 
 def test_differences_are_printed(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The code beside the copies, the data, the versions, the settings."""
+    """Differences of code, data, versions and settings."""
     environment = Path("experiments/first/environment.json")
     content = json.loads(environment.read_text())
     content["versions"]["prototrain"] = "0.0"

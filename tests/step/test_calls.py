@@ -215,7 +215,7 @@ def test_failing_data_can_be_repaired(tmp_path: Path) -> None:
 
 
 def once_datasets() -> dict[str, tf.data.Dataset]:
-    """Gives its ten batches a single time, however often it is iterated."""
+    """Yields its ten batches only once."""
     batches = iter([{"x": tiny_arrays(8)["x"], "y": tiny_arrays(8)["y"]}] * 10)
     spec = {"x": tf.TensorSpec((8, 4), tf.float32), "y": tf.TensorSpec((8,), tf.int32)}
     return {"trn": tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)}
@@ -321,7 +321,7 @@ def test_stop_training_in_a_traced_hook() -> None:
 
 
 class TwoOptimizers(SimpleTrainer):
-    """Alternates two optimizers that it has made as Keras users do."""
+    """Alternates two optimizers that are attributes."""
 
     def __init__(self, model: Any, **options: Any) -> None:
         super().__init__(model, **options)

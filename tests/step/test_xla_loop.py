@@ -25,7 +25,7 @@ STEPS = 13
 
 
 def plain_build(inputs: Any, train_phase: bool, *, dropout: float = 0.0) -> ModelDict:
-    """One layer, which XLA compiles fast. Behind dropout it draws other numbers with XLA than without."""
+    """One layer, which XLA compiles fast, without dropout: XLA draws other random numbers."""
     net = ModelDict()
     net.x = inputs["x"]
     if dropout:
@@ -64,7 +64,7 @@ def trainer(experiment: Path | None = None, *, loop: Any = "loop", **model: Any)
 
 
 class Every(Callback):
-    """Ends a call after every so many steps."""
+    """Ends a call after every k steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps

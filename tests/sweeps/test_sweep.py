@@ -31,7 +31,7 @@ NAMES = ["tiny-0", "tiny-1"]
 
 @pytest.fixture(autouse=True)
 def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A working directory with a model `m`; what is imported from it is forgotten afterwards."""
+    """A working directory with a model `m`; its modules are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

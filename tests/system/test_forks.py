@@ -36,7 +36,7 @@ def children() -> Iterator[list[int]]:
 
 
 def fork(action: Callable[[], object]) -> int:
-    """Do something in a child, which ends with 0, or with 1 if it failed."""
+    """Call a function in a child process, which exits with 0, or with 1 if it failed."""
     child = os.fork()
     if child == 0:
         code = 1

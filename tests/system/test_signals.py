@@ -249,7 +249,7 @@ def test_save_signal_before_a_run_of_the_command_line(scratch: Path, capfd: pyte
 
 
 class WaitsForEver(Callback):
-    """Waits in a hook for what never comes, behind some signals."""
+    """Sends signals and then waits forever in a hook."""
 
     def __init__(self, hook: str, signals: int) -> None:
         self.hook, self.signals, self.waited = hook, signals, 0

@@ -21,7 +21,7 @@ from tests.tiny import CountingTrainer, Recorder, tiny_arrays, tiny_datasets, ti
 
 
 class Impatient(threading.Timer):
-    """A timer whose time comes at once."""
+    """A timer that fires at once."""
 
     def start(self) -> None:
         self.function(*self.args)
@@ -137,7 +137,7 @@ def test_signal_interrupts_the_first_validation(experiment: Path, capsys: pytest
 
 
 class SignalsWhenRead:
-    """A part of a checkpoint that takes long to restore, so that somebody presses Ctrl-C meanwhile."""
+    """A part of a checkpoint that is slow to restore and gets a signal meanwhile."""
 
     def write(self, prefix: str) -> None:
         pass

@@ -28,7 +28,7 @@ from tests.tiny import CountingTrainer, tiny_trainer
 
 
 class InForce(Callback):
-    """Notes the value that each step was made with."""
+    """Records the value of each step."""
 
     priority = Priority.EVALUATE
 

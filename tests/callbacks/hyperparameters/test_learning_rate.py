@@ -17,7 +17,7 @@ from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
 
 
 class Rates(Callback):
-    """Keeps the rate of every step."""
+    """Records the rate of every step."""
 
     def __init__(self) -> None:
         self.rates: dict[int, float] = {}

@@ -63,7 +63,7 @@ def assert_same(one: TowerTrainer, other: TowerTrainer) -> None:
 
 
 class Changed(Callback):
-    """Notes at each step which variables it has changed."""
+    """Records which variables each step changes."""
 
     chief_only = False
 

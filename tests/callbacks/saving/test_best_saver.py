@@ -90,7 +90,7 @@ def rate(step: Any) -> float:
 
 
 class Falls(Callback):
-    """A scalar that is worse each time, so that who looks at it stops although the loss is the best so far."""
+    """A scalar that gets worse, so that early stopping ends the run at the best loss."""
 
     priority = Priority.EVALUATE
 
@@ -99,7 +99,7 @@ class Falls(Callback):
 
 
 class Spoils(Callback):
-    """Puts zeros in the place of the weights, after they were measured and the best ones were kept."""
+    """Sets the weights to zero after they were measured and the best checkpoint was saved."""
 
     priority = Priority.SAVE
 
@@ -154,7 +154,7 @@ def test_later_callbacks_do_not_change_the_best_checkpoint(experiment: Path) -> 
 
 
 def test_best_is_forgotten_if_a_run_resumes_before_it(experiment: Path) -> None:
-    """A user deletes the newest checkpoints to go on from an older one."""
+    """A user deletes the newest checkpoints to continue from an older one."""
 
     def train(max_steps: int) -> None:
         savers = [MinSaver("vld/x").every(steps=1), ModelSaver(max_to_keep=9).every(steps=1)]

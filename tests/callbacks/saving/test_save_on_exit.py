@@ -58,7 +58,7 @@ def kept(experiment: Path) -> list[str]:
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_callbacks_and_signals(experiment: Path, how: Any, raised: Any) -> None:
-    """Of compiled trainers, tests/test_exits.py has it."""
+    """tests/test_exits.py does the same for compiled trainers."""
     first = CountingTrainer(experiment=experiment)
     if raised is None:
         first.train([SaveOnExit(), Exits(how)], max_steps=6)

@@ -37,7 +37,7 @@ def rate(step: int, value: float) -> LearningRate:
 
 
 class Spoils(Callback):
-    """Writes a value into a variable after a step, or only looks on."""
+    """Writes a value into a variable after a step."""
 
     priority = Priority.EVALUATE
     chief_only = False

@@ -110,7 +110,7 @@ def test_invalid_rows_are_dropped(experiment: Path, tail: str) -> None:
 
 def test_row_of_the_checkpoint_is_completed(experiment: Path) -> None:
     class Late(Callback):
-        """Records something after everything else. The first time it fails, and the checkpoint says so."""
+        """Records a scalar after all other callbacks; fails the first time."""
 
         priority = 1000
 

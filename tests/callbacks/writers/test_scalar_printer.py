@@ -96,7 +96,7 @@ def test_means_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Display:
-    """What a notebook's display has been given."""
+    """The output of a notebook's display."""
 
     pages: ClassVar[list[str]] = []
 

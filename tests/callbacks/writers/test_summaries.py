@@ -98,7 +98,7 @@ def test_records_at_steps_or_epochs() -> None:
 
 
 class Gaps(CountingTrainer):
-    """Has a scalar in some steps only, and one that never has a value."""
+    """Has a scalar in some steps only, and one that is always NaN."""
 
     def run_step(self) -> dict[str, float]:
         step = self.global_step + 1
@@ -154,7 +154,7 @@ def sometimes(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
 
 
 class EachStep(Callback):
-    """Notes the scalars of each step; every compiled call is one step then."""
+    """Records the scalars of each step."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, float]] = []

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("disk")
 
 
 def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of one directory: steps and values by tag."""
+    """Steps and values by tag, as TensorBoard shows them."""
     events = EventAccumulator(str(directory))
     events.Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

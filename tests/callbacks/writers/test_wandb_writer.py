@@ -46,7 +46,7 @@ class Draws(Callback):
 
 @pytest.fixture(autouse=True)
 def _hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """W&B puts its own ones in their place, for as long as the process lives."""
+    """Restores the exception hooks that W&B replaces."""
     for name in ("exit", "excepthook"):
         monkeypatch.setattr(sys, name, getattr(sys, name))
 
@@ -55,7 +55,7 @@ def test_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
 
     def run(*callbacks: Callback, **config: Any) -> list[Any]:
-        """What the attempt has recorded."""
+        """The record of the attempt."""
         trainer = CountingTrainer(experiment=experiment)
         trainer.config = tiny_config(**config)
         known = set(tmp_path.glob("wandb/offline-*/*.wandb"))
