@@ -1,15 +1,15 @@
-"""Reinforcement learning: a deep Q network learns to catch a ball, from games that it plays while it is trained.
+"""Reinforcement learning: a deep Q network learns to catch a ball, from games that it plays during training.
 
     python examples/dqn.py [--steps 3000] [--experiment experiments/dqn]
 
-The data is made by the run itself: `ExperienceReplay` is a dataset and a callback in one. A player in a thread of its
-own plays with the present weights, by a predictor, and training batches are drawn from what it has seen. `RunOp` copies
-the weights to the target network, and `Evaluator` plays without exploring, several games at a time.
+The run generates its own data: `ExperienceReplay` is both a dataset and a callback. A thread plays with the current
+weights through a predictor, and training batches are drawn from its moves. `RunOp` copies the weights to the target
+network, and `Evaluator` plays several games at a time without exploration.
 
-Stop this script with Ctrl-C at any moment and start it again: it continues. Weights, optimizer, target network, memory
-and exploration are those of the checkpoint; the game that was being played is given up, and of the newest moves one may
-be half in the memory. It does not end in the same bits as a run that never stopped, and no two runs do: which weights
-the player has at which move depends on how fast the threads are. So the run says that it is "not bit-exact".
+Stop this script with Ctrl-C at any time and start it again to continue. The checkpoint contains the weights, the
+optimizer, the target network, the memory and the exploration rate; the game in progress is lost. Runs are not
+reproducible, since the weights of each move depend on the speed of the threads; the row "data position" of a run is
+therefore "restart".
 
 The method is that of Mnih et al. (2015), Human-level control through deep reinforcement learning.
 """
@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Catch:
-    """A ball falls, and a paddle on the ground is to be where it lands. A game is one ball: 1 if caught, else -1."""
+    """A ball falls, and a paddle has to be where it lands. A game is one ball: reward 1 if caught, else -1."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -76,12 +76,12 @@ SPEC = {
 
 
 class ExperienceReplay(Callback):
-    """Plays during the run, and gives batches of moves that were made in the past.
+    """Plays during the run, and yields batches of past moves.
 
     Args:
-        size: how many moves are remembered.
-        first: how many are made before training begins.
-        seed: of the games, of the exploration and of the batches.
+        size: the number of moves in the memory.
+        first: the number of moves before training begins.
+        seed: the seed of the games, the exploration and the batches.
 
     Attributes:
         exploration: the share of moves that are random; `ScheduledHyperParamSetter` sets it.
@@ -106,7 +106,7 @@ class ExperienceReplay(Callback):
     # -- the data -----------------------------------------------------------------------------------------------------
 
     def dataset(self) -> tf.data.Dataset:
-        """The batches. As it is live, none is read before `before_train`."""
+        """The batches. The data is live, so none is read before `before_train`."""
         return dataflow(self, spec=SPEC, live=True)
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
@@ -172,7 +172,7 @@ class ExperienceReplay(Callback):
                 self._changed.notify_all()
 
     def _may_play(self) -> bool:
-        """Wait until the training has used the moves that were made; returns whether to continue."""
+        """Wait until training has used the previous moves; returns whether to continue."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_playing or self._is_wanted())
             return self._is_playing
@@ -193,11 +193,11 @@ class ExperienceReplay(Callback):
 
 
 class Evaluator(Callback):
-    """Plays games without exploring, several at a time, whose moves are asked for in batches.
+    """Plays several games at a time without exploration; the predictor batches their moves.
 
     Args:
-        games: how many.
-        players: how many at a time, each in a thread.
+        games: the number of games.
+        players: the number of simultaneous games, each in a thread.
     """
 
     priority = Priority.EVALUATE
@@ -228,7 +228,7 @@ class Evaluator(Callback):
 
 
 class Model:
-    """A Q network, and a target network that follows it from time to time."""
+    """A Q network, and a target network that is updated at intervals."""
 
     def __init__(self, replay: ExperienceReplay) -> None:
         self._replay = replay
@@ -277,7 +277,7 @@ def updating_target(trainer: SimpleTrainer) -> Callable[[], None]:
 
 
 def make(experiment: str | Path | None) -> tuple[SimpleTrainer, list[Callback]]:
-    """A trainer and its callbacks, but for those that print."""
+    """Return a trainer and its callbacks, without those that print."""
     replay = ExperienceReplay()
     trainer = SimpleTrainer(Model(replay), experiment=experiment)
     return trainer, [

@@ -1,13 +1,13 @@
-"""A trainer without gradients: an evolution strategy learns to read handwritten digits.
+"""A trainer without gradients: an evolution strategy learns to classify handwritten digits.
 
     python examples/evolution.py [--steps 1000] [--experiment experiments/evolution]
 
-Whatever runs step by step can be trained: subclass `Trainer`, do one iteration in `run_step`, keep in `self.state` what
-a resumed run needs. Everything else is in the callback list, the same as for any other trainer. Stop this script with
-Ctrl-C at any moment and start it again: it continues, and ends with the very bits of a run that never stopped.
+To train anything that runs step by step, subclass `Trainer`, implement one iteration in `run_step`, and keep in
+`self.state` what a resumed run needs. The callback list is the same as for any other trainer. Stop this script with
+Ctrl-C at any time and start it again: it continues, and its results equal those of an uninterrupted run bit for bit.
 
-The strategy (Salimans et al., 2017, arXiv:1703.03864) is a search by trial and error. In every step it makes many
-slightly mutated copies of one small network and moves the network towards those that did well.
+The strategy (Salimans et al., 2017, arXiv:1703.03864) creates many slightly mutated copies of a small network in every
+step, and moves the network towards the best of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EvolutionTrainer(Trainer):
     """Trains the weights of a network, one long vector, by an evolution strategy.
 
     Args:
-        seed: decides the first weights and everything random after that.
+        seed: the seed of the initial weights and of all mutations.
         experiment: the directory of the run.
     """
 
@@ -47,7 +47,7 @@ class EvolutionTrainer(Trainer):
         self.state["velocity"] = np.zeros_like(self.state["weights"])
 
     def run_step(self) -> dict[str, float]:
-        """One generation. The scalars that it returns reach the callbacks as ``trn/loss`` and so on."""
+        """Run one generation. Callbacks receive the returned scalars as ``trn/loss`` etc."""
         # All randomness comes from the seed and the step, so a resumed run draws what an uninterrupted one would draw.
         random = np.random.default_rng([self.seed, self.global_step])
         all_examples, all_labels = self.datasets["trn"]
@@ -71,13 +71,13 @@ class EvolutionTrainer(Trainer):
         return {"loss": loss, "accuracy": accuracy, "learning_rate": rate}
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float]:
-        """Measure a dataset, for `Validation`. The sets are small, so `batches` is ignored."""
+        """Evaluate a dataset, for `Validation`. The datasets are small, so `batches` is ignored."""
         (loss,), (accuracy,) = measure(self.state["weights"][np.newaxis], *self.datasets[dataset])
         return {"loss": loss, "accuracy": accuracy}
 
 
 def measure(population: np.ndarray, examples: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Run many networks at once.
+    """Evaluate many networks at once.
 
     Args:
         population: the weights of one network in each row, float32 [networks, weights].

@@ -1,4 +1,4 @@
-"""A convolutional network that is a list of layers in the config, on images from folders or TFRecord shards."""
+"""A convolutional network from a list of layers in the config, for images from folders or TFRecord shards."""
 
 from .config import config as config
 from .datasets import datasets as datasets

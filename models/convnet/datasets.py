@@ -1,4 +1,4 @@
-"""Batches of images and labels, from any of the sources."""
+"""Batches of images and labels from all sources."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ KEYS = {
 
 
 def datasets() -> dict[str, tf.data.Dataset]:
-    """Gives dicts of "images", float32 [batch, height, width, channels] in 0..1, and "labels", int32 [batch].
+    """Return datasets of "images", float32 [batch, height, width, channels] in 0..1, and "labels", int32 [batch].
 
     What is shuffled, and lies in the checkpoint as part of the data's position, is names or encoded images. Decoding is
     parallel, and still in the same order in every run.
 
     Raises:
-        ConfigError, DataError: a key is wrong, or something is wrong with the images.
+        ConfigError, DataError: a key or an image is wrong.
     """
     source, classes = open_source(), _checked("model.num_classes")
     if len(source.classes) != classes:
@@ -57,10 +57,10 @@ def datasets() -> dict[str, tf.data.Dataset]:
 
 
 def open_source() -> Source:
-    """The source that `data.format` names.
+    """Return the source of `data.format`.
 
     Raises:
-        ConfigError, DataError: a key is wrong, or something is wrong with the images.
+        ConfigError, DataError: a key or an image is wrong.
     """
     kind = _checked("data.format")
     if kind == "digits":

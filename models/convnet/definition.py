@@ -1,4 +1,4 @@
-"""The network that `model.layers` describes, and its loss."""
+"""The network of `model.layers`, and its loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
     Args:
         inputs: "images", float32 [batch, height, width, channels] in 0..1, and "labels", int32 [batch], which an
             exported model does not get.
-        train_phase: whether this is for training.
+        train_phase: whether the model is built for training.
 
     Returns:
         Every layer's output under its name ("conv0", "pool0", ..., "logits"), and what follows from the logits.

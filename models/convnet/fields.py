@@ -15,10 +15,10 @@ class Field:
     """One value.
 
     Attributes:
-        expected: the accepted values in words.
-        accepts: whether a value is one of them.
-        default: what is taken where none is given.
-        required: whether one must be given.
+        expected: a description of the accepted values.
+        accepts: returns whether a value is accepted.
+        default: the default value.
+        required: whether there is no default.
     """
 
     expected: str
@@ -27,10 +27,10 @@ class Field:
     required: bool = True
 
     def check(self, place: str, value: Any) -> Any:
-        """Return a value that is accepted.
+        """Return a value if it is accepted.
 
         Raises:
-            ConfigError: it is not; the message names its place.
+            ConfigError: it is not accepted.
         """
         if not self.accepts(value):
             raise ConfigError(f"{place}: expected {self.expected}, got {show(value)}")
@@ -38,12 +38,12 @@ class Field:
 
 
 def integer() -> Field:
-    """A whole number from 1."""
+    """A positive whole number."""
     return Field(expected="an int >= 1", accepts=_is_integer)
 
 
 def pair() -> Field:
-    """Two of them."""
+    """Two such values."""
     return Field(expected="[height, width]", accepts=_is_pair)
 
 
@@ -58,7 +58,7 @@ def size(*, default: Any = None, required: bool = True) -> Field:
 
 
 def share(*, default: float | None = None) -> Field:
-    """A number from 0 to below 1."""
+    """A number of at least 0 and below 1."""
     return Field(
         expected="a number from 0 to below 1",
         accepts=lambda value: type(value) in (int, float) and 0 <= value < 1,

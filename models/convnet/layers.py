@@ -1,4 +1,4 @@
-"""A network as a list of entries: checked one by one, and built."""
+"""A network as a list of entries: checks and layers."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ TYPES: dict[str, dict[str, Field]] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """An entry that has been checked.
+    """A valid entry.
 
     Attributes:
-        place: where it stands, for messages, such as ``model.layers[2] (pool)``.
+        place: its place for messages, such as ``model.layers[2] (pool)``.
         type: one of `TYPES`.
-        name: of the layer in the model, such as ``conv0``; the last one is ``logits``.
-        options: every member of the entry, given or not.
+        name: the name of the layer, such as ``conv0``; the last one is ``logits``.
+        options: all members of the entry, with defaults.
     """
 
     place: str
@@ -61,10 +61,10 @@ class Layer:
     options: dict[str, Any]
 
     def __call__(self, x: tf.Tensor, train_phase: bool) -> tf.Tensor:
-        """Make the layer on top of `x`, images [batch, height, width, channels] or vectors [batch, units].
+        """Apply the layer to `x`, images [batch, height, width, channels] or vectors [batch, units].
 
         Raises:
-            ConfigError: the images have become smaller than the layer's window.
+            ConfigError: the images are smaller than the layer's window.
         """
         options = self.options
         match self.type:
@@ -96,14 +96,14 @@ class Layer:
 
 
 def read_layers(value: Any, *, classes: int) -> list[Layer]:
-    """Check what ``model.layers`` holds.
+    """Check ``model.layers``.
 
     Args:
         value: a list of entries, or the name of a preset.
-        classes: how many the last layer must tell apart.
+        classes: the number of classes.
 
     Raises:
-        ConfigError: says which entry is wrong, what is wrong with it, and what is known.
+        ConfigError: an entry is wrong.
     """
     entries = PRESETS.get(value) if isinstance(value, str) else value
     if not isinstance(entries, list) or not entries:

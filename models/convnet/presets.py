@@ -1,4 +1,4 @@
-"""Networks that `model.layers` may give by name."""
+"""Named networks for `model.layers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoded images in TFRecord shards, with a list of what there is."""
+"""Encoded images in TFRecord shards, with an index."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Shards:
 
     Args:
         path: the directory.
-        parallel: how many shards are read in turn.
-        buffer: how many examples the shuffle buffer holds.
+        parallel: the number of shards that are read in turn.
+        buffer: the size of the shuffle buffer in examples.
 
     Raises:
-        DataError: there are no shards, or they are not as they were written.
+        DataError: there are no shards, or they are damaged.
     """
 
     def __init__(self, path: Path, *, parallel: int, buffer: int) -> None:
@@ -63,19 +63,19 @@ class Shards:
 def write_shards(
     path: Path, splits: dict[str, Iterable[dict[str, Any]]], *, classes: list[str], shards: int
 ) -> dict[str, int]:
-    """Write examples to TFRecord files, those of each split to so many in turn; the list of them last.
+    """Write examples to TFRecord files, several per split, and the index last.
 
     Args:
-        path: the directory; made if need be.
-        splits: by name, examples with "image", the bytes of an image file, and "label", an index into `classes`.
-        classes: their names.
-        shards: how many files there are for each split.
+        path: the directory; created if necessary.
+        splits: examples by split, with "image", the bytes of an image file, and "label", an index into `classes`.
+        classes: the names of the classes.
+        shards: the number of files per split.
 
     Returns:
         the number of examples by split.
 
     Raises:
-        DataError: the directory holds shards already, or cannot be written, or an example cannot be read.
+        DataError: the directory already contains shards or cannot be written, or an example cannot be read.
     """
     if (path / LIST).exists():
         raise DataError(f"{path} holds shards already; remove it, or choose another directory")

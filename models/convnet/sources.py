@@ -25,15 +25,15 @@ class Source(Protocol):
     """Images of several splits.
 
     Attributes:
-        splits: which of `SPLITS` there are.
-        classes: their names; a label is an index into them.
+        splits: the available names of `SPLITS`.
+        classes: the names of the classes; a label is an index into them.
     """
 
     splits: list[str]
     classes: list[str]
 
     def encoded(self, split: str, *, shuffle: bool) -> tf.data.Dataset:
-        """The examples of a split as `{"image": bytes, "label": integer}`, in another order each time if shuffled."""
+        """Return the examples of a split, `{"image": bytes, "label": integer}`; `shuffle` reorders each pass."""
 
 
 class Digits:
@@ -59,14 +59,14 @@ class Folders:
     """Image files in `<directory>/<split>/<class>/`; the folders of `trn` are the classes.
 
     Args:
-        directory: holds the splits.
+        directory: the directory of the splits.
         faults: "refuse" or "skip" for each of `data.on_empty_class`, `data.on_broken_picture` and
             `data.on_unknown_class` (one that `trn` does not have).
-        check: decode every file once now, to find the broken ones; otherwise they are trusted.
-        channels: what they are decoded into.
+        check: whether to decode every file once, to find broken ones.
+        channels: the number of channels of decoded images.
 
     Raises:
-        DataError: there is no `trn`, nothing is left of a split, or something is wrong that is to be refused.
+        DataError: there is no `trn`, a split is empty, or there is a fault to refuse.
     """
 
     def __init__(self, directory: Path, *, faults: Mapping[str, str], check: bool, channels: int) -> None:
@@ -83,7 +83,7 @@ class Folders:
         self._files = {split: self._known(directory / split, files) for split, files in found.items()}
 
     def encoded(self, split: str, *, shuffle: bool) -> tf.data.Dataset:
-        """See `Source`. What is shuffled are names."""
+        """See `Source`. The shuffle is over file names."""
         files = self._files[split]
         number = {name: label for label, name in enumerate(self.classes)}
         labels = [number[Path(file).parent.name] for file in files]

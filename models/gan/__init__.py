@@ -1,4 +1,4 @@
-"""Handwritten digits drawn by a generator that learns from a discriminator: two losses, two optimizers.
+"""A generator of handwritten digits and its discriminator: two losses, two optimizers.
 
 `prototrain run models.gan --trainer models.gan.trainer:GANTrainer`
 """

@@ -1,4 +1,4 @@
-"""Two multilayer perceptrons: one draws digits, the other tells drawn ones from real ones."""
+"""Two multilayer perceptrons: a generator of digits and a discriminator."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .config import config
 def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
     """Builds both networks for one batch.
 
-    A variable's name tells which network it belongs to: `GANTrainer` goes by ``generator/`` and ``discriminator/``.
+    Variable names begin with ``generator/`` or ``discriminator/``, which `GANTrainer` uses to tell the networks apart.
 
     Args:
-        inputs: "images", real ones, float32 [batch, 8, 8, 1] in 0..1; without them only the generator is built. Perhaps
-            "noise", float32 [batch, noise_size], what to draw from; otherwise it is random.
-        train_phase: whether this is for training.
+        inputs: "images", real ones, float32 [batch, 8, 8, 1] in 0..1; without them only the generator is built.
+            Optional "noise", float32 [batch, noise_size], the input of the generator; random by default.
+        train_phase: whether the model is built for training.
 
     Returns:
-        Every tensor by name: "samples" are what the generator has drawn, "d_loss" and "g_loss" are what `GANTrainer`
+        All tensors by name: "samples" are the generated images, "d_loss" and "g_loss" are the losses that `GANTrainer`
         minimises.
     """
     net = ModelDict()
@@ -43,7 +43,7 @@ def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
 
 
 def _noise(count: tf.Tensor, train_phase: bool) -> tf.Tensor:
-    """Random numbers for `count` samples; always the same ones when not training, so that samples can be compared."""
+    """Return random numbers for `count` samples; the same ones in every evaluation, so that samples can be compared."""
     shape = (count, config["model.noise_size"])
     if not train_phase:
         return tf.random.stateless_normal(shape, seed=[0, 0])

@@ -1,4 +1,4 @@
-"""A trainer of two networks against each other: what an iteration is when it is not "one loss, one optimizer"."""
+"""A trainer of two competing networks, each with its own loss and optimizer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from prototrain.optimizers import make_optimizer
 class GANTrainer(SyncReplicatedTrainer):
     """In each step, updates the discriminator ``model.discriminator_updates`` times, and then the generator once.
 
-    The model's `build` returns "d_loss", "g_loss" and "samples" (images), and the names of its variables begin with
+    The model's `build` returns "d_loss", "g_loss" and "samples" (images), and its variable names begin with
     ``discriminator/`` or ``generator/``.
 
     Args:
-        model: what to train.
+        model: the model to train.
         towers: as for `SyncReplicatedTrainer`; by default one, or all GPUs if there are any.
-        experiment: the directory of the run, if it is to leave anything behind.
+        experiment: the directory of the run, or None to write no files.
 
     Attributes:
-        discriminator, generator: their variables.
+        discriminator, generator: the variables of the networks.
         optimizer: the generator's, whose learning rate `LearningRate` sets.
         discriminator_optimizer: always has the same rate.
 
@@ -58,7 +58,7 @@ class GANTrainer(SyncReplicatedTrainer):
     def _update(
         self, variables: list[tf.Variable], loss: str, inputs: dict[str, Any], optimizer: keras.optimizers.Optimizer
     ) -> Mapping[str, Any]:
-        """Make one step down the gradient of one of the losses, with one of the networks."""
+        """Update one network with the gradient of its loss."""
         with tf.GradientTape() as tape:
             net = self.build(inputs, True)
             total = net[loss] + self.weight_decay_loss()
@@ -87,14 +87,14 @@ class GANTrainer(SyncReplicatedTrainer):
 
 
 def tiled(images: tf.Tensor, border: int = 1) -> tf.Tensor:
-    """Puts images, as many as make a square, side by side.
+    """Arranges images in a square; surplus images are omitted.
 
     Args:
         images: [batch, height, width, channels].
         border: the number of black pixels around each.
 
     Returns:
-        [1, side * height, side * width, channels], heights and widths with their borders.
+        [1, side * height, side * width, channels], where heights and widths include the borders.
     """
     side = tf.cast(tf.sqrt(tf.cast(tf.shape(images)[0], tf.float32)), tf.int32)
     images = tf.pad(images[: side * side], [[0, 0], [border, border], [border, border], [0, 0]])

@@ -1,4 +1,4 @@
-"""Visual search: embeddings in which pictures of one product are near each other, learnt with triplets mined online.
+"""Visual search: embeddings in which images of one product are close, trained with triplets mined online.
 
 A model is a package with these three names; `prototrain run models.ranker` needs nothing else.
 """

@@ -1,4 +1,4 @@
-"""The network below the embedding: a small one for the sample catalogue, or any of `keras.applications`."""
+"""The network below the embedding: a small one for the sample catalogue, or one of `keras.applications`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .config import backbone_name, config, picture_size
 
 
 def features(pictures: tf.Tensor, train_phase: bool) -> tf.Tensor:
-    """The features of pictures.
+    """Return the features of images.
 
     Args:
         pictures: uint8 [batch, height, width, 3].
-        train_phase: whether batch normalisation uses (and collects) the batch's statistics.
+        train_phase: whether batch normalisation uses and updates the statistics of the batch.
 
     Returns:
-        [batch, features], averaged over all places of the pictures.
+        [batch, features], averaged over the positions of the images.
 
     Raises:
-        ConfigError: there is no such network, it cannot take such pictures, or its weights cannot be loaded.
+        ConfigError: there is no such network, it does not accept such images, or its weights cannot be loaded.
     """
     training = train_phase and not config["model.backbone.fixed_statistics"]
     pixels = tf.cast(pictures, tf.float32)

@@ -67,10 +67,10 @@ def is_sample() -> bool:
 
 
 def picture_size() -> tuple[int, int]:
-    """Height and width of what the network sees.
+    """Return the height and width of the network's input.
 
     Raises:
-        ConfigError: they are not two whole numbers.
+        ConfigError: the value is not two whole numbers.
     """
     size = config["model.picture_size"]
     if size is None:
@@ -81,7 +81,7 @@ def picture_size() -> tuple[int, int]:
 
 
 def positive(key: str) -> int:
-    """The value of a key that must be a whole number from 1.
+    """Return the value of a key that must be a positive whole number.
 
     Raises:
         ConfigError: it is not.

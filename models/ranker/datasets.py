@@ -1,4 +1,4 @@
-"""Pairs of pictures of one product, as batches: drawn at random for training (trn), fixed for validation (vld)."""
+"""Batches of pairs of images of one product: random for training (trn), fixed for validation (vld)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pair = dict[str, tf.Tensor]
 
 
 def datasets() -> dict[str, tf.data.Dataset]:
-    """Gives dicts of "query" and "positive", uint8 [batch, height, width, 3], and "product", int32 [batch].
+    """Return datasets of "query" and "positive", uint8 [batch, height, width, 3], and "product", int32 [batch].
 
     The training data has no end and no epochs. Its n-th batch is a function of the run's seed and n, and nothing of it
     is drawn by an op with a state, so the position is part of a checkpoint.
@@ -40,7 +40,7 @@ def datasets() -> dict[str, tf.data.Dataset]:
 
 
 def by_product(pictures: list[Picture]) -> list[Picture]:
-    """Sort pictures by class and product; a product that is listed in several classes belongs to its first one."""
+    """Sort images by class and product; a product in several classes belongs to the first one."""
     first: dict[str, str] = {}
     for picture in pictures:
         first.setdefault(picture.product, picture.category)
@@ -48,7 +48,7 @@ def by_product(pictures: list[Picture]) -> list[Picture]:
 
 
 def split(pictures: list[Picture], share: float) -> tuple[list[Picture], list[Picture]]:
-    """Divide pictures, sorted by product: those to train with, and those of every n-th product to validate with."""
+    """Split images, sorted by product: every n-th product is for validation."""
     if not 0.0 <= share < 1.0:
         raise ConfigError(f"data.validation_share: expected a share from 0 and below 1, got {share!r}")
     trn: list[Picture] = []
@@ -64,8 +64,8 @@ def draw_pairs(pictures: list[Picture], batch_size: int, *, within_class: float,
 
     Args:
         pictures: as `by_product` sorts them, at least two of each product.
-        batch_size: how many products a batch has. Some are drawn more than once where there are fewer.
-        within_class: how probable it is that all of a batch are of one class; larger classes are drawn more often.
+        batch_size: the number of products in a batch. If there are fewer, some are drawn more than once.
+        within_class: the probability that a batch is of one class; larger classes are drawn more often.
         seed: the n-th batch is a function of it and n.
 
     Returns:
@@ -114,7 +114,7 @@ def draw_pairs(pictures: list[Picture], batch_size: int, *, within_class: float,
 
 
 def all_pairs(pictures: list[Picture]) -> tf.data.Dataset:
-    """Each picture once as the query, with the next one of its product; in an order that mixes the products."""
+    """Return each image once as the query, with the next image of its product, in an order that mixes products."""
     start, count = _runs([picture.product for picture in pictures])
     product = np.repeat(np.arange(len(start)), count)
     query = np.arange(len(pictures))

@@ -1,4 +1,4 @@
-"""The model: pictures to embeddings of length 1, and the triplet loss on pairs of pictures."""
+"""The model: embeddings of length 1, and the triplet loss on pairs of images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
     Args:
         inputs: "query", uint8 [pairs, height, width, 3], and for a loss "positive", likewise, and "product", int32
             [pairs].
-        train_phase: whether this is for training.
+        train_phase: whether the model is built for training.
 
     Returns:
         every tensor by name: "query_embeddings" (and "positive_embeddings"), float32 [pairs, units], the "loss" and
@@ -59,7 +59,7 @@ def _add_loss(net: ModelDict, inputs: Mapping[str, tf.Tensor]) -> None:
 
 
 def _show_triplets(net: ModelDict, inputs: Mapping[str, tf.Tensor]) -> None:
-    """Give TensorBoard rows of query, positive, and the hardest negative among this tower's own pictures."""
+    """Record rows of query, positive, and hardest negative of this tower's images."""
     shown = slice(0, PICTURES_SHOWN)
     triplets = mine(net.query_embeddings, net.positive_embeddings, inputs["product"], over_all_towers=False)
     negatives = tf.gather(net.pictures, triplets.hardest[shown])

@@ -1,4 +1,4 @@
-"""Pictures that are missing or cannot be decoded: found, named, and left out or refused as the config says."""
+"""Missing and broken images: named, and skipped or refused as configured."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NAMED = 5  # of what was found, in a message
 
 
 def usable(shop: Shop, pictures: list[Picture]) -> list[Picture]:
-    """The pictures that are there and can be decoded, of products that have more than one.
+    """Return the images that can be decoded, of products with more than one image.
 
     Raises:
-        DataError: others are in the list, and the config says to refuse them; the message names them.
+        DataError: there are other images in the list, and the config refuses them.
     """
 
     def is_faulty(picture: Picture) -> bool:

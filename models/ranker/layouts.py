@@ -20,8 +20,8 @@ class Picture(NamedTuple):
 
     Attributes:
         path: below the shop's directory.
-        product: what has to be found again, by its id in the list file.
-        category: the class of products it belongs to.
+        product: its id in the list file.
+        category: the class of the product.
     """
 
     path: str
@@ -34,9 +34,9 @@ class Shop:
     """The pictures of a data set.
 
     Attributes:
-        directory: what paths are relative to.
-        trn: pictures to train with; their products are none of the others.
-        catalogue: pictures to search in, each with the others.
+        directory: the directory that paths are relative to.
+        trn: images for training, of other products than the catalogue.
+        catalogue: images for the evaluation; each is searched among the others.
     """
 
     directory: Path
@@ -45,11 +45,11 @@ class Shop:
 
 
 def read_shop() -> Shop:
-    """The data set that the config names; the sample catalogue is rendered if it is not there yet.
+    """Return the configured catalogue; the sample catalogue is rendered if it does not exist.
 
     Raises:
-        ConfigError: there is no such layout, or no directory is given.
-        DataError: a list file is missing or has a line that is not as it should be, or the sample cannot be written.
+        ConfigError: there is no such layout, or the directory is not set.
+        DataError: a list file is missing or has a wrong line, or the sample cannot be written.
     """
     layout, directory = config["data.layout"], config["data.directory"]
     if layout not in ("sample", "stanford_online_products"):

@@ -1,4 +1,4 @@
-"""Triplets from a batch of pairs: each query with its positive and the hardest of everything else in the batch.
+"""Triplets from a batch of pairs: each query with its positive and the hardest negative of the batch.
 
 After "Learning Embeddings for Product Visual Search with Triplet Loss and Online Sampling", arXiv:1810.04652.
 """
@@ -24,10 +24,10 @@ class Triplets(NamedTuple):
     hardest: tf.Tensor
 
     def scalars(self, margin: float) -> dict[str, tf.Tensor]:
-        """The loss and further scalars.
+        """Return the loss and further scalars.
 
         Args:
-            margin: by how much the positive is to be more similar than the negative.
+            margin: the required difference between the similarities of positive and negative.
 
         Returns:
             "loss"; "fraction_not_satisfied", of the queries that miss the margin; "fraction_hard", of those whose
@@ -49,7 +49,7 @@ class Triplets(NamedTuple):
 def mine(queries: tf.Tensor, positives: tf.Tensor, products: tf.Tensor, *, over_all_towers: bool = True) -> Triplets:
     """Find each query's hardest negative among the queries and positives of other products.
 
-    With several towers that are in step, the candidates are those of all towers. Each tower's loss is then a mean over
+    With synchronous towers, the candidates are those of all towers. Each tower's loss is then a mean over
     its own queries, and the gather passes gradients back to where the candidates came from, so the towers' averaged
     gradients are those of one tower with the whole batch.
 
@@ -57,7 +57,7 @@ def mine(queries: tf.Tensor, positives: tf.Tensor, products: tf.Tensor, *, over_
         queries: float32 [pairs, units], of length 1.
         positives: likewise.
         products: int32 [pairs].
-        over_all_towers: False takes candidates from this tower only.
+        over_all_towers: whether candidates come from all towers, or from this one only.
     """
     candidates = [(queries, products), (positives, products)]
     if over_all_towers:
@@ -74,7 +74,7 @@ def mine(queries: tf.Tensor, positives: tf.Tensor, products: tf.Tensor, *, over_
 
 
 def _gather(tensor: tf.Tensor) -> tf.Tensor:
-    """The rows of all towers; its gradient is the sum of what all towers have to say about this tower's rows."""
+    """Return the rows of all towers; the gradient sums the gradients of all towers for this tower's rows."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return tensor

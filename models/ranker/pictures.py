@@ -1,4 +1,4 @@
-"""From a picture's file to what the network sees. Everything random is a function of a seed."""
+"""Reading and augmentation of images. All random choices are functions of a seed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def decode(path: tf.Tensor | str) -> tf.Tensor:
 
 
 def plain(path: tf.Tensor) -> tf.Tensor:
-    """A picture as it is embedded, resized, uint8 [height, width, 3]."""
+    """Return an image resized for the network, uint8 [height, width, 3]."""
     return _to_bytes(tf.image.resize(decode(path), picture_size()))
 
 
 def thumbnail(directory: Path, picture: Picture, side: int) -> bytes:
-    """A picture as a JPEG file of at most `side` x `side` pixels, with its own proportions."""
+    """Return an image as a JPEG file of at most `side` x `side` pixels, with its aspect ratio."""
     seen = decode(str(directory / picture.path))
     if max(seen.shape[:2]) > side:
         seen = _to_bytes(tf.image.resize(seen, [side, side], preserve_aspect_ratio=True, antialias=True))
@@ -34,10 +34,10 @@ def thumbnail(directory: Path, picture: Picture, side: int) -> bytes:
 
 
 def augmented(path: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A picture as it is trained on: cropped, resized, flipped and with noise, as the config says.
+    """Return an augmented image: cropped, resized, flipped and with noise, as configured.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         seed: int64 [2].
 
     Returns:

@@ -1,10 +1,10 @@
-"""Renders the sample catalogue: pictures of made-up products, in the layout of Stanford Online Products.
+"""Renders the sample catalogue: images of synthetic products, in the layout of Stanford Online Products.
 
-Each class is a silhouette of a few parts. Each product has other proportions, two colours and a print; each view of it
+Each class is a silhouette of a few parts. Products differ in proportions, two colours and a print; their views differ
 has another place, turn, light and background. So pictures that resemble each other as a whole are mostly of
 different products: a network has to learn what belongs to the product.
 
-`python -m models.ranker.sample DIRECTORY` writes it anywhere; the model does so when it first needs it.
+`python -m models.ranker.sample DIRECTORY` writes it to a directory; the model does so when it first needs it.
 The same version of NumPy gives the same pictures.
 """
 
@@ -134,8 +134,8 @@ class Product:
     """The properties that all views of a product share.
 
     Args:
-        shape: its class's silhouette.
-        random: draws its own features.
+        shape: the silhouette of its class.
+        random: the generator of its features.
     """
 
     def __init__(self, shape: Shape, random: np.random.Generator) -> None:
@@ -154,7 +154,7 @@ class Product:
         )
 
     def paint(self, x: Array, y: Array, picture: Array) -> Array:
-        """Draw it over a picture, float [h, w, 3] in 0..1, where x and y say which point of it each pixel shows."""
+        """Draw the product over an image, float [h, w, 3] in 0..1; x and y are the coordinates of each pixel."""
         one, two = self._colours
         mix = _print(x, y, *self._print)[..., None]
         surfaces = [one * (1.0 - mix) + two * mix, np.broadcast_to(two, picture.shape)]
@@ -166,7 +166,7 @@ class Product:
 
 
 def view(product: Product, random: np.random.Generator) -> Array:
-    """One picture, uint8 [SIZE, SIZE, 3]."""
+    """Render one image, uint8 [SIZE, SIZE, 3]."""
     grid = np.linspace(-_REACH, _REACH, SIZE * SUPERSAMPLING)
     x, y = np.meshgrid(grid, grid)
     picture = _background(x, y, random)
@@ -199,7 +199,7 @@ def _background(x: Array, y: Array, random: np.random.Generator) -> Array:
 
 
 def render(directory: Path) -> None:
-    """Write the catalogue, whole or not at all: `Ebay_train.txt`, `Ebay_test.txt` and a folder for each class."""
+    """Write the catalogue atomically: `Ebay_train.txt`, `Ebay_test.txt` and a folder for each class."""
     temporary = directory.with_name(f".tmp-{directory.name}-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     lines: dict[str, list[str]] = {"train": [], "test": []}

@@ -1,4 +1,4 @@
-"""The digits as batches, for training (trn), validation while training (vld) and the test at the end (tst)."""
+"""Batches of digits for training (trn), validation (vld) and test (tst)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def datasets() -> dict[str, tf.data.Dataset]:
-    """Gives dicts of "examples", float32 [batch, 64] in 0..1, and "labels", int32 [batch] in 0..9."""
+    """Return datasets of dicts with "examples", float32 [batch, 64] in 0..1, and "labels", int32 [batch] in 0..9."""
     # Read here and not when this file is imported, so that `-s model.batch_size=64` counts.
     batch_size = config["model.batch_size"]
 
@@ -29,12 +29,12 @@ def datasets() -> dict[str, tf.data.Dataset]:
 
 
 def read(name: str) -> tf.data.Dataset:
-    """One file, digit by digit: a line is `{"example": [64 ints in 0..16], "label": 7}`."""
+    """Read a file of lines `{"example": [64 ints in 0..16], "label": 7}`."""
     return readers.json_lines(DATA / f"{name}.jsonl", features={"example": ("uint8", [64]), "label": ("int32", [])})
 
 
 def scale(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """One batch as `build` wants it. Mapping whole batches is much faster than mapping every digit."""
+    """Convert a batch for `build`. Mapping whole batches is much faster than mapping every digit."""
     labels = {"labels": tf.cast(batch["label"], tf.int32)} if "label" in batch else {}
     return {"examples": tf.cast(batch["example"], tf.float32) / 16.0, **labels}
 

@@ -15,16 +15,16 @@ from .config import config
 def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
     """Builds the network for one batch.
 
-    The engine calls this once for training and once for validation. Layers are made where they are used: the first call
-    creates their variables, and every later call is given the same ones again.
+    The engine calls this once for training and once for validation. Layers are created where they are used: the first
+    call creates their variables, and later calls share them.
 
     Args:
-        inputs: a batch as `datasets()` gives it; an exported model gets no "labels".
-        train_phase: whether this is for training. Batch normalisation needs to know: it uses the statistics of the
-            batch while training, and those it has collected otherwise.
+        inputs: a batch of `datasets()`; an exported model gets no "labels".
+        train_phase: whether the model is built for training. Batch normalisation then uses the statistics of the
+            batch, and the collected statistics otherwise.
 
     Returns:
-        Every tensor by name. The engine minimises "loss" and reports every scalar, here "loss" and "accuracy".
+        All tensors by name. The engine minimises "loss" and reports all scalars, here "loss" and "accuracy".
     """
     # A ModelDict is a dict with attributes; `net.last` is what was put in most recently.
     net = ModelDict()

@@ -1,4 +1,4 @@
-"""Writes the images that data.* describes to TFRecord shards."""
+"""Writes the images of the config keys data.* to TFRecord shards."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..shards import write_shards
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The action's own options."""
+    """Add the options of the action."""
     parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY", help="where the shards go")
     parser.add_argument("--shards", type=int, default=4, metavar="N", help="files for each of trn, vld and tst (4)")
 
 
 def run(model: Model, args: Namespace) -> None:
-    """Write what `data.*` describes, shuffled once, as encoded images and labels.
+    """Write the images of `data.*`, shuffled once, as encoded images and labels.
 
     Args:
-        model: whose data.
+        model: the model with the data.
         args: `out` and `shards`.
 
     Raises:
-        ConfigError: the data is in shards already.
-        DataError: something is wrong with the images, or with the directory.
+        ConfigError: the data is already in shards.
+        DataError: an image cannot be read, or the directory cannot be written.
     """
     if model.config["data.format"] == "tfrecords":
         raise ConfigError('data.format is "tfrecords": set it, and data.directory, to what is to be converted')

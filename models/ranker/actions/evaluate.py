@@ -1,4 +1,4 @@
-"""Search a catalogue with its own pictures, and write how well it went: numbers and a page of examples."""
+"""Searches a catalogue with its own images, and writes the recall and a page of examples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .retrieval import Array, retrieve
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare what the action takes."""
+    """Add the options of the action."""
     add_checkpoint(parser)
 
 
@@ -37,12 +37,12 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """Embed queries and catalogue, retrieve exactly, print recall and write everything below ``analysis/``.
 
     Args:
-        model: has been trained.
+        model: a trained model.
         args: `checkpoint`.
 
     Raises:
-        CheckpointError: there is no checkpoint that fits.
-        DataError: the pictures are not as they should be, or no query has anything to find.
+        CheckpointError: there is no matching checkpoint.
+        DataError: an image is wrong, or no query has another image of its product.
         ExperimentError: a file cannot be written.
     """
     restored = restore(model, args.checkpoint)
@@ -83,7 +83,7 @@ def search(trainer: BuiltModel, shop: Shop) -> Outcome:
 
 
 def embed(trainer: BuiltModel, directory: Path, pictures: list[Picture]) -> Array:
-    """The embeddings of pictures, float32 [pictures, units]."""
+    """Return the embeddings of images, float32 [images, units]."""
     predict = trainer.get_predictor(["query"], ["query_embeddings"])
     paths = [str(directory / picture.path) for picture in pictures]
     dataset = tf.data.Dataset.from_tensor_slices(paths).map(plain, num_parallel_calls=tf.data.AUTOTUNE)
@@ -95,9 +95,9 @@ def write_files(directory: Path, outcome: Outcome, rows: dict[str, str]) -> None
     """Write numbers, lists and the page.
 
     Args:
-        directory: exists.
-        outcome: of the search.
-        rows: what was searched with what, in words, by name.
+        directory: an existing directory.
+        outcome: the outcome of the search.
+        rows: a description of the search, by name.
     """
     summary = {**rows, **outcome.summary()}
     write_atomic(directory / "recall.json", json.dumps(summary, indent=2) + "\n")

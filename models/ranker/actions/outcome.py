@@ -16,12 +16,12 @@ KS = (1, 10, 20, 50)
 
 @dataclass(frozen=True)
 class Outcome:
-    """Pictures and the pictures that were retrieved for each of them.
+    """Images, and the images that were retrieved for each of them.
 
     Attributes:
-        directory: what the pictures' paths are relative to.
+        directory: the directory that paths are relative to.
         catalogue: the pictures.
-        retrieved: what was found; its indices are of the catalogue.
+        retrieved: the results; indices refer to the catalogue.
     """
 
     directory: Path
@@ -31,13 +31,13 @@ class Outcome:
     headers = ("class", "queries", *(f"recall@{k}" for k in KS))
 
     def table(self) -> list[list[Any]]:
-        """A row for each class and one for all: number of queries and recall@k."""
+        """Return a row per class and one for all: number of queries and recall@k."""
         of, right = np.array([picture.category for picture in self.catalogue]), self.retrieved.right
         classes = [[name, int((of == name).sum()), *recall_at(KS, right[of == name])] for name in sorted(set(of))]
         return [*classes, ["all", len(of), *recall_at(KS, right)]]
 
     def summary(self) -> dict[str, Any]:
-        """The numbers as JSON can hold them."""
+        """Return the numbers as JSON values."""
         *by_class, (_, *of_all) = self.table()
         return {
             **dict(zip(self.headers[1:], of_all, strict=True)),
@@ -45,7 +45,7 @@ class Outcome:
         }
 
     def retrieved_for(self, query: int, k: int) -> list[tuple[Picture, float, bool]]:
-        """The pictures that were found for a query, best first: each with its similarity and whether it is right."""
+        """Return the images retrieved for a query, best first, each with its similarity and whether it is right."""
         rows = (self.retrieved.indices[query], self.retrieved.similarities[query], self.retrieved.right[query])
         found = zip(*(row[:k].tolist() for row in rows), strict=True)
         return [(self.catalogue[index], similarity, right) for index, similarity, right in found]

@@ -1,4 +1,4 @@
-"""One HTML page, in one file and without a script, that shows queries and what they retrieved."""
+"""A self-contained HTML page of queries and their results."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def write_page(outcome: Outcome, facts: dict[str, str], *, shown: int) -> str:
     """The page.
 
     Args:
-        outcome: of the search.
-        facts: what was searched with what, in words, by name.
-        shown: how many queries to show; up to half of them are of those whose first picture is wrong.
+        outcome: the outcome of the search.
+        facts: a description of the search, by name.
+        shown: the number of queries to show; up to half of them have a wrong first result.
     """
     wrong, right = (np.flatnonzero(outcome.retrieved.right[:, 0] == value) for value in (False, True))
     of_wrong = _spread(wrong, max(shown // 2, shown - len(right)))
@@ -90,6 +90,6 @@ def _figure(outcome: Outcome, picture: Picture, kind: str, text: str) -> str:
 
 
 def _spread(numbers: np.ndarray, count: int) -> list[int]:
-    """At most so many of them, at even distances."""
+    """Return at most `count` items at equal distances."""
     places = np.linspace(0, len(numbers) - 1, min(count, len(numbers))).round().astype(int)
     return numbers[places].tolist()

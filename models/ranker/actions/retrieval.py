@@ -30,13 +30,13 @@ class Retrieved:
 def retrieve(embeddings: Array, *, k: int, products: Array, block: int = 512) -> Retrieved:
     """Find the `k` most similar other entries for each entry of a catalogue; of equals, the one that comes first.
 
-    Memory holds the similarities of one block of queries at a time, block x catalogue, and no more.
+    Only the similarities of one block of queries, block x catalogue, are in memory at a time.
 
     Args:
         embeddings: float32 [entries, units], of length 1.
-        k: how many to find.
+        k: the number of results.
         products: int [entries].
-        block: how many queries at a time.
+        block: the number of queries at a time.
     """
     entries, k = tf.constant(embeddings), min(k, len(embeddings) - 1)
     found: list[tuple[Array, Array, Array]] = []
@@ -50,7 +50,7 @@ def retrieve(embeddings: Array, *, k: int, products: Array, block: int = 512) ->
 
 
 def recall_at(ks: Sequence[int], right: Array) -> list[float]:
-    """The share of queries that have a right one among the first k, for each k.
+    """Return the share of queries with a right result among the first k, for each k.
 
     Args:
         ks: values of k.

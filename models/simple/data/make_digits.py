@@ -1,6 +1,6 @@
 """Writes trn.jsonl, vld.jsonl and tst.jsonl next to this file, from the digits that scikit-learn ships.
 
-Run it with `python models/simple/data/make_digits.py`; it needs `pip install -e '.[test]'`. It was run once, and gives
+Run it with `python models/simple/data/make_digits.py`; it needs `pip install -e '.[test]'`. It creates
 the same files again: 70% / 15% / 15% of the 1,797 digits, each part with the same share of every class.
 """
 
