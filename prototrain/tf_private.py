@@ -80,6 +80,38 @@ def holds_generator(content: bytes | mmap.mmap) -> bool:
     return False
 
 
+@contextmanager
+def taking_python_functions() -> Iterator[list[Any]]:
+    """Context manager that yields a list of the Python functions in the datasets that are made inside.
+
+    TensorFlow keeps such functions, with everything that they refer to, as long as the process lives. Inside, only the
+    list keeps them, so keep it as long as the datasets and their iterators.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, "_py_funcs_used_in_graph"):
+        graph._py_funcs_used_in_graph = []
+    kept = graph._py_funcs_used_in_graph
+    before = len(kept)
+    found: list[Any] = []
+    try:
+        yield found
+    finally:
+        found += kept[before:]
+        del kept[before:]
+
+
+def scan(dataset: tf.data.Dataset, initial_state: Any, function: Callable[..., Any]) -> tf.data.Dataset:
+    """Return `dataset.scan`, without leaving its function in the default graph.
+
+    TensorFlow keeps the function there for ever, also if the dataset is deleted, so that a new dataset for each pass
+    would need more and more memory.
+    """
+    scanned = dataset.scan(initial_state, function)
+    if tf.executing_eagerly():
+        tf.compat.v1.get_default_graph()._remove_function(scanned._scan_func.function.name)
+    return scanned
+
+
 def stage_name(stage: Any) -> str:
     """Return the name of a stage's class, such as ``_ParallelMap``.
 
@@ -356,10 +388,25 @@ def copy_kept_from_decay(source: Any, target: Any) -> None:
         target._exclude_from_weight_decay_pattern = source._exclude_from_weight_decay_pattern
 
 
-def expect_averages(optimizer: Any) -> None:
-    """Prevent an optimizer from summing the gradients of all towers, because they are already averaged."""
-    optimizer._all_reduce_sum_gradients  # noqa: B018  (fails in a version that sums gradients elsewhere)
-    optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
+@contextmanager
+def expecting_averages(optimizer: Any, *, for_good: bool) -> Iterator[None]:
+    """Context manager in which an optimizer does not sum the gradients of all towers, since they are averaged already.
+
+    With one tower, the sum would be the gradient itself, but TensorFlow would keep the graph of every such sum.
+
+    Args:
+        optimizer: the optimizer.
+        for_good: whether the optimizer stays so. Several towers are traced in threads, which enter and leave in any
+            order.
+    """
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        optimizer._all_reduce_sum_gradients  # noqa: B018  (fails in a version that sums gradients elsewhere)
+        optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
+    try:
+        yield
+    finally:
+        if not for_good:
+            vars(optimizer).pop("_all_reduce_sum_gradients", None)
 
 
 # -- the runtime -------------------------------------------------------------------------------------------------------

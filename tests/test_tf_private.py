@@ -12,6 +12,7 @@ import inspect
 import pkgutil
 import random
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -336,9 +337,39 @@ def test_averaged_gradients_are_not_summed() -> None:
     with strategy.scope():
         variable, optimizer = tf.Variable([5.0]), keras.optimizers.SGD(1.0)
         optimizer.build([variable])
-    tf_private.expect_averages(optimizer)
-    strategy.run(tf.function(lambda: optimizer.apply([tf.constant([2.0])], [variable])))
+
+    def update() -> None:
+        with tf_private.expecting_averages(optimizer, for_good=True):
+            optimizer.apply([tf.constant([2.0])], [variable])
+
+    strategy.run(tf.function(update))
     assert variable.numpy() == [3.0]
+    plain = keras.optimizers.SGD()
+    with tf_private.expecting_averages(plain, for_good=False):
+        assert "_all_reduce_sum_gradients" in vars(plain)
+    assert "_all_reduce_sum_gradients" not in vars(plain)
+
+
+def test_scan_leaves_no_function() -> None:
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph._functions)
+    sums = tf_private.scan(tf.data.Dataset.range(4), np.int64(0), lambda total, one: (total + one, total + one))
+    assert [int(one) for one in sums] == [0, 1, 3, 6] and len(graph._functions) == before
+
+
+def test_python_functions_of_a_dataset() -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+
+    kept = weakref.ref(numbers)
+    with tf_private.taking_python_functions() as functions:
+        dataset = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int32))
+    del numbers
+    assert functions and [int(one) for one in dataset] == [0, 1, 2]
+    del dataset
+    functions.clear()
+    gc.collect()
+    assert kept() is None
 
 
 def test_stateless_attributes_of_keras_callbacks() -> None:

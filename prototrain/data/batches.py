@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from prototrain.errors import ConfigError, DataError
 from prototrain.system.tracebacks import cause
+from prototrain.tf_private import scan
 
 WHY_EMPTY = ": has it fewer examples than .batch(..., drop_remainder=True) asks for, or are its files empty?"
 """End of an error message about an empty dataset."""
@@ -302,7 +303,7 @@ class RollingDigest:
             return (number, digest), batch
 
         first = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
-        return dataset.scan(first, tf.autograph.experimental.do_not_convert(leave_digest))
+        return scan(dataset, first, tf.autograph.experimental.do_not_convert(leave_digest))
 
     def after(self, batches: int) -> str:
         """Return the digest of the first `batches` batches of the pass; only the newest 1,024 digests are stored."""

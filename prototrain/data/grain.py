@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from prototrain.data.positions import Place, Position
 from prototrain.data.source import Source
 from prototrain.errors import CheckpointError
 from prototrain.readers.order import ABOUT
+from prototrain.tf_private import taking_python_functions
 
 _KEPT_STATES = 1024  # more than are ever prefetched
 _THREADS = 8  # for reading a `MapDataset`
@@ -84,6 +86,7 @@ class GrainPosition(Position):
         super().__init__(source)
         self._grain = grain
         self._reading: _Reading | None = None
+        self._functions: deque[list[Any]] = deque(maxlen=2)  # the iterator of the pass before may still end
         self.begin(0)
 
     def begin(self, number: int) -> None:
@@ -98,7 +101,9 @@ class GrainPosition(Position):
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(f"the data position is no state of this Grain dataset: {error}") from error
         spec = self._source.training.element_spec
-        dataset = tf.data.Dataset.from_generator(self._reading.batches, output_signature=spec)
+        with taking_python_functions() as functions:
+            dataset = tf.data.Dataset.from_generator(self._reading.batches, output_signature=spec)
+        self._functions.append(functions)
         self._read(dataset, place["pass"], place["offset"])
 
     def place(self) -> Place:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,7 +22,7 @@ from prototrain.errors import ConfigError, DataError
 from prototrain.readers.order import making_pass
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import first_line
-from prototrain.tf_private import divided_by_files
+from prototrain.tf_private import divided_by_files, taking_python_functions
 
 _DIVISIONS = {"files": "its own files of the training data", "none": "its own training data"}
 
@@ -99,6 +101,8 @@ class Source:
         self._seed = seed
         self._announce = announce
         self._is_repeated = True
+        # Two passes, since an iterator over the one before may still end.
+        self._functions: deque[list[Any]] = deque(maxlen=2)
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -118,7 +122,9 @@ class Source:
     def training_of(self, number: int) -> tf.data.Dataset:
         """Return the training dataset of a pass, counted from 0; builds it again if it depends on the pass."""
         if self._is_repeated and self._follows_pass:
-            dataset = self._call(number)["trn"]
+            with taking_python_functions() as functions:
+                dataset = self._call(number)["trn"]
+            self._functions.append(functions)
             if describe_sources(dataset) == describe_sources(self.training):
                 return dataset
             self._is_repeated = False

@@ -17,7 +17,7 @@ from prototrain.gradient_processors import divide, drop_missing, global_norm, on
 from prototrain.optimizers import update_if, updates_all_rows
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace, tower_trace
-from prototrain.tf_private import expect_averages
+from prototrain.tf_private import expecting_averages
 
 Pairs = Sequence[tuple[Any, Any]]
 OF_ALL_TOWERS = frozenset({"learning_rate", "loss_scale"})
@@ -247,10 +247,9 @@ def apply_gradients(
     for process in processors:
         pairs = process(pairs)
     pairs = drop_missing(pairs)
-    if placement.towers > 1:
-        expect_averages(optimizer)
     processed, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-    if trace is None:  # no guard outside of a compiled step
-        update_if(condition, optimizer, processed, variables)
-    else:
-        trace.guard.apply(trace, Update(optimizer, processed, variables, loss, condition))
+    with expecting_averages(optimizer, for_good=placement.towers > 1):
+        if trace is None:  # no guard outside of a compiled step
+            update_if(condition, optimizer, processed, variables)
+        else:
+            trace.guard.apply(trace, Update(optimizer, processed, variables, loss, condition))

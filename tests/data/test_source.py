@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from prototrain import readers
+from prototrain.data.adapters import as_datasets
 from prototrain.data.iterator import OTHER_SIZES, DataIterator
 from prototrain.data.pipeline import describe_pipeline
 from prototrain.data.source import Share, for_worker, shared_out
@@ -277,3 +281,24 @@ def test_strings_are_not_file_names(tmp_path: Path) -> None:
         for texts in (["a", "b"], [str(there)], [*files(there), "none"], ["\0"])
     }
     assert len(found) == 1
+
+
+class Constant(keras.utils.PyDataset):
+    alive: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive.add(self)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.full([4], index)}
+
+
+def test_data_of_earlier_passes_is_freed() -> None:
+    source = data(lambda: as_datasets({"trn": Constant()}, {"model.batch_size": 4})["trn"])
+    read(source, 60)  # thirty passes, each of which calls `datasets()`
+    gc.collect()
+    assert 0 < len(Constant.alive) < 6
