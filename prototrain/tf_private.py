@@ -399,9 +399,11 @@ def expecting_averages(optimizer: Any, *, for_good: bool) -> Iterator[None]:
         for_good: whether the optimizer stays so. Several towers are traced in threads, which enter and leave in any
             order.
     """
-    if isinstance(optimizer, keras.optimizers.Optimizer):
-        optimizer._all_reduce_sum_gradients  # noqa: B018  (fails in a version that sums gradients elsewhere)
-        optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
+    if not isinstance(optimizer, keras.optimizers.Optimizer):  # an object of the user's that sums nothing
+        yield
+        return
+    optimizer._all_reduce_sum_gradients  # noqa: B018  (fails in a version that sums gradients elsewhere)
+    optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
     try:
         yield
     finally:

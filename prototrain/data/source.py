@@ -101,7 +101,7 @@ class Source:
         self._seed = seed
         self._announce = announce
         self._is_repeated = True
-        # Two passes, since an iterator over the one before may still end.
+        # Python functions of the last two passes: an iterator over the earlier one may still be ending.
         self._functions: deque[list[Any]] = deque(maxlen=2)
         self.rebuild()
 
