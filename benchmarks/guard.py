@@ -4,10 +4,10 @@
     python -m benchmarks.guard main HEAD       # two commits
     python -m benchmarks.guard main --rounds 12
 
-Each round starts one process for each of them, in changing order. A process measures every figure against something
-that does not depend on prototrain, in turns, and gives the ratio: seconds of a machine say little, and less while it
-does other work. A change counts if it is larger than the noise, which is measured too, by how far the rounds differ
-from each other. Ends with 1 if anything has become slower.
+Each round starts one process per commit, in alternating order. A process measures each figure next to a reference that
+does not use prototrain and reports the ratio of the two, so the load of the machine cancels out. A change counts if it
+is larger than the noise, which is estimated from the differences between rounds. The exit code is 1 if a figure has
+become slower.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ FIGURES = {
     "start": "building and the first step / importing TensorFlow, in processor time",
     "save": "saving 40 MB / writing and syncing them by hand",
 }
-LEAST = 0.03  # a smaller change is none, however sure
+LEAST = 0.03  # smaller changes are ignored
 
 
 class Verdict(NamedTuple):
     """The result of the rounds for one figure.
 
     Attributes:
-        change: 0.1 if it takes a tenth longer now.
-        noise: how large a change would have to be.
+        change: the relative change in time; 0.1 means 10% slower.
+        noise: the smallest change that counts.
     """
 
     change: float
@@ -51,15 +51,15 @@ class Verdict(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The same in a word."""
+        """`same`, `faster` or `SLOWER`."""
         return "same" if abs(self.change) <= self.noise else "SLOWER" if self.change > 0 else "faster"
 
 
 def judge(before: list[float], after: list[float]) -> Verdict:
-    """Compare two commits' ratios, one a round; every second round had them the other way around.
+    """Compare the ratios of two commits, one per round; the order of the commits alternates.
 
-    The noise is four standard errors of the differences between pairs of rounds, so that it does not count who came
-    first, and that of few pairs, which may lie close together by chance, is not taken for none.
+    The noise is four standard errors of the mean over pairs of rounds. A pair has both orders, so the order cancels
+    out. Four errors instead of two, because a few pairs may agree by chance.
     """
     rounds = [math.log(now / then) for then, now in zip(before, after, strict=True)]
     logs = [(one + other) / 2 for one, other in zip(rounds[::2], rounds[1::2], strict=True)]
@@ -68,12 +68,12 @@ def judge(before: list[float], after: list[float]) -> Verdict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print a table."""
+    """Measure both commits and print a table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.guard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("before", nargs="?", default="HEAD", help="a commit")
-    parser.add_argument("after", nargs="?", help="another one; by default the files as they are")
+    parser.add_argument("after", nargs="?", help="another commit (default: the working tree)")
     parser.add_argument("--rounds", type=int, default=8, help="an even number (default: %(default)s)")
     parser.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -124,7 +124,7 @@ def _tree(commit: str | None, place: Path) -> Path:
 
 
 def _measure(tree: Path, figures: list[str]) -> dict[str, float]:
-    """One process, with the prototrain of a directory; what is measured, and how, is the same for all of them."""
+    """Run one process with the prototrain of a directory. The measuring code is always that of this file."""
     command = [sys.executable, str(Path(__file__).resolve()), "--child", "--figures", *figures]
     environment = {**os.environ, "PYTHONPATH": str(tree), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as home:
@@ -135,7 +135,7 @@ def _measure(tree: Path, figures: list[str]) -> dict[str, float]:
     return figures_of
 
 
-# -- what a process measures, by what every version of prototrain offers ----------------------------------------------
+# -- The measurements; they use only names that every version of prototrain has ----------------------------------------
 
 WIDTH, BATCH, STEPS, TURNS = 64, 32, 1000, 9
 _IMPORTED: dict[str, float] = {}
@@ -190,10 +190,10 @@ def _model(width: int = WIDTH) -> Any:
 
 
 def _by_hand(step_of: Callable[[Callable[..., object]], Callable[..., object]] = lambda step: step) -> Any:
-    """The same step in TensorFlow alone, as a function of a batch.
+    """Return the same step in plain TensorFlow, as a function of a batch.
 
     Args:
-        step_of: puts the step where it is to run.
+        step_of: wraps the step.
     """
     import keras
     import tensorflow as tf
@@ -228,7 +228,7 @@ def _in_one_loop(step: Callable[..., object], iterator: Any) -> Callable[[int], 
 
 
 def _in_turns(trainer: Any, callbacks: list[Any], reference: Callable[[int], object], steps: int) -> float:
-    """The median of seconds / seconds, over turns of so many steps within one run; the first ones trace."""
+    """Return the median ratio of prototrain's time to the reference's, without the first two turns, which trace."""
     from prototrain.callbacks import Callback
 
     ratios: list[float] = []
@@ -298,7 +298,7 @@ def towers() -> float:
 
 
 def start() -> float:
-    """See `FIGURES`; in processor time, since an import is done once and may have to wait for the disk."""
+    """See `FIGURES`. Processor time, because an import happens once and may wait for the disk."""
     _tensorflow()
     begin = time.process_time()
     from prototrain import SimpleTrainer

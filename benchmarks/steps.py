@@ -1,9 +1,9 @@
-"""Steps per second of prototrain and Keras `fit`, next to one graph call that does nothing but the steps.
+"""Compares the steps per second of prototrain and Keras `fit` with one graph call that only runs the steps.
 
     python -m benchmarks.steps                                # every workload
     python -m benchmarks.steps --workload mlp --rounds 5 --output results
 
-The candidates are some of those of `benchmarks.peers`, and take turns in the same way.
+The candidates are a part of those in `benchmarks.peers` and run in turns in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TITLES += [title for title in PEERS if title.startswith("Keras") and title.endsw
 
 
 def table(seconds: dict[str, list[float]], steps: int) -> str:
-    """Medians of steps per second, and of the ratio to the limit in the same round."""
+    """Format the median steps per second and the median ratio to the limit in the same round."""
     rows = []
     for title, taken in seconds.items():
         ratios = [limit / one for one, limit in zip(taken, seconds[LIMIT], strict=True)]
@@ -33,13 +33,13 @@ def table(seconds: dict[str, list[float]], steps: int) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what the command line asks for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.steps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workload", choices=[*NAMES, "all"], default="all")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each takes its turn")
-    parser.add_argument("--steps", type=int, help="steps of a turn; by default some seconds' worth")
+    parser.add_argument("--rounds", type=int, default=5, help="number of turns per candidate")
+    parser.add_argument("--steps", type=int, help="steps per turn (default: those of the workload)")
     parser.add_argument("--output", type=Path, help="a directory for steps.json")
     options = parser.parse_args(arguments)
     results = {}

@@ -1,4 +1,4 @@
-"""The workloads of the benchmarks: the same data and layers for prototrain and for every peer."""
+"""The benchmarks' workloads: the same data and layers for prototrain and its peers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Workload:
-    """A network and the data that it is trained on, with Adam and softmax cross entropy over ten classes.
+    """A network and its data, trained with Adam and softmax cross entropy over ten classes.
 
     Attributes:
-        title: one line for tables.
+        title: the name in tables.
         batch: examples per step.
-        steps: how many steps a measurement takes.
-        shape: of one example.
-        dtype: of one example.
-        examples: makes a dataset of single examples, each what its argument makes of (example, label).
-        logits: layers used inline, from a batch to [batch, 10].
+        steps: steps per measurement.
+        shape: the shape of one example.
+        dtype: the dtype of one example.
+        examples: makes a dataset of single examples; its argument arranges an example and a label as one element.
+        logits: the network: a batch of examples and `training` to logits [batch, 10].
     """
 
     title: str
@@ -36,18 +36,18 @@ class Workload:
     logits: Callable[[Any, bool], Any]
 
     def batches(self, structure: Callable[[Any, Any], Any]) -> tf.data.Dataset:
-        """Batches, endlessly, of what `structure` makes of (example, label)."""
+        """Return an endless dataset of batches; `structure` arranges an example and a label as one element."""
         examples = self.examples(structure).repeat().batch(self.batch, drop_remainder=True)
         return examples.prefetch(tf.data.AUTOTUNE)
 
 
 def pair(x: Any, y: Any) -> tuple[Any, Any]:
-    """An element for Keras."""
+    """Arrange an element for Keras."""
     return x, y
 
 
 def by_name(x: Any, y: Any) -> dict[str, Any]:
-    """An element for prototrain."""
+    """Arrange an element for prototrain."""
     return {"x": x, "y": y}
 
 
@@ -81,7 +81,7 @@ def _text(x: Any, training: bool) -> Any:
 
 
 def _resnet18(x: Any, training: bool) -> Any:
-    """ResNet-18 as it is used on images of 32 x 32: no stride and no pooling in the stem, 20 convolutions."""
+    """ResNet-18 for images of 32 x 32: no stride and no pooling in the stem, 20 convolutions."""
 
     def conv(x: Any, name: str, filters: int, size: int = 3, strides: int = 1) -> Any:
         x = keras.layers.Conv2D(filters, size, strides, padding="same", use_bias=False, name=f"{name}_conv")(x)
@@ -100,7 +100,7 @@ def _resnet18(x: Any, training: bool) -> Any:
 
 
 def _transformer(x: Any, training: bool) -> Any:
-    """An encoder of four layers, each of whose layers has attention with two heads and two dense layers."""
+    """An encoder of four layers, each with attention of two heads and two dense layers."""
     width = 64
     x = keras.layers.Embedding(1000, width, name="embedding")(x)
     for number in range(4):

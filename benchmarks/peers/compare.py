@@ -1,15 +1,15 @@
-"""prototrain and what people would use instead: the same model, data, Adam and number of steps, in turns.
+"""Compares prototrain with other libraries on the same model, data, optimizer and number of steps.
 
-    pip install torch lightning jax optax tensorpack       # what is not installed is left out
+    pip install torch lightning jax optax tensorpack       # libraries that are not installed are left out
     pip install --no-deps tf-models-official tf_keras      # Orbit, and the layers for tensorpack
-    python -m benchmarks.peers                             # some ten minutes
+    python -m benchmarks.peers                             # about ten minutes
     python -m benchmarks.peers --workload mlp --only prototrain JAX --rounds 3 --output results
 
-Each of them is a process. All import what they need at once, then each does its first turn, with the others waiting:
-it makes its model, traces or compiles it, and does the steps of a turn. What that takes above the steps is the *start*.
-Then they take turns, and a figure is the seconds of such a turn, divided by those of prototrain's turn in the same
-round. The number of parameters must be the same for all. Data is in memory, in batches, float32; all have the same
-cores. What each does besides the steps, every 50 steps for a loss and every 1,000 for a checkpoint:
+Each candidate is a process. All processes import their libraries; then they run in turns, one at a time. The first
+turn builds the model, compiles it and runs some steps; its time beyond that of the steps is the *start*. A figure is
+the time of a later turn divided by prototrain's time in the same round. All models must have the same number of
+parameters. The data is in memory, in batches; all processes use the same cores. Besides the steps, each candidate does
+the following, with losses every 50 steps and checkpoints every 1,000 steps:
 
 {besides}
 """
@@ -39,13 +39,13 @@ BATCHES = 16  # in memory
 
 
 class Peer(NamedTuple):
-    """One of those that are compared.
+    """One candidate.
 
     Attributes:
         besides: what it does besides the steps.
-        function: what trains in turns, "module:function".
-        options: for it.
-        needs: modules, without which it is left out.
+        function: the function that trains in turns, "module:function".
+        options: keyword arguments of the function.
+        needs: the modules it needs; it is left out if one is not installed.
     """
 
     besides: str
@@ -93,15 +93,15 @@ __doc__ = (__doc__ or "").format(besides="\n".join(f"{title:42s} {peer.besides}"
 
 
 class LeftOut(Exception):
-    """Something that cannot take part, and why."""
+    """A candidate cannot take part; the message says why."""
 
 
 class Process:
-    """One that trains in turns.
+    """The process of one candidate.
 
     Args:
-        title: one of `PEERS`.
-        options: for the command line of the child.
+        title: a key of `PEERS`.
+        options: command line options of the process.
         scratch: a directory for its files.
     """
 
@@ -118,16 +118,16 @@ class Process:
         )
 
     def take(self) -> None:
-        """Let it take its turn."""
+        """Start its next turn."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
     def reply(self) -> dict[str, float]:
-        """The next message: everything is imported, or the figures of a turn.
+        """Wait for the next message: empty after the imports, the figures after a turn.
 
         Raises:
-            LeftOut: it has failed; with the last line that it has printed.
+            LeftOut: The process failed; the message is the last line it printed.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -139,17 +139,19 @@ class Process:
         raise LeftOut(printed[-1] if printed else f"exit code {self._process.wait()}")
 
     def end(self) -> None:
-        """Do not wait for what comes after its last turn."""
+        """Kill the process; what it does after its last turn does not matter."""
         self._process.kill()
         self._process.communicate()
         self._errors.close()
 
 
 def measure(name: str, titles: list[str], rounds: int, steps: int | None = None) -> dict[str, list[dict[str, float]]]:
-    """The turns of each of them, the first one with the start; Ctrl-C ends them after the rounds that are complete.
+    """Return the figures of each candidate's turns; the first turn includes the start.
+
+    Ctrl-C ends the measurement and keeps the complete rounds.
 
     Raises:
-        SystemExit: prototrain has failed, or they do not train the same number of parameters.
+        SystemExit: prototrain failed, or the numbers of parameters differ.
     """
     from benchmarks.workloads import WORKLOADS, pair
 
@@ -196,7 +198,7 @@ def _leave_out(title: str, why: str) -> None:
 
 
 def table(turns: Mapping[str, list[dict[str, float]]], steps: int) -> str:
-    """A row for each, with the time for a step next to that of prototrain in the same round."""
+    """Format a row per candidate: its time per step and the ratio to prototrain in the same round."""
     seconds = {title: [turn["seconds"] for turn in found[1:]] for title, found in turns.items()}
     rows = []
     for title, taken in seconds.items():
@@ -220,7 +222,7 @@ def table(turns: Mapping[str, list[dict[str, float]]], steps: int) -> str:
 
 
 def chosen(only: list[str]) -> list[str]:
-    """The titles that have one of these texts, and prototrain's, less those that are not installed; says which."""
+    """Return prototrain and the installed candidates whose title contains one of the texts; print those left out."""
     found = []
     for title, peer in PEERS.items():
         if title != OURS and only and not any(text in title for text in only):
@@ -234,7 +236,7 @@ def chosen(only: list[str]) -> list[str]:
 
 
 def child(title: str, name: str, data: Path, steps: int, rounds: int) -> None:
-    """Train in turns in this process."""
+    """Train one candidate in turns in this process."""
     batches, turns = read(data), Turns(steps, rounds + 1)
     module, function = PEERS[title].function.split(":")
     train = getattr(importlib.import_module(f"benchmarks.peers.{module}"), function)
@@ -242,17 +244,17 @@ def child(title: str, name: str, data: Path, steps: int, rounds: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what the command line asks for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workload", choices=[*NAMES, "all"], default="all")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each takes its turn")
-    parser.add_argument("--steps", type=int, help="steps of a turn; by default some seconds' worth")
+    parser.add_argument("--rounds", type=int, default=5, help="number of turns per candidate")
+    parser.add_argument("--steps", type=int, help="steps per turn (default: those of the workload)")
     parser.add_argument(
-        "--only", nargs="+", default=[], help="those whose title has one of these texts, and prototrain"
+        "--only", nargs="+", default=[], help="only prototrain and titles that contain one of these texts"
     )
-    parser.add_argument("--cores", type=int, default=2, help="that each of them may use")
+    parser.add_argument("--cores", type=int, default=2, help="cores per process")
     parser.add_argument("--output", type=Path, help="a directory for peers.json")
     parser.add_argument("--child", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)

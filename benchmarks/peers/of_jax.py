@@ -1,4 +1,4 @@
-"""JAX by hand, with the layers of `benchmarks.workloads` as functions and Adam of Optax."""
+"""JAX by hand: the layers of `benchmarks.workloads` as functions, and Adam from Optax."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Apply = Callable[[Tree, Tree, Any], tuple[Any, Tree]]  # from parameters, statis
 
 
 class Maker:
-    """Makes parameters as Keras does: kernels by Glorot, scales of ones, the others zero."""
+    """Makes parameters with Keras's initial values: Glorot kernels, ones for scales, zeros otherwise."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)
@@ -159,10 +159,10 @@ MODELS = {"mlp": mlp, "resnet18": resnet18, "transformer": transformer, "lstm": 
 
 
 def by_hand(name: str, batches: Batches, turns: Turns, *, at_once: int = 1) -> None:
-    """A compiled step that Python calls, or a compiled `lax.scan` over some steps; prints the loss now and then.
+    """Train with a compiled step called from Python, or with a compiled `lax.scan` over several steps.
 
     Raises:
-        SystemExit: a network with convolutions is to be trained in a `lax.scan`.
+        SystemExit: A network with convolutions was to be trained in a `lax.scan`.
     """
     if at_once > 1 and name == "resnet18":
         raise SystemExit("with convolutions in a lax.scan on a CPU, ten steps were not done after 100 seconds")

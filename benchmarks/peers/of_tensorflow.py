@@ -1,4 +1,4 @@
-"""prototrain, one graph call, Keras `fit` and Orbit on the layers of a workload."""
+"""prototrain, a single graph call, Keras `fit` and Orbit on the same layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from prototrain.callbacks import (
 
 @dataclass(frozen=True)
 class InMemory(Workload):
-    """A workload whose batches are there."""
+    """A workload with its batches in memory."""
 
     arrays: Batches
 
@@ -39,12 +39,12 @@ class InMemory(Workload):
 
 
 def in_memory(name: str, batches: Batches) -> InMemory:
-    """One of `WORKLOADS` on the batches that are given."""
+    """Return the workload on the given batches."""
     return InMemory(**vars(WORKLOADS[name]), arrays=batches)
 
 
 def usual_callbacks() -> list[Callback]:
-    """The callbacks of `prototrain run`, without validation."""
+    """Return the callbacks of `prototrain run` without validation."""
     return [
         LearningRate(lambda step: 1e-3),
         Summaries().every(steps=LOG),
@@ -59,7 +59,7 @@ def usual_callbacks() -> list[Callback]:
 
 
 def trainer_for(workload: Workload, experiment: Path, form: bool | str) -> SimpleTrainer:
-    """A prototrain trainer of a workload."""
+    """Return a prototrain trainer for a workload."""
 
     def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         logits = workload.logits(inputs["x"], train_phase)
@@ -97,7 +97,7 @@ def prototrain(
     form: bool | str = False,
     each_step: bool = False,
 ) -> None:
-    """With the callbacks of ``prototrain run``, or with the loss in metrics.jsonl only."""
+    """Train with the callbacks of `prototrain run`, or with only the loss in metrics.jsonl."""
 
     class InTurns(Callback):
         priority = 1000
@@ -118,7 +118,7 @@ def prototrain(
 
 
 def one_call(name: str, batches: Batches, turns: Turns) -> None:
-    """All steps of a turn in one graph call, and nothing else: the limit."""
+    """Run all steps of a turn in one graph call and nothing else: the limit."""
     turns.begin()
     workload = in_memory(name, batches)
     model, optimizer = keras_model(workload), keras.optimizers.Adam(1e-3)
@@ -137,7 +137,7 @@ def one_call(name: str, batches: Batches, turns: Turns) -> None:
 
 
 def keras_fit(name: str, batches: Batches, turns: Turns, *, at_once: int = 1, jit: bool | str = "auto") -> None:
-    """With its progress bar, TensorBoard and ModelCheckpoint."""
+    """Train with the progress bar, TensorBoard and ModelCheckpoint."""
 
     class InTurns(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -163,7 +163,7 @@ def keras_fit(name: str, batches: Batches, turns: Turns, *, at_once: int = 1, ji
 
 
 def orbit_loop(name: str, batches: Batches, turns: Turns) -> None:
-    """Orbit's controller, which writes summaries and checkpoints, over its `StandardTrainer`."""
+    """Train with Orbit's controller, which writes summaries and checkpoints, and its `StandardTrainer`."""
     import orbit
 
     turns.begin()
@@ -209,7 +209,7 @@ def keras_model(workload: Workload) -> keras.Model:
 
 
 def update(model: Any, optimizer: Any, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """One step on a batch; returns the loss."""
+    """Run one step on a batch and return the loss."""
     with tf.GradientTape() as tape:
         logits = model(x, training=True)
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))

@@ -1,4 +1,4 @@
-"""tensorpack, on the v1 mode of TensorFlow, with the layers of Keras 2, which knows that mode."""
+"""tensorpack in TensorFlow's v1 mode, with the layers of Keras 2, which supports it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ v1 = tf.compat.v1
 
 
 def train(name: str, batches: Batches, turns: Turns) -> None:
-    """With tensorpack's own callbacks, its monitors and a ModelSaver."""
+    """Train with tensorpack's default callbacks, its monitors and a ModelSaver."""
     turns.begin()
     v1.disable_v2_behavior()
     benchmarks.workloads.keras = tf_keras  # Keras 3 has no v1 mode; the layers' names and arguments are the same

@@ -1,4 +1,4 @@
-"""PyTorch, by hand and under Lightning, with the layers of `benchmarks.workloads`."""
+"""PyTorch by hand and with Lightning, on the layers of `benchmarks.workloads`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASSES = 10
 
 
 class Last(nn.Module):
-    """An LSTM's last output. Keras's has one bias where PyTorch's has two, so one of them stays at zero."""
+    """The last output of an LSTM. Keras has one bias where PyTorch has two, so one of them stays zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Layer(nn.Module):
 
 
 class Mean(nn.Module):
-    """The mean over some axes."""
+    """The mean over axes."""
 
     def __init__(self, *axes: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def _conv(before: int, filters: int, size: int, stride: int = 1) -> list[nn.Modu
 
 
 def model(name: str) -> nn.Module:
-    """The layers of a workload of `WORKLOADS`."""
+    """Return the layers of a workload."""
     if name == "mlp":
         return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES))
     if name == "lstm":
@@ -94,7 +94,7 @@ def parameters_of(model: nn.Module) -> int:
 
 
 def tensors(batches: Batches) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """One pair for each batch; images as PyTorch wants them, with the channels last in memory."""
+    """Return a pair of tensors per batch; images in PyTorch's shape, with channels last in memory."""
     x, y = torch.from_numpy(batches.x), torch.from_numpy(batches.y).long()
     if x.ndim == 5:
         x = x.permute(0, 1, 4, 2, 3)
@@ -102,7 +102,7 @@ def tensors(batches: Batches) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def by_hand(name: str, batches: Batches, turns: Turns, *, compiled: bool = False) -> None:
-    """A loop in Python, which prints the loss now and then."""
+    """Train in a Python loop that prints the loss at intervals."""
     warnings.simplefilter("ignore")
     turns.begin()
     net, data = model(name), tensors(batches)
@@ -121,7 +121,7 @@ def by_hand(name: str, batches: Batches, turns: Turns, *, compiled: bool = False
 
 
 def lightning(name: str, batches: Batches, turns: Turns) -> None:
-    """Lightning's trainer with its progress bar, its checkpoint and a log of the loss as CSV."""
+    """Train with Lightning's trainer, progress bar, checkpoints and a CSV log of the loss."""
     import lightning
     from lightning.pytorch.loggers import CSVLogger
 

@@ -1,4 +1,4 @@
-"""The side of a process that trains in turns with others; needs neither TensorFlow nor any of its peers."""
+"""The child's side of training in turns. Imports none of the compared libraries."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LOG, SAVE = 50, 1000  # steps between two losses that are logged, and between tw
 
 
 class Batches(NamedTuple):
-    """The data, in memory: some batches, which are gone through again and again in the same order.
+    """The data in memory: batches that are used in a cycle.
 
     Attributes:
-        x: [batches, batch, ...], of float32 or int32.
-        y: [batches, batch], labels of int32.
+        x: examples [batches, batch, ...], float32 or int32.
+        y: labels [batches, batch], int32.
     """
 
     x: np.ndarray[Any, Any]
@@ -28,14 +28,14 @@ class Batches(NamedTuple):
 
 
 class Turns:
-    """Steps of a training in turns; the first turn has all that comes before the steps in it.
+    """Runs the steps of a training in turns with other processes. The first turn includes building the model.
 
-    The parent gets a line of JSON when this process has imported everything, and one for each turn when it is over; it
-    answers with a line when it is this process's turn again.
+    This process writes a line of JSON to its parent after the imports and after each turn. The parent writes a line to
+    start the next turn.
 
     Args:
-        steps: of a turn.
-        count: how many there are, the first one included.
+        steps: steps per turn.
+        count: number of turns, the first one included.
 
     Attributes:
         end: the number of steps after which the current turn is over.
@@ -49,15 +49,15 @@ class Turns:
         os.dup2(null, 1)  # a terminal's speed is not measured
 
     def begin(self) -> None:
-        """Everything is imported: wait for the first turn."""
+        """Report that all imports are done and wait for the first turn."""
         self._reply({})
 
     def over(self, loss: float, parameters: int) -> None:
-        """The current turn is over: say so, and wait for the next one.
+        """Report the end of the current turn and wait for the next one.
 
         Args:
-            loss: of the last step; to have it is the end of that step.
-            parameters: how many numbers are trained.
+            loss: the loss of the last step, as a Python number, so the step has ended.
+            parameters: the number of trained parameters.
         """
         seconds = time.perf_counter() - self._since
         self.end += self.steps
@@ -71,18 +71,18 @@ class Turns:
 
 
 def _peak() -> float:
-    """Megabytes of memory at most. `getrusage` counts what the parent had when it started this process."""
+    """Return the peak memory in megabytes. `getrusage` would include memory of the parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def loop(turns: Turns, batches: Batches) -> Iterator[tuple[int, int]]:
-    """The number of each step, from one, with that of its batch."""
+    """Yield the number of each step, from 1, and the index of its batch."""
     for step in range(1, turns.total + 1):
         yield step, (step - 1) % len(batches.x)
 
 
 def read(path: Path) -> Batches:
-    """The batches that the parent has written."""
+    """Read the batches that the parent wrote."""
     with np.load(path) as file:
         return Batches(file["x"], file["y"])
