@@ -17,6 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from prototrain.errors import ConfigError
+
 # -- tf.data -----------------------------------------------------------------------------------------------------------
 
 _ADDRESSES = ("_variant_tensor_attr", "_address", "_dataset_id")  # specific to a process or service
@@ -398,8 +400,13 @@ def expecting_averages(optimizer: Any, *, for_good: bool) -> Iterator[None]:
         optimizer: the optimizer.
         for_good: whether the optimizer stays so. Several towers are traced in threads, which enter and leave in any
             order.
+
+    Raises:
+        ConfigError: with `for_good`, the optimizer is no Keras optimizer.
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):  # an object of the user's that sums nothing
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        if for_good:  # it may contain a Keras optimizer that would sum the averages
+            raise ConfigError(f"{type(optimizer).__name__} is no Keras optimizer; with several towers it must be one")
         yield
         return
     optimizer._all_reduce_sum_gradients  # noqa: B018  (fails in a version that sums gradients elsewhere)

@@ -25,6 +25,7 @@ import tensorflow as tf
 from prototrain import tf_private
 from prototrain.checkpoint.values import global_random_kept
 from prototrain.data.rule import PLAIN
+from prototrain.errors import ConfigError
 from prototrain.tf_private import stage_name as name_of
 from tests.conftest import ROOT
 
@@ -348,6 +349,11 @@ def test_averaged_gradients_are_not_summed() -> None:
     with tf_private.expecting_averages(plain, for_good=False):
         assert "_all_reduce_sum_gradients" in vars(plain)
     assert "_all_reduce_sum_gradients" not in vars(plain)
+    with (
+        pytest.raises(ConfigError, match="object is no Keras optimizer"),
+        tf_private.expecting_averages(object(), for_good=True),
+    ):
+        pass
 
 
 def test_scan_leaves_no_function() -> None:
