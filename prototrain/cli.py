@@ -9,21 +9,21 @@ import sys
 from collections.abc import Sequence
 
 from prototrain import __version__
-from prototrain.commands import action, compare, config, new, plot, report, run, runs, sweep, verify
+from prototrain.commands import action, config, new, report, run, runs, sweep, verify
 from prototrain.commands.arguments import Parser
 from prototrain.system.tracebacks import for_terminal
 
 _COMMANDS = {
-    "new": new,
-    "run": run,
-    "verify": verify,
-    "config": config,
-    "action": action,
-    "runs": runs,
-    "compare": compare,
-    "plot": plot,
-    "report": report,
-    "sweep": sweep,
+    "new": new.add,
+    "run": run.add,
+    "verify": verify.add,
+    "config": config.add,
+    "action": action.add,
+    "runs": runs.add,
+    "compare": runs.add_compare,
+    "plot": report.add_plot,
+    "report": report.add,
+    "sweep": sweep.add,
 }
 _OTHER_WORDS = {"train": "run MODEL", "fit": "run MODEL"} | {name: f"action MODEL {name}" for name in action.ACTIONS}
 
@@ -65,8 +65,8 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"prototrain {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="prototrain")
-    for command in _COMMANDS.values():
-        command.add(commands)
+    for add in _COMMANDS.values():
+        add(commands)
     return parser
 
 

@@ -328,7 +328,7 @@ USAGE = {
     "predict m": "did you mean prototrain action MODEL predict",
     "run": "required: model, or --from EXPERIMENT",
     "run m --frehs": "did you mean --fresh",
-    "run m --batch-size 3": "did you mean -s model.batch_size=VALUE",
+    "run m --batch-size 3": "config keys are set with -s KEY=VALUE",
     "run m -s": "expected one argument",
     "run m -s key": "'key' is not KEY=VALUE",
     "run m --trainer m.Mine": "nor MODULE:CLASS",

@@ -100,8 +100,6 @@ def test_drawn_interruptions() -> None:
         (["verify", "--"], "no command"),
         (["verify", "train.py"], "-- python train.py"),
         (["verify", "models.simple", "--steps", "0"], "whole number"),
-        (["verify", "models.simple", "--fresh"], "--fresh"),
-        (["verify", "models.simple", "--no-such"], "--no-such"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import difflib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from prototrain.config import Config
 from prototrain.config.schema import SCHEMA, is_strict
@@ -15,16 +15,6 @@ from prototrain.config.values import texts_of_file
 from prototrain.errors import ConfigError
 from prototrain.model import Model, load_model, require_module
 from prototrain.system.terminal import import_tensorflow
-
-_KEYS_OF_OPTIONS: Final = {
-    "--epochs": "model.num_epochs",
-    "--learning-rate": "model.lr_schedule.constant.value",
-    "--lr": "model.lr_schedule.constant.value",
-    "--optimizer": "model.optimizer.method",
-    "--seed": "trainer.random_seed",
-    "--steps": "model.num_steps",
-}
-"""Options that people try, and the config keys that they mean."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,16 +36,9 @@ class Parser(argparse.ArgumentParser):
         if not option.startswith("-"):
             return f"unexpected argument {words[0]!r}"
         known = [name for name in self._option_string_actions if name.startswith("--")]  # argparse has no public way
-        keys: dict[str, str] = {}
-        if "--set" in known:
-            named = [key for key in SCHEMA if key.count(".") == 1]
-            keys = {f"--{key.partition('.')[2].replace('_', '-')}": key for key in named} | _KEYS_OF_OPTIONS
         near = difflib.get_close_matches(option.lower(), known, n=1)
-        near = near or difflib.get_close_matches(option.lower(), keys, n=1, cutoff=0.8)
-        if not near:
-            return f"there is no option {option}"
-        meant = near[0] if near[0] in known else f"-s {keys[near[0]]}=VALUE"
-        return f"there is no option {option}; did you mean {meant}?"
+        keys = "; config keys are set with -s KEY=VALUE" if "--set" in known else ""
+        return f"there is no option {option}" + (f"; did you mean {near[0]}?" if near else keys)
 
 
 def option(command: Any, spec: str, help: str, **more: Any) -> None:

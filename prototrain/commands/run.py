@@ -6,9 +6,11 @@ import argparse
 import gc
 import inspect
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +24,6 @@ from prototrain.commands.arguments import (
     option,
     whole,
 )
-from prototrain.commands.workers import OPTIONS, check_trainer, start_workers
 from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
@@ -42,6 +43,7 @@ TRAINERS: Final = {
     "multi_worker": "prototrain.trainers.multi_worker:MultiWorkerTrainer",
 }
 """Short names for `--trainer`."""
+_OF_WORKERS: Final = ("cluster", "gpus_per_worker", "max_restarts", "min_workers", "stall_timeout")
 
 
 def add(commands: Any) -> None:
@@ -110,20 +112,47 @@ def _run(options: argparse.Namespace) -> None:
             options.set.append(f"model.num_{name}={number}")
     if options.model is not None:
         check_early(options)
+    elif options.repeats is None:
+        options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
     if options.workers is not None:
-        start_workers(options)
+        _start_workers(options)
         return
-    for name in OPTIONS:
+    for name in _OF_WORKERS:
         if getattr(options, name) is not None:
             options.wrong_usage(f"--{name.replace('_', '-')} is for several workers: add --workers N")
-    if options.repeats is None:
-        if options.model is None:
-            options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
-        with ignore_save_signals(), _shortened(options):
-            _train(options)
-        return
     with ignore_save_signals():
-        _repeat(options)
+        if options.repeats is not None:
+            _repeat(options)
+            return
+        with _shortened(options):
+            _train(options)
+
+
+def _start_workers(options: argparse.Namespace) -> None:
+    """Run the command with these options in several processes."""
+    from prototrain.distributed.ray import run
+
+    for name in ("debug", "towers", "fast_dev_run"):
+        if getattr(options, name):
+            options.wrong_usage(f"--{name.replace('_', '-')} cannot be used with --workers")
+    if options.min_workers is not None and options.min_workers > options.workers:
+        options.wrong_usage(f"--min-workers {options.min_workers} is more than --workers {options.workers}")
+    what = options.repeats or options.model
+    if options.fresh and not options.yes and not confirm(f"delete what earlier runs of {what} have left?"):
+        raise ConfigError("nothing was deleted, so there is no fresh start")
+    chosen = {name: value for name in _OF_WORKERS if (value := getattr(options, name)) is not None}
+    if (seconds := chosen.pop("stall_timeout", None)) is not None:
+        options.set.append(f"trainer.stall_timeout={seconds}")
+    cluster = chosen.pop("cluster", None) or os.environ.get("RAY_ADDRESS") or None
+    of_worker = {**vars(options), "workers": None, "yes": True, "is_worker": True, **dict.fromkeys(_OF_WORKERS)}
+    of_worker["trainer"] = options.trainer or TRAINERS["multi_worker"]
+    # The functions that the parser has set cannot be sent to a worker.
+    of_worker = {name: value for name, value in of_worker.items() if not callable(value)}
+    run(partial(_work, of_worker), workers=options.workers, cluster=cluster, **chosen)
+
+
+def _work(options: dict[str, Any]) -> None:
+    _run(argparse.Namespace(**options))
 
 
 @contextmanager
@@ -178,9 +207,7 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
     keywords: dict[str, Any] = {}
     if options.trainer:
         load_tensorflow()
-        keywords["trainer"] = trainer_class(options.trainer)
-        if options.is_worker:
-            check_trainer(keywords["trainer"])
+        keywords["trainer"] = trainer_class(options.trainer, is_worker=options.is_worker)
         # Also before the model is imported.
         keywords["trainer"].prepare(early_value(options.set, "trainer.cluster_timeout"))
     try:
@@ -217,19 +244,22 @@ def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[s
     )
 
 
-def trainer_class(name: str) -> type[TowerTrainer]:
+def trainer_class(name: str, *, is_worker: bool = False) -> type[TowerTrainer]:
     """Import a trainer class, named as `MODULE:CLASS`."""
     module_name, _, class_name = name.partition(":")
     module = import_own(module_name, what="trainer")
     if module is None:
         raise ConfigError(f"--trainer: there is no module {module_name!r} here or among the installed packages")
     found = getattr(module, class_name, None)
+    from prototrain.trainers.multi_worker import MultiWorkerTrainer
     from prototrain.trainers.tower import TowerTrainer
 
     if found is None:
         raise ConfigError(f"--trainer: module {module_name} has no {class_name}")
     if not isinstance(found, type) or not issubclass(found, TowerTrainer):
         raise ConfigError(f"--trainer: {name} is not a subclass of TowerTrainer")
+    if is_worker and not issubclass(found, MultiWorkerTrainer):
+        raise ConfigError(f"--workers: {class_name} is for one process; derive it from MultiWorkerTrainer")
     try:
         inspect.signature(found).bind(None, experiment=None)
     except TypeError as error:

@@ -1,31 +1,35 @@
-"""`prototrain runs`: list the experiments below a directory in a table."""
+"""`prototrain runs` and `prototrain compare`: experiments in a table, and the differences between them."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from prototrain.commands.arguments import option
+from prototrain.config import UNSET_TEXT, differing
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.config.values import as_text, read_value
 from prototrain.errors import ExperimentError, PrototrainError
 from prototrain.experiment import Experiment
-from prototrain.runs import Range, Run, find_runs, read_run, settings
-from prototrain.system.terminal import Table, console, in_digits, in_words, matching, say, show
+from prototrain.runs import Range, Run, find_runs, flat, read_run, settings, short_names
+from prototrain.system.terminal import Table, in_digits, in_words, matching, say, show
 
-LOSSES = ("trn/loss", "vld/loss")
-COLOURS = {"finished": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
-_NARROW = 100  # columns; a narrower terminal shows only one loss
+_LOSSES = ("trn/loss", "vld/loss")
+_COLOURS = {"finished": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
 _FACTS = {"steps": "step", "time": "seconds"} | {name: name for name in ("name", "state", "started", "checkpoint")}
 _KEYS = f"{', '.join(_FACTS)}, a scalar (its last value), or a config key"
+_OF_EACH_RUN = ("run_id", "started", "command")  # always differ
+_LONG = ("data.stages",)  # described in full by --json
+_AS_TEXT = {"disable_numparse": True, "missingval": ""}
+_NOTHING = "-"  # in the cell of a run that has no value, where runs are compared
 
 
 def add(commands: Any) -> None:
-    """Declare the command's arguments."""
+    """Declare the arguments of `runs`."""
     runs = commands.add_parser(
         "runs",
         help="list experiments: state, steps, losses, the best, time, changed config",
@@ -43,7 +47,7 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
     )
-    option(runs, "--scalar NAME", f"instead of {', '.join(LOSSES)}; may have * in it; repeatable", action="append")
+    option(runs, "--scalar NAME", "instead of the loss; may have * in it; repeatable", action="append")
     runs.set_defaults(command=_list)
 
 
@@ -70,12 +74,11 @@ def _list(options: argparse.Namespace) -> None:
         if runs and key not in _FACTS and all(_fact(run, key) is None for run in runs):
             raise ExperimentError(f"none of these experiments has {key!r}, which must be {_KEYS}")
     found = [run for run in runs if all(_fits(_fact(run, key), value) for key, value in options.filter)]
-    found = sorted_by(options.sort, found, reverse=options.reverse)
+    found.sort(key=lambda run: _place(_fact(run, options.sort)), reverse=options.reverse)
     if options.json:
-        print(json.dumps([in_json(run, options.scalar) for run in found], indent=2))
+        print(json.dumps([_in_json(run, options.scalar) for run in found], indent=2))
     elif found:
-        terminal = console()
-        show(table(found, options.scalar, is_narrow=terminal is None or terminal.width < _NARROW))
+        show(table(found, options.scalar))
     elif runs:
         say(f"none of the {len(runs)} experiments in {where} is like that")
     else:
@@ -101,30 +104,22 @@ def _fits(known: Any, value: str) -> bool:
     return bool(known == read_value(value)) or (isinstance(known, str) and fnmatchcase(known, value))
 
 
-def sorted_by(key: str, runs: Sequence[Run], *, reverse: bool = False) -> list[Run]:
-    """Sort runs by a fact. Numbers come before texts, and runs without the fact come last."""
-
-    def place(run: Run) -> tuple[bool, float, str]:
-        fact = _fact(run, key)
-        is_number = isinstance(fact, int | float)
-        return not is_number, fact if is_number else 0.0, "" if is_number else as_text(fact)
-
-    known = sorted((run for run in runs if _fact(run, key) is not None), key=place, reverse=reverse)
-    rest = [run for run in runs if _fact(run, key) is None]
-    # In the default order, the run that was started last is always at the end.
-    return [*rest, *known] if key == "started" and not reverse else [*known, *rest]
+def _place(fact: Any) -> tuple[int, float, str]:
+    """Return the sort key of a fact: runs without it come before numbers, and numbers before texts."""
+    if fact is None:
+        return 0, 0.0, ""
+    return (1, fact, "") if isinstance(fact, int | float) else (2, 0.0, as_text(fact))
 
 
 # -- showing ----------------------------------------------------------------------------------------------------------
 
 
-def table(runs: Sequence[Run], scalars: Sequence[str] | None = None, *, is_narrow: bool = False) -> Table:
+def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
     """Return a table of experiments.
 
     Args:
         runs: the experiments.
-        scalars: names and patterns of the scalars to show; by default the losses, and the best value of the last one.
-        is_narrow: whether to show only the last loss.
+        scalars: names and patterns of the scalars to show; by default the loss, of validation if there is one.
 
     Raises:
         ExperimentError: no run has a scalar for a pattern.
@@ -136,14 +131,11 @@ def table(runs: Sequence[Run], scalars: Sequence[str] | None = None, *, is_narro
     }
     known = list(dict.fromkeys(name for run in runs for name in run.ranges))
     if scalars is None:
-        losses = [name for name in LOSSES if name in known]
-        for name in losses[-1 if is_narrow else 0 :]:
-            columns[name] = _of_scalar(name, lambda run, scalar: in_digits(scalar.last))
-        if losses:
-            best = winner(runs, losses[-1])
-            columns["best"] = _of_scalar(
-                losses[-1], lambda run, scalar: f"{in_digits(scalar.lowest[0])}{'*' if run is best else ''}"
-            )
+        loss = next((name for name in reversed(_LOSSES) if name in known), None)
+        if loss is not None:
+            best = _winner(runs, loss)
+            columns[loss] = _of_scalar(loss, lambda run, scalar: in_digits(scalar.last))
+            columns["best"] = _of_scalar(loss, lambda run, one: f"{in_digits(one.lowest[0])}{'*' * (run is best)}")
     else:
         for pattern in scalars:
             if not matching(known, [pattern]):
@@ -157,17 +149,9 @@ def table(runs: Sequence[Run], scalars: Sequence[str] | None = None, *, is_narro
     columns["time"] = lambda run: in_words(run.seconds)
     if any(_repeated(run) for run in runs):
         columns["repeated"] = _repeated
-    short = shortened({key for run in runs for key, _, _ in run.changes or ()})
-    columns["changed"] = lambda run: (
-        "?" if run.changes is None else " ".join(f"{short[key]}={short_value(value)}" for key, value, _ in run.changes)
-    )
-    return Table(
-        [[cell(run) for cell in columns.values()] for run in runs],
-        list(columns),
-        COLOURS,
-        cut=("state", "changed"),
-        options={"disable_numparse": True, "missingval": ""},
-    )
+    columns["changed"] = lambda run: "?" if run.changes is None else " ".join(_change(*one) for one in run.changes)
+    rows = [[cell(run) for cell in columns.values()] for run in runs]
+    return Table(rows, list(columns), _COLOURS, cut=("state", "changed"), options=_AS_TEXT)
 
 
 def _of_scalar(name: str, cell: Callable[[Run, Range], str]) -> Callable[[Run], str | None]:
@@ -178,28 +162,18 @@ def _with_ends(run: Run, scalar: Range) -> str:
     return f"{in_digits(scalar.last)} ({in_digits(scalar.lowest[0])}, {in_digits(scalar.highest[0])})"
 
 
-def shortened(keys: Collection[str]) -> dict[str, str]:
-    """Shorten keys to as many of their last parts as tell them apart.
-
-    >>> shortened({"model.optimizer.method", "model.lr_schedule.method", "model.width"})["model.width"]
-    'width'
-    """
-    found = {}
-    for key in keys:
-        parts = key.split(".")
-        ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
-        found[key] = next((end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key)
-    return found
+def _change(key: str, value: Any, _default: Any) -> str:
+    return f"{key.removeprefix('model.').removeprefix('trainer.')}={_short(value)}"
 
 
-def short_value(value: Any) -> str:
+def _short(value: Any) -> str:
     """Format a config value in a few characters: rounded numbers, lists without spaces."""
     if isinstance(value, list):
-        return f"[{','.join(map(short_value, value))}]"
+        return f"[{','.join(map(_short, value))}]"
     return in_digits(value) if isinstance(value, float) else as_text(value)
 
 
-def winner(runs: Sequence[Run], name: str) -> Run | None:
+def _winner(runs: Sequence[Run], name: str) -> Run | None:
     """Return the run with the lowest value of a loss; None if fewer than two runs have the loss."""
     known = [run for run in runs if name in run.ranges and math.isfinite(run.ranges[name].lowest[0])]
     return min(known, key=lambda run: run.ranges[name].lowest[0]) if len(known) > 1 else None
@@ -211,7 +185,7 @@ def _repeated(run: Run) -> str | None:
     return "differs" if False in found else "same" if True in found else None
 
 
-def in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
+def _in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the facts about a run as JSON data."""
     found = {
         "name": run.name,
@@ -220,7 +194,7 @@ def in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
         "reason": run.reason,
         "step": run.step,
         "total_steps": run.total_steps,
-        "losses": {name: range_in_json(run.ranges[name]) for name in LOSSES if name in run.ranges},
+        "losses": {name: _range_in_json(run.ranges[name]) for name in _LOSSES if name in run.ranges},
         "started": run.started,
         "seconds": round(run.seconds, 3),
         "checkpoint": run.checkpoint,
@@ -230,11 +204,11 @@ def in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
         else [{"key": key, "value": value, "default": default} for key, value, default in run.changes],
     }
     if scalars is not None:
-        found["scalars"] = {name: range_in_json(run.ranges[name]) for name in matching(run.ranges, scalars)}
+        found["scalars"] = {name: _range_in_json(run.ranges[name]) for name in matching(run.ranges, scalars)}
     return found
 
 
-def range_in_json(scalar: Range) -> dict[str, Any]:
+def _range_in_json(scalar: Range) -> dict[str, Any]:
     """Return the last value and the extremes of a scalar as JSON data, with null for NaN and infinity."""
 
     def number(value: float) -> float | None:
@@ -244,3 +218,78 @@ def range_in_json(scalar: Range) -> dict[str, Any]:
     return {"last": number(scalar.last)} | {
         name: {"value": number(value), "step": step} for name, (value, step) in ends.items()
     }
+
+
+# -- compare -----------------------------------------------------------------------------------------------------------
+
+
+def add_compare(commands: Any) -> None:
+    """Declare the arguments of `compare`."""
+    compare = commands.add_parser(
+        "compare",
+        help="show what differs between runs, and their results side by side",
+        description="Show what differs between the configs and environments of runs, and their results side by side.",
+    )
+    compare.add_argument("first", metavar="A", help="an experiment's directory")
+    compare.add_argument("others", metavar="B", nargs="+", help="another one's, or several")
+    option(compare, "--json", "print a JSON object")
+    compare.set_defaults(command=_compare)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    runs = [read_run(directory) for directory in (options.first, *options.others)]
+    config = differing([settings(run) for run in runs])
+    lasting = [flat(run.environment) for run in runs]
+    environment = differing([{key: one[key] for key in one if key not in _OF_EACH_RUN} for one in lasting])
+    scalars = sorted({name for run in runs for name in run.ranges})
+    if options.json:
+        ranges = {
+            name: [_range_in_json(run.ranges[name]) if name in run.ranges else None for run in runs] for name in scalars
+        }
+        found = {"runs": [_in_json(run) for run in runs], "config": dict(config), "environment": dict(environment)}
+        print(json.dumps({**found, "scalars": ranges}, indent=2))
+        return
+    names = short_names(runs)
+    environment = [(key, _apart(values)) for key, values in environment if key not in _LONG]
+    for title, rows in (("config", config), ("environment", environment)):
+        cells = [
+            [key, *(_NOTHING if value in ("", UNSET_TEXT) else _short(value) for value in values)]
+            for key, values in rows
+        ]
+        show(Table(cells, [title, *names], options=_AS_TEXT) if cells else f"{title}: no differences", end="\n\n")
+    show(Table(_results(runs, scalars), ["result", *names], _COLOURS, options=_AS_TEXT))
+
+
+def _apart(values: list[Any]) -> list[Any]:
+    """Remove the elements that all lists have in common."""
+    if not all(isinstance(value, list) for value in values):
+        return values
+    kept = [[one for one in value if not all(one in other for other in values)] for value in values]
+    return [", ".join(map(str, value)) for value in kept] if any(kept) else values
+
+
+def _results(runs: Sequence[Run], scalars: Sequence[str]) -> list[list[str]]:
+    facts: dict[str, Callable[[Run], str]] = {
+        "state": lambda run: run.ending,
+        "steps": lambda run: run.steps,
+        "time": lambda run: in_words(run.seconds),
+        "checkpoint": lambda run: _NOTHING if run.checkpoint is None else str(run.checkpoint),
+    }
+    rows = [[name, *map(fact, runs)] for name, fact in facts.items()]
+    for name in scalars:
+        ranges = [run.ranges.get(name) for run in runs]
+        if len({(one.lowest[0], one.highest[0]) if one else None for one in ranges}) > 1 or _varies(ranges[0]):
+            best = _winner(runs, name) if name in _LOSSES else None
+            rows.append([name, *(_range(one, run is best) for one, run in zip(ranges, runs, strict=True))])
+    return rows
+
+
+def _varies(scalar: Range | None) -> bool:
+    return scalar is not None and scalar.lowest[0] != scalar.highest[0]
+
+
+def _range(scalar: Range | None, is_best: bool) -> str:
+    if scalar is None:
+        return _NOTHING
+    ends = f" ({in_digits(scalar.lowest[0])} to {in_digits(scalar.highest[0])})" if _varies(scalar) else ""
+    return f"{in_digits(scalar.last)}{'*' if is_best else ''}{ends}"

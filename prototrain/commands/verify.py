@@ -8,8 +8,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from prototrain.commands import run
-from prototrain.commands.arguments import Parser, option, whole
+from prototrain.commands.arguments import option, whole
 from prototrain.errors import ConfigError
 from prototrain.system.terminal import printable, say
 from prototrain.verify import ProgramError, verify
@@ -80,15 +79,4 @@ def _command(options: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
     mine = argparse.ArgumentParser(prog="prototrain verify", add_help=False, allow_abbrev=False)
     _add_options(mine)
     found, rest = mine.parse_known_args(program[1:])
-    _check_run_options(options, [program[0], *rest])
     return [program[0], *rest], {**chosen, **vars(found)}
-
-
-def _check_run_options(options: argparse.Namespace, arguments: list[str]) -> None:
-    parser = Parser(prog="prototrain verify")
-    run.add(parser.add_subparsers())
-    given = parser.parse_args(["run", *arguments])
-    for name in ("fresh", "debug", "fast_dev_run", "repeats"):
-        if getattr(given, name):
-            flag = "from" if name == "repeats" else name.replace("_", "-")
-            options.wrong_usage(f"--{flag} makes no run that could be resumed; leave it out")

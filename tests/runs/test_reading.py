@@ -182,7 +182,7 @@ def test_table_is_short_and_marks_the_best(tmp_path: Path, capsys: pytest.Captur
     assert second.endswith("\u2026") and "0.3*" in second and "*" not in first
     runs = [read_run(tmp_path / name) for name in "ab"]
     assert table(runs).rows[0][-1] == "optimizer.method=0.1235 lr_schedule.method=0.1235 rate=0.1235"
-    assert "trn/loss" in table(runs).headers and "trn/loss" not in table(runs, is_narrow=True).headers
+    assert "vld/loss" in table(runs).headers and "trn/loss" not in table(runs).headers
 
 
 def test_table_shows_repeated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,7 +234,7 @@ def test_filters_and_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert names() == ["c", "a", "b"]
     assert names("--sort", "name") == ["a", "b", "c"] and names("--sort", "started", "--reverse") == ["b", "a", "c"]
     assert names("--sort", "model.width") == ["b", "c", "a"] and names("--sort", "trn/loss") == ["b", "a", "c"]
-    assert names("--sort", "vld/loss") == ["c", "b", "a"]  # where there is none, at the end
+    assert names("--sort", "vld/loss") == ["a", "c", "b"]  # where there is none, at the start
     assert names("--filter", "state=f*") == ["c", "a", "b"]  # failed, finished
     assert names("--filter", "state=finished", "--filter", "model.width=8") == ["c"]
     assert names("--filter", "trainer.print_interval=100", "--filter", "model.kind=d??p") == ["b"]
