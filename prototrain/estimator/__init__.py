@@ -9,9 +9,6 @@
 prototrain's trainers and callbacks run the training, and `model_dir` is an experiment directory.
 """
 
-from typing import NoReturn
-
-from prototrain.errors import ModelError
 from prototrain.estimator import export, feature_column
 from prototrain.estimator.canned import (
     DNNClassifier,
@@ -105,22 +102,3 @@ __all__ = [
     "feature_column",
     "train_and_evaluate",
 ]
-
-_GUIDE = "see the guide 'From tf.estimator' for replacements"
-_INSTEAD = {
-    "inputs": "return a tf.data.Dataset: tf.data.Dataset.from_tensor_slices((x, y)).shuffle(n).repeat().batch(32)",
-    "experimental": 'EarlyStopping("eval/loss", mode="min", patience=3).every(steps=n) replaces its hooks',
-    "tpu": "there is no TPU; see the page on several devices for what there is",
-    "MultiHead": "add the losses of several heads up in a model_fn, and give EstimatorSpec the sum",
-    "VocabInfo": "rows are not taken over by words; begin with an .npz that has them in the new order",
-    "SecondOrStepTimer": "make the hook a callback and give it .every(steps=..., seconds=...)",
-    "CheckpointSaverListener": "give train() a callback as a hook, with priority = Priority.SAVE + 1",
-    "NanLossDuringTrainingError": "prototrain.errors.NonFiniteError is what a loss that is not finite raises",
-}
-
-
-def __getattr__(name: str) -> NoReturn:
-    is_known = name.endswith(("Classifier", "Regressor", "Estimator", "Head", "Hook", "parse_example_spec"))
-    if name not in _INSTEAD and not is_known:
-        raise AttributeError(f"module 'prototrain.estimator' has no attribute {name!r}")
-    raise ModelError(f"prototrain.estimator has no {name}: {_INSTEAD.get(name, _GUIDE)}")

@@ -35,7 +35,7 @@ from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.evaluation import Exports, ThrottledValidation, export_all, prefix, scalars
 from prototrain.estimator.export import ServingInputReceiver
-from prototrain.estimator.hooks import as_callbacks, wanted
+from prototrain.estimator.hooks import as_callbacks
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.specs import (
     EstimatorSpec,
@@ -147,7 +147,6 @@ class Estimator:
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
         config, hooks = self.config, [*trainer.model.spec.hooks, *(spec.hooks or ())]
-        trainer.model.wanted = wanted(hooks)
         callbacks = [*trainer.learning_rates(), *more]
         if config.save_summary_steps:
             callbacks.append(Summaries().every(steps=config.save_summary_steps))
@@ -295,10 +294,9 @@ class Estimator:
                 f"{type(receiver).__name__}"
             )
         program = self._program(ModeKeys.PREDICT, receiver.dataset, features_of=receiver.receive)
-        with receiver.trying():
-            built = self._built(program, checkpoint_path)
-            built.build(built.data.first_batch, False)  # sets program.signatures
-            served = ServedModel(built, list(receiver.receiver_tensors), program.signatures)
+        built = self._built(program, checkpoint_path)
+        built.build(built.data.first_batch, False)  # sets program.signatures
+        served = ServedModel(built, list(receiver.receiver_tensors), program.signatures)
         seconds = int(time.time())  # TensorFlow Serving expects numbered directories
         while (final := Path(export_dir_base) / str(seconds)).exists():
             seconds += 1

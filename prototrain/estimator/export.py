@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,25 +142,6 @@ class ServingInputReceiver:
         if example is None:
             example = {name: tf.zeros([size or 1 for size in spec.shape], spec.dtype) for name, spec in specs.items()}
         return tf.data.Dataset.from_generator(lambda: [dict(example)], output_signature=specs)
-
-    @contextmanager
-    def trying(self) -> Iterator[None]:
-        """Context manager that explains how to give an example batch if the model fails on zeros.
-
-        Raises:
-            ModelError: the model fails on the batch of zeros.
-        """
-        try:
-            yield
-        except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-            if self.example is not None:
-                raise
-            specs = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in self.receiver_tensors.items())
-            raise ModelError(
-                f"the model cannot take the zeros that its export is tried on ({specs}, where an open length is 1): "
-                f"{str(error).splitlines()[0]}; give a batch that it can take, ServingInputReceiver(..., "
-                "example={name: array})"
-            ) from error
 
 
 def build_raw_serving_input_receiver_fn(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prototrain.errors import ConfigError, ExperimentError
+from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
 
 if TYPE_CHECKING:
@@ -98,14 +98,11 @@ class LatestExporter(Exporter):
     ) -> str | None:
         noted, note = Path(f"{export_path}.json"), None
         if noted.exists():
-            try:
-                note = json.loads(noted.read_text(encoding="utf-8"))
-                step, last, best = note["step"], Path(export_path) / note["exported"], note["measured"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ExperimentError(f"{noted} is damaged; delete it to have the next evaluation exported") from error
-            if step == eval_result["global_step"] and last.is_dir():
+            note = json.loads(noted.read_text(encoding="utf-8"))
+            last = Path(export_path) / note["exported"]
+            if note["step"] == eval_result["global_step"] and last.is_dir():
                 return str(last)
-        if not self.is_due(None if note is None else best, eval_result, is_the_final_export):
+        if not self.is_due(note and note["measured"], eval_result, is_the_final_export):
             return None
         place = estimator.export_saved_model(export_path, self._receive, checkpoint_path)
         numbers = {key: value for key, value in eval_result.items() if isinstance(value, float)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
@@ -95,19 +95,3 @@ def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]
             if spec.setdefault(key, feature) != feature:
                 raise ModelError(f"two columns read the feature {key!r} in different ways: {spec[key]} and {feature}")
     return spec
-
-
-_INSTEAD = {
-    "linear_model": "LinearClassifier and LinearRegressor take the columns",
-    "DenseFeatures": "input_layer(features, columns) gives what it gave",
-    "shared_embeddings": "call one keras.layers.Embedding for both features in a model_fn",
-    "shared_embedding_columns": "call one keras.layers.Embedding for both features in a model_fn",
-    "weighted_categorical_column": "multiply keras.layers.CategoryEncoding or Embedding by the weights in a model_fn",
-    "sequence": "a ragged feature goes through keras.layers.StringLookup, Embedding and a recurrent layer",
-}
-
-
-def __getattr__(name: str) -> NoReturn:
-    if instead := _INSTEAD.get("sequence" if name.lower().startswith("sequence") else name):
-        raise ModelError(f"feature_column has no {name}: {instead}")
-    raise AttributeError(f"module 'prototrain.estimator.feature_column' has no attribute {name!r}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks import Callback, Priority, ProcessTensors
-from prototrain.errors import CallbackError, ModelError, StopTraining
+from prototrain.errors import CallbackError, StopTraining
 
 _OF_STEP = ("global_step", "learning_rate", "loss_l2", "loss_layers", "loss_total")
 _METHODS = ("begin", "after_create_session", "before_run", "after_run", "end")
@@ -60,26 +59,16 @@ class SessionRunContext:
     """The context of a hook call.
 
     Attributes:
+        session: None, because there is no session.
         stop_requested: whether `request_stop` was called.
     """
 
-    def __init__(self, who: str) -> None:
-        self.session = _NoSession(who)
-        self.stop_requested = False
+    session = None
+    stop_requested = False
 
     def request_stop(self) -> None:
         """Request the end of training after this step."""
         self.stop_requested = True
-
-
-class _NoSession:
-    """A placeholder for the session that raises an error for each attribute."""
-
-    def __init__(self, who: str) -> None:
-        self._who = who
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise CallbackError(f"{self._who} uses session.{name}, and there is no session; make it a prototrain callback")
 
 
 class HookCallback(Callback):
@@ -91,8 +80,8 @@ class HookCallback(Callback):
         hook: an object with some of the methods `begin`, `before_run`, `after_run` and `end`.
 
     Raises:
-        CallbackError: the hook defines `after_create_session`; during training, if it uses the session, feeds values
-            or requests a value that is not a scalar of the step.
+        CallbackError: the hook defines `after_create_session`; during training, if it feeds values or requests a value
+            that is not a scalar of the step.
     """
 
     priority = Priority.DECIDE  # a hook may request scalars that other callbacks record at the step
@@ -100,7 +89,7 @@ class HookCallback(Callback):
     def __init__(self, hook: Any) -> None:
         self.hook = hook
         self._each_step = _has_own(hook, "before_run") or _has_own(hook, "after_run")
-        self._context = SessionRunContext(self.name)
+        self._context = SessionRunContext()
         self._wanted: Any = None
         if _has_own(hook, "after_create_session"):
             raise CallbackError(f"{self.name}.after_create_session: there is no session; use begin()")
@@ -134,7 +123,7 @@ class HookCallback(Callback):
 
     def after_train(self) -> None:
         if sys.exception() is self._outer:  # no exception was raised since setup()
-            self._call("end", self._context.session)
+            self._call("end", None)
 
     def _before_run(self) -> None:
         arguments = self._call("before_run", self._context)
@@ -192,9 +181,9 @@ class LoggingTensorHook(ProcessTensors):
     """Prints tensors of the training step at an interval.
 
     Args:
-        tensors: a list of names, or a dict of names or tensors by label. A name refers to an operation
-            (``tf.identity(x, name="x")``, also ``"x:0"``), a prediction, a metric or a scalar of the step. Only a hook
-            that `model_fn` creates and passes to `EstimatorSpec(training_hooks=...)` may have tensors.
+        tensors: a list of names, or a dict of names or tensors by label. A name refers to a prediction, a metric or a
+            scalar of the step. Only a hook that `model_fn` creates and passes to `EstimatorSpec(training_hooks=...)`
+            may have tensors.
         every_n_iter: the number of steps between two lines.
         every_n_secs: the number of seconds between two lines.
         formatter: a function from the values by label to the line to print.
@@ -217,8 +206,7 @@ class LoggingTensorHook(ProcessTensors):
         self.tensors = dict(tensors) if isinstance(tensors, Mapping) else {name: name for name in tensors}
         self.steps, self.seconds = every_n_iter, every_n_secs
         self._formatter = formatter
-        given = self.tensors.items()
-        super().__init__([value.removesuffix(":0") if isinstance(value, str) else tag for tag, value in given])
+        super().__init__([value if isinstance(value, str) else tag for tag, value in self.tensors.items()])
 
     def watches(self) -> Collection[str] | None:
         return [name for name in self.names if name not in _OF_STEP]
@@ -239,35 +227,6 @@ class LoggingTensorHook(ProcessTensors):
 
 def logged(hooks: Iterable[Any]) -> dict[str, Any]:
     """Return the tensors that the `LoggingTensorHook`s of a `model_fn` print, by label."""
-    found = {tag: one for tag, one in _to_print(hooks) if not isinstance(one, str)}
+    items = [item for hook in hooks if isinstance(hook, LoggingTensorHook) for item in hook.tensors.items()]
+    found = {tag: one for tag, one in items if not isinstance(one, str)}
     return {tag: one.result() if isinstance(one, keras.metrics.Metric) else one for tag, one in found.items()}
-
-
-def wanted(hooks: Iterable[Any]) -> set[str]:
-    """Return the names of the tensors that `LoggingTensorHook`s print."""
-    return {value.removesuffix(":0") for _, value in _to_print(hooks) if isinstance(value, str)} - set(_OF_STEP)
-
-
-def _to_print(hooks: Iterable[Any]) -> list[tuple[str, Any]]:
-    return [item for hook in hooks if isinstance(hook, LoggingTensorHook) for item in hook.tensors.items()]
-
-
-def find_tensors(names: Iterable[str]) -> dict[str, Any]:
-    """Return the last tensor of each name in the current graph.
-
-    Raises:
-        ModelError: the last operation of a name has no output.
-    """
-    if tf.executing_eagerly():
-        return {}
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    found = {}
-    for name in names:
-        # A graph adds scopes before a name, and a number after a name that it already has.
-        fitting = [op for op in operations if op.name == name or op.name.endswith(f"/{name}")]
-        fitting = fitting or [op for op in operations if re.fullmatch(rf"(.*/)?{re.escape(name)}_\d+", op.name)]
-        if fitting and not fitting[-1].outputs:
-            raise ModelError(f"LoggingTensorHook: the operation {name!r} gives no tensor")
-        if fitting:
-            found[name] = fitting[-1].outputs[0]
-    return found

@@ -69,11 +69,6 @@ def test_hook_end_is_not_called_after_a_failure() -> None:
     assert [name for name, _ in calls] == ["begin", "before_run"]
 
 
-class WithSession(SessionRunHook):
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        run_context.session.run("loss")
-
-
 class WithCoordinator(SessionRunHook):
     def after_create_session(self, session: Any, coord: Any) -> None: ...
 
@@ -90,7 +85,6 @@ class OfTensorFlow(SessionRunHook):
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (WithSession(), "WithSession uses session.run, and there is no session"),
         (WithCoordinator(), "after_create_session: there is no session; use begin"),
         (Feeding(), "Feeding.before_run: a step cannot be fed"),
         (Noting([], fetches=[3]), "asks for 3, which is no scalar of a step"),

@@ -170,21 +170,6 @@ def test_save_signal_between_two_runs(tmp_path: Path) -> None:
     assert len(handlers) == 2 and signal.SIG_DFL not in handlers
 
 
-def test_removed_names() -> None:
-    for module, name, message in (
-        (estimator, "TimeSeriesRegressor", "has no TimeSeriesRegressor: see the guide"),
-        (estimator, "inputs", "has no inputs: return a tf.data.Dataset"),
-        (estimator, "StopAtStepHook", "has no StopAtStepHook: see the guide"),
-        (estimator.feature_column, "linear_model", "LinearClassifier and LinearRegressor take the columns"),
-        (estimator.feature_column, "shared_embeddings", "call one keras.layers.Embedding"),
-        (estimator.feature_column, "sequence_numeric_column", "a ragged feature goes"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            getattr(module, name)
-    with pytest.raises(AttributeError, match="no attribute 'Estimater'"):
-        estimator.Estimater  # noqa: B018
-
-
 @pytest.mark.parametrize("chosen", [[], [1]])
 def test_warm_start_without_matches(chosen: Any) -> None:
     with pytest.raises(ConfigError, match="vars_to_warm_start takes regular expressions"):
