@@ -10,8 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
-from prototrain.config.schema import SCHEMA, UNSET, Key
+from prototrain.config.schema import KERAS_OPTIMIZERS, SCHEMA, UNSET, Key
 
 _LEAVING = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:benchmarks|examples|models|tests|[A-Z]+\.md)[^)]*)\)")
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from prototrain import schedules
 from prototrain.config import Config
-from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
+from prototrain.config.schema import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
 from prototrain.gradient_processors import (
     CheckGradient,

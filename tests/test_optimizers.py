@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.config import Config
-from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
+from prototrain.config.schema import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
 from prototrain.gradient_processors import summed
 from prototrain.optimizers import (

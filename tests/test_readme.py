@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from prototrain.cli import _parser
-from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
-from prototrain.config.schema import SCHEMA, UNSET
+from prototrain.config.schema import KERAS_OPTIMIZERS, SCHEMA, UNSET
 from tests.conftest import ROOT
 from tests.pages import read_blocks
 

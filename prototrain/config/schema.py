@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
-from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
 from prototrain.system.terminal import did_you_mean
 
@@ -34,11 +33,8 @@ STRICT_NAMESPACES: Final = (
     "model.clip_gradients",
 )
 
-_LARGEST_INT: Final = 2**63 - 1  # the largest int64
-
 LOCATION_KEYS: Final = ("trainer.experiment_base_dir", "trainer.experiment_name")
 """The keys for the location of a run, which do not affect training."""
-
 
 _EPOCHS: Final = re.compile(r"([1-9]\d{0,17}) epochs?")
 
@@ -75,10 +71,6 @@ class Key:
     below: float | None = None
     complaint: Callable[[Any], str | None] | None = None
 
-    def __post_init__(self) -> None:
-        if self.type in ("int", "list[int]", "interval") and self.maximum is None:
-            object.__setattr__(self, "maximum", _LARGEST_INT)
-
     @property
     def _bounds(self) -> list[tuple[str, Callable[[Any, Any], bool], float]]:
         signs = (
@@ -93,7 +85,7 @@ class Key:
     def expected(self) -> str:
         """The accepted values as text, for messages."""
         numbers = {"int": self.choices, "interval": ('"N epochs"', *self.choices)}.get(self.type, ())
-        bounds = " and ".join(f"{sign} {bound}" for sign, _, bound in self._bounds if bound != _LARGEST_INT)
+        bounds = " and ".join(f"{sign} {bound}" for sign, _, bound in self._bounds)
         words = {
             "interval": "int",
             "bool": " or ".join(("bool", *self.choices)),
@@ -105,8 +97,9 @@ class Key:
         return found + (" or None" if self.default is None else "")
 
     def in_bounds(self, number: float) -> bool:
-        """Return whether a number is within all bounds."""
-        return all(holds(number, bound) for _, holds, bound in self._bounds)
+        """Return whether a number is within all bounds, and an integer in 64 bits."""
+        is_large = "int" in self.type and abs(number) >= 2**63
+        return not is_large and all(holds(number, bound) for _, holds, bound in self._bounds)
 
 
 _ANY: Final = Key(type="str")
@@ -139,6 +132,42 @@ SCHEDULES: Final = {
     "linear": ("steps", "values"),
 }
 """The methods of `model.lr_schedule`, and the keys that each method requires."""
+
+_BETAS: Final = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
+
+KERAS_OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "adadelta": ("Adadelta", {"rho": 0.95, "epsilon": 1e-7, "weight_decay": None}),
+    "adafactor": (
+        "Adafactor",
+        {
+            "beta_2_decay": -0.8,
+            "epsilon_1": 1e-30,
+            "epsilon_2": 1e-3,
+            "clip_threshold": 1.0,
+            "relative_step": True,
+            "weight_decay": None,
+        },
+    ),
+    "adagrad": ("Adagrad", {"initial_accumulator_value": 0.1, "epsilon": 1e-7, "weight_decay": None}),
+    "adamax": ("Adamax", {**_BETAS, "weight_decay": None}),
+    "adamw": ("AdamW", {"weight_decay": 0.004, **_BETAS, "amsgrad": False}),
+    "ftrl": (
+        "Ftrl",
+        {
+            "learning_rate_power": -0.5,
+            "initial_accumulator_value": 0.1,
+            "l1_regularization_strength": 0.0,
+            "l2_regularization_strength": 0.0,
+            "l2_shrinkage_regularization_strength": 0.0,
+            "beta": 0.0,
+            "weight_decay": None,
+        },
+    ),
+    "lamb": ("Lamb", {**_BETAS, "weight_decay": None}),
+    "lion": ("Lion", {"beta_1": 0.9, "beta_2": 0.99, "weight_decay": None}),
+    "nadam": ("Nadam", {**_BETAS, "weight_decay": None}),
+}
+"""The Keras optimizers by method: the class in `keras.optimizers`, and its arguments with the defaults of Keras."""
 
 SCHEMA: Final[dict[str, Key]] = {
     "trainer.experiment_base_dir": Key(type="str", default="experiments"),
@@ -303,10 +332,6 @@ def checked(key: str, value: Any) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error.__cause__
     if converted is UNSET:
-        numbers_of = value if isinstance(value, (list, tuple)) else [value]
-        large = [one for one in numbers_of if isinstance(one, int) and one > _LARGEST_INT]
-        if large and "int" in spec.type and spec.maximum == _LARGEST_INT:
-            raise ConfigError(f"{key}: {show(large[0])} has more than 64 bits")
         meant = did_you_mean(value, spec.choices) if isinstance(value, str) else ""
         raise ConfigError(f"{key}: expected {spec.expected}, got {show(value)}{meant}")
     complaint = spec.complaint(converted) if spec.complaint else None

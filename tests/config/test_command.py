@@ -54,20 +54,16 @@ def test_json(capsys: pytest.CaptureFixture[str], scratch: Path) -> None:
     assert json.loads(capsys.readouterr().out)["model.optimizer.adam.beta1"]["default"] == 0.9
 
 
-@pytest.mark.parametrize(("columns", "shortened"), [(80, True), (240, False)])
-def test_table(
-    columns: int | None, shortened: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if columns is not None:
+def test_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for columns, shortened in ((80, True), (240, False)):
         monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert main(["config", "listed"]) == 0
-    lines = [one_line(line) for line in capsys.readouterr().out.splitlines()]
-    rows = {line.split()[0]: line for line in lines if line.split()}
-    assert "model.trainable_variables.filter_regex" in rows and "required" in rows["model.batch_size"]
-    assert ("the room for" in rows["model.words"]) is not shortened
-    if columns is not None:
+        assert main(["config", "listed"]) == 0
+        lines = [one_line(line) for line in capsys.readouterr().out.splitlines()]
+        rows = {line.split()[0]: line for line in lines if line.split()}
+        assert "model.trainable_variables.filter_regex" in rows and "required" in rows["model.batch_size"]
+        assert ("the room for" in rows["model.words"]) is not shortened
         assert max(len(line.rstrip()) for line in lines[1:]) <= columns
 
 

@@ -96,7 +96,6 @@ SPREAD = {
         (local_function(), "def local(x: int) -> int:\n    return x\n"),
         (functools.partial(keep_all, 3), "functools.partial(<function keep_all>, 3)"),
         (Maker().bound, f"<bound method Maker.bound of <{__name__}.Maker object>>"),
-        ({1: 2}, "{1: 2}"),
         ([keep_all], [f"{__name__}:keep_all"]),
         (
             Described(0.5),
@@ -133,14 +132,11 @@ def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (b'{\n"a": 1,\n"b": }\n', "config.json, line 3: malformed JSON"),
         (b"[1]", "expected a JSON object, got"),
         (b'{"a": NaN}', "malformed JSON: 'NaN is not JSON'"),
-        (b'{"a": "\xff"}', "malformed JSON"),
         (b'{"a": ' + b"[" * 100_000, "malformed JSON"),
         (b'{"model.batch_size": "8"}', "config.json: model.batch_size: expected int >= 1, got '8'"),
         (b'{"trainer.nope": 1}', "config.json: unknown key 'trainer.nope'"),
-        (b'{"a b": 1}', "is not a key"),
         (b'{"prototrain.functions": 3}', "expected list"),
         (b'{"a": "math:nope", "prototrain.functions": ["a"]}', "a: module 'math' has no 'nope'"),
-        (b'{"a": 3, "prototrain.functions": ["a"]}', "a: 3 cannot be read back"),
         (b'{"model.optimizer.method": "adm"}', "model.optimizer.method: 'adm' cannot be read back"),
         (None, "cannot be read: No such file"),
     ],
@@ -173,11 +169,7 @@ def test_restore_into_a_models_config(tmp_path: Path) -> None:
         assert config[key] is mine[key]
     assert config["own.text"] == "builtins:len" and "own.unset" not in config
     assert config["model.weight_decay.filter_fn"] is keep_all
-
-
-def test_failed_restore_changes_nothing(tmp_path: Path) -> None:
-    Config({**REQUIRED, "own.fn": lambda x: x + 2}).save(tmp_path)
-    other = Config({**REQUIRED, "own.fn": 3})
+    config["own.fn"] = 3
     with pytest.raises(ConfigError, match=r"config.json: own.fn: .* cannot be read back"):
-        other.restore(tmp_path / "config.json")
-    assert other["own.fn"] == 3
+        config.restore(tmp_path / "config.json")
+    assert config["own.fn"] == 3  # a failed restore changes nothing

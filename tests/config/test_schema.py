@@ -19,15 +19,9 @@ def keep_all(variable: object) -> bool:
 
 
 class Maker:
-    @classmethod
-    def make(cls) -> str:
-        return "made"
-
     @staticmethod
     def keep(variable: object) -> bool:
         return False
-
-    def bound(self) -> None: ...
 
 
 # Keys of every type and with every kind of bound: the default, a good value, and one that is wrong.
@@ -37,14 +31,10 @@ KEYS: list[tuple[str, Any, Any, Any]] = [
     ("trainer.print_interval", 100, 7, 1.0),
     ("trainer.progress_scalars", ["loss"], ["loss", "vld/*"], "loss"),
     ("trainer.checkpoint_save_interval", 1000, "auto", "7"),
-    ("trainer.failures_per_day", 0.03, 2.0, 0),
     ("trainer.rehearse_validation", True, False, 1),
-    ("trainer.random_seed", 1337, 0, True),
     ("trainer.steps_per_epoch", None, 10, 0),
     ("trainer.keep_best", None, "vld/loss", 3),
     ("trainer.keep_best.mode", "min", "max", "best"),
-    ("trainer.overfit_batches", None, 1, 1.5),
-    ("model.batch_size", UNSET, 1, 0),
     ("model.num_steps", UNSET, 0, -1),
     ("model.jit_compile", False, "loop", 1),
     ("model.trainable_variables.filter_fn", None, keep_all, 3),
@@ -57,7 +47,6 @@ KEYS: list[tuple[str, Any, Any, Any]] = [
     ("model.lr_schedule.step.boundaries", UNSET, [10, 20], [10, 2.5]),
     ("model.lr_schedule.step.values", UNSET, [0.1, 0.2, 0.3], [0.1, "a"]),
     ("model.lr_schedule.constant.value", UNSET, 0.0, 10**400),
-    ("model.lr_schedule.exp.decay_rate", UNSET, 0.95, None),
     ("actions.export.inputs", UNSET, ["examples"], ["a", 1]),
 ]
 
@@ -86,25 +75,14 @@ def test_defaults_are_valid() -> None:
             assert Config({key: spec.default})[key] == spec.default, key
 
 
-LARGE = f"{2**63} has more than 64 bits"
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("trainer.print_interval", 0, 'trainer.print_interval: expected int >= 1 or "N epochs", got 0'),
         ("trainer.steps_per_epoch", "a", "trainer.steps_per_epoch: expected int >= 1 or None, got 'a'"),
         ("trainer.validation_batches", 1e23, "trainer.validation_batches: expected int >= 0, got 1e+23"),
-        ("trainer.validation_batches", 2**63, f"trainer.validation_batches: {LARGE}"),
-        ("model.lr_schedule.step.boundaries", [2**63], f"model.lr_schedule.step.boundaries: {LARGE}"),
+        ("trainer.validation_batches", 2**63, f"trainer.validation_batches: expected int >= 0, got {2**63}"),
         ("model.optimizer.adam.beta1", 1, "model.optimizer.adam.beta1: expected float >= 0 and < 1, got 1"),
-        (
-            "model.lr_schedule.method",
-            3,
-            "model.lr_schedule.method: expected step or constant or exp or custom or cosine or polynomial or linear, "
-            "got 3",
-        ),
-        ("model.lr_schedule.step.values", 3, "model.lr_schedule.step.values: expected list[float] >= 0, got 3"),
         ("trainer.batch", 5, "unknown key 'trainer.batch'; the nearest known one is trainer.limit_batches"),
         ("model.optimizer", "adam", "unknown key 'model.optimizer'; the nearest known one is model.optimizer.method"),
     ],
@@ -115,12 +93,14 @@ def test_messages(key: str, value: Any, message: str) -> None:
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("key", ["trainer.x", "model.optimizer.adam.beta3", "model.weight_decay"])
-def test_unknown_keys_in_strict_namespaces(key: str) -> None:
-    with pytest.raises(ConfigKeyError, match="nearest known one is"):
-        Config()[key] = 1
-    with pytest.raises(KeyError, match="nearest known one is"):
-        Config()[key]
+def test_unknown_keys() -> None:
+    for key in ("trainer.x", "model.weight_decay"):
+        with pytest.raises(ConfigKeyError, match="nearest known one is"):
+            Config()[key] = 1
+    with pytest.raises(KeyError) as caught:
+        Config()["model.own"]
+    assert isinstance(caught.value, ConfigError)
+    assert str(caught.value).startswith("unknown key 'model.own'; the nearest known one is model.")
 
 
 @pytest.mark.parametrize("key", ["", "a.", "a..b", "a=b", "a\n", 3, FUNCTIONS_KEY])
