@@ -275,7 +275,7 @@ class CallbackGroup:
                 _naming(callback, shown),
                 announcing(what, trainer.log) if at_start else nullcontext(),
                 nullcontext() if hook == "after_train" else waiting,
-                trainer.monitors.registry.recorded_by(label),
+                trainer.monitors.recorded_by(label),
             ):
                 if hook == "setup":  # no monitor is set up yet
                     callback.setup()

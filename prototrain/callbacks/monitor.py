@@ -1,4 +1,4 @@
-"""Monitors: callbacks that receive scalars and summaries; and the registry of scalar names."""
+"""Monitors: callbacks that receive scalars and summaries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from prototrain.system.terminal import did_you_mean
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_OF_ENGINE = ("checkpoint/", "cluster/", "hyper/", "perf/")  # not announced
 _CALLS_FUNCTIONS = ("CallbackFactory", "LambdaCallback", "ProcessTensors", "RunOp")
 Mode = Literal["min", "max"]
 
@@ -109,11 +108,7 @@ class Monitor(Callback):
 
 
 class Monitors:
-    """Passes scalars to every `Monitor` in the callback list and keeps a history of each scalar.
-
-    Attributes:
-        registry: maps scalars to the callbacks that record them.
-    """
+    """Passes scalars to every `Monitor` in the callback list and keeps a history of each scalar."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -123,7 +118,17 @@ class Monitors:
     def attach(self, monitors: Iterable[Monitor]) -> None:
         """Start a run with these monitors."""
         self._attached = list(monitors)
-        self.registry = ScalarRegistry()
+        self._source: str | None = None  # the label of the callback whose hook is running
+        self._recorded: dict[str, tuple[int, str]] = {}  # step and source of the latest value in this run, by name
+
+    @contextmanager
+    def recorded_by(self, source: str) -> Iterator[None]:
+        """Context manager that attributes recorded scalars to a callback, by its label."""
+        outer, self._source = self._source, source
+        try:
+            yield
+        finally:
+            self._source = outer
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
@@ -149,14 +154,27 @@ class Monitors:
                 _check_name(name)
         numbers = {name: as_number(name, value) for name, value in values.items()}
         step = self._trainer.global_step
-        is_of_callback = self.registry.record(numbers, step)
+        if self._source is not None:
+            self._check_recorded_once(numbers, step, self._source)
         for name, number in numbers.items():
             history = self._history.setdefault(name, deque(maxlen=HISTORY_LENGTH))
-            if history and history[-1][0] == step and is_of_callback:
+            if history and history[-1][0] == step and self._source is not None:
                 history.pop()  # a resumed run called the callbacks of its step again
             history.append((step, number))
         for monitor in self._attached:
             monitor.put_scalars(numbers, step)
+
+    def _check_recorded_once(self, names: Iterable[str], step: int, source: str) -> None:
+        for name in names:
+            before, first = self._recorded.get(name, (-1, ""))
+            if before == step:
+                who = (
+                    f"{first} records {name!r} twice"
+                    if first == source
+                    else f"{first} and {source} both record {name!r}"
+                )
+                raise CallbackError(f"{who} at step {step}; give one of them another name or prefix=")
+            self._recorded[name] = step, source
 
     def put_image(self, name: str, images: Any) -> None:
         """Record images at the current step, for monitors such as `TensorBoardWriter`.
@@ -286,15 +304,11 @@ def scalar_in(value: Any) -> Any:
 
 
 def _check_name(name: Any) -> None:
-    """Raise CallbackError for a name that metrics.jsonl or a TensorBoard directory cannot hold."""
-    if not isinstance(name, str):
-        raise CallbackError(f"the name of a scalar must be a text, not {name!r}")
-    if name in _RESERVED:
+    """Raise CallbackError for a name that metrics.jsonl or the directory `summaries` cannot hold."""
+    if not isinstance(name, str) or not name.isprintable():
+        raise CallbackError(f"the name of a scalar must be a printable text, not {name!r}")
+    if name in _RESERVED or name.startswith("../"):
         raise CallbackError(f"a scalar cannot be called {name!r}; put a prefix before it, such as 'trn/{name}'")
-    prefix, _ = split_name(name)
-    is_unicode = not any("\ud800" <= sign <= "\udfff" for sign in name)
-    if prefix == ".." or len(prefix.encode(errors="replace")) > 255 or "\0" in name or not is_unicode:
-        raise CallbackError(f"a scalar cannot be called {name[:80]!r}: its prefix is the name of a directory")
 
 
 def as_number(name: str, value: Any) -> float:
@@ -310,98 +324,15 @@ def as_json(value: float) -> float | str:
     return value if math.isfinite(value) else repr(value)
 
 
-# -- names of scalars -----------------------------------------------------------------------------------------------
-
-
-class ScalarRegistry:
-    """Maps scalars to the callbacks that record them.
-
-    Before the first step, callbacks announce the scalars that they record and require the scalars that they read.
-    Names that are known only during training are announced as ``*`` and are not checked.
-    """
-
-    def __init__(self) -> None:
-        self._announced: dict[str, Callback] = {}  # by name; "trn/*" if only the prefix is known
-        self._last: dict[str, tuple[int, str]] = {}  # step and source of the latest value, by name
-        self._source: str | None = None
-
-    def announce(self, callback: Callback, prefix: str, names: Iterable[str] = ("*",)) -> None:
-        """Announce the scalars that a callback will record. Call it in `check_run` or earlier.
-
-        Raises:
-            CallbackError: another callback records one of the scalars.
-        """
-        for name in (f"{prefix}/{inner}" for inner in names):
-            other = self._announced.setdefault(name, callback)
-            if other is not callback and not name.endswith("/*"):
-                raise _recorded_twice(name, other.name, callback.name)
-
-    def require(self, callback: Callback, name: str) -> None:
-        """Check that a scalar that a callback reads will be recorded. Call it in `check_run`.
-
-        User code may record any scalar. If the run has user code, a name that looks misspelt only prints a warning.
-
-        Raises:
-            CallbackError: no callback records the scalar.
-        """
-        trainer = callback.trainer
-        open_prefixes = tuple(one[:-1] for one in self._announced if one.endswith("/*"))
-        recorded = trainer.monitors.names()
-        if name in self._announced or name in recorded or name.startswith((*_OF_ENGINE, *open_prefixes)):
-            return
-        text = f"{callback.name}: {no_such_scalar(name, self._announced)}"
-        if not _is_of_user(trainer) and not any(map(runs_code_of_user, trainer.callbacks)):
-            raise CallbackError(text)
-        if "did you mean" in text:
-            trainer.run.say_once(f"WARNING: {text}")
-
-    @contextmanager
-    def recorded_by(self, source: str) -> Iterator[None]:
-        """Context manager that attributes recorded scalars to a callback, by its label."""
-        outer, self._source = self._source, source
-        try:
-            yield
-        finally:
-            self._source = outer
-
-    def record(self, names: Iterable[str], step: int) -> bool:
-        """Register scalars at a step. Return False if they come from outside a callback, which is not checked.
-
-        Raises:
-            CallbackError: one of the names already has a value at this step.
-        """
-        if self._source is None:
-            return False
-        for name in names:
-            before, source = self._last.get(name, (-1, ""))
-            if before == step:
-                raise _recorded_twice(name, source, self._source, f" at step {step}")
-            self._last[name] = (step, self._source)
-        return True
-
-
 def no_such_scalar(name: str, known: Iterable[str]) -> str:
     """Return an error message with the closest match and all known names."""
     names = sorted(known)
-    stem = name.rpartition("/")[2]
-    guess = did_you_mean(name, [one.replace("/*", f"/{stem}") for one in names])
-    return f"there is no scalar {name!r}{guess or ';'} there are: {', '.join(names) or 'none yet'}"
-
-
-def _recorded_twice(name: str, first: str, second: str, at: str = "") -> CallbackError:
-    if at and first == second:
-        return CallbackError(f"{first} records {name!r} twice{at}; give the second value another name")
-    return CallbackError(
-        f"{first} and {second} both record {name!r}{at}; give one of them another prefix=, or leave it out"
-    )
+    return f"there is no scalar {name!r}{did_you_mean(name, names) or ';'} there are: {', '.join(names) or 'none yet'}"
 
 
 def runs_code_of_user(callback: Callback) -> bool:
     """Return whether a callback is user code or calls user functions."""
     inner = innermost(callback)
     wrapped = inner.wraps or inner
-    return _is_of_user(wrapped) or type(wrapped).__name__ in _CALLS_FUNCTIONS
-
-
-def _is_of_user(value: object) -> bool:
-    return not type(value).__module__.startswith(("prototrain.", "keras."))
+    kind = type(wrapped)
+    return not kind.__module__.startswith(("prototrain.", "keras.")) or kind.__name__ in _CALLS_FUNCTIONS

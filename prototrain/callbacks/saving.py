@@ -178,9 +178,6 @@ class _BestSaver(Callback):
         # A ModelSaver in the list decides which superseded checkpoints to keep.
         self._has_saver = any(isinstance(innermost(callback), ModelSaver) for callback in self.trainer.callbacks)
 
-    def check_run(self) -> None:
-        self.trainer.monitors.registry.require(self, self.stat)
-
     def before_train(self) -> None:
         # An earlier attempt may have left a note for a step that this run has not reached yet.
         step = self.best.step

@@ -76,9 +76,6 @@ class EarlyStopping(Callback):
                 state[prefix + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
         self._copies = [(variable, state[prefix + name]) for name, variable in model.items()]
 
-    def check_run(self) -> None:
-        self.trainer.monitors.registry.require(self, self.stat)
-
     def before_train(self) -> None:
         self._stop_if_done()
 

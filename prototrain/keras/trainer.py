@@ -311,13 +311,6 @@ class KerasTrainer(SimpleTrainer):
             variable.assign(value)
         return None if self.stop.signum is not None else _scalars(found)
 
-    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str]:
-        # No trial run of `keras.Model.evaluate` is needed: the compiled metrics are built and have names.
-        own = type(self).evaluate is not KerasTrainer.evaluate or self.has_own_train_step
-        if own or not inherits(self.keras_model, "test_step"):
-            return "*"
-        return _scalars(dict(flat(self.keras_model.get_metrics_result()))).keys()
-
     # -- checkpoints and tables ---------------------------------------------------------------------------------------
 
     def _describe_variables(self) -> tuple[str, str] | None:

@@ -203,10 +203,9 @@ class Evaluation:
         means = alike / count if different else by_weight / weight
         return dict(zip(self._names, means.numpy().tolist(), strict=True))
 
-    def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> list[str]:
-        """Evaluate at most two batches to find errors early; returns the names of the scalars, raises like `run`."""
+    def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> None:
+        """Evaluate at most two batches to find errors early; raises like `run`."""
         self._checked(lambda: self._pass.rehearse(self._name, stop, batches), step)
-        return self._names
 
     def _checked(self, run: Callable[[], tuple[int, list[tf.Tensor]] | None], step: int) -> Any:
         try:

@@ -343,15 +343,8 @@ class Trainer:
         """
         raise NotImplementedError(f"{type(self).__name__} must define evaluate() to be validated")
 
-    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str]:
-        """Check before the first step that `evaluate` works, without changing any state.
-
-        The check is skipped if a subclass overrides `evaluate`.
-
-        Returns:
-            the names of the scalars that `evaluate` returns; "*" if they are unknown.
-        """
-        return "*"
+    def _rehearse(self, dataset: str, batches: int = 0) -> None:
+        """Check before the first step that `evaluate` works, without changing any state. Does nothing by default."""
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
         """Build the model on a batch. Predictors and `InferenceRunner` call this method.

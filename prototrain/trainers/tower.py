@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -584,11 +584,10 @@ class TowerTrainer(Trainer):
         self.built.stop = self.stop
         return self.built.evaluate(dataset, batches)
 
-    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str]:
-        if type(self).evaluate is not TowerTrainer.evaluate:
-            return "*"
-        self.built.stop = self.stop
-        return self.built.evaluation(dataset).rehearse(self.stop, batches, step=self.counter.step)
+    def _rehearse(self, dataset: str, batches: int = 0) -> None:
+        if type(self).evaluate is TowerTrainer.evaluate:
+            self.built.stop = self.stop
+            self.built.evaluation(dataset).rehearse(self.stop, batches, step=self.counter.step)
 
     def load_weights(
         self,

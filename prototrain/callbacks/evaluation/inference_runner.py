@@ -31,12 +31,7 @@ class Inferencer:
 
             def result(self, sums):
                 return {"mistakes": sums[0] / sums[1]}
-
-    Attributes:
-        scalar_names: names of the resulting scalars; ``"*"`` (the default) if they are unknown before a pass.
     """
-
-    scalar_names: Sequence[str] = ("*",)
 
     def reset(self) -> None:
         """Called before each pass."""
@@ -67,7 +62,7 @@ class ScalarStats(Inferencer):
     """
 
     def __init__(self, names: str | Sequence[str]) -> None:
-        self.names = self.scalar_names = [names] if isinstance(names, str) else list(names)
+        self.names = [names] if isinstance(names, str) else list(names)
 
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
         of_batch = loss_weight(net)
@@ -94,7 +89,7 @@ class ClassificationError(Inferencer):
 
     def __init__(self, wrong: str = "wrong", *, name: str = "error") -> None:
         self.wrong = wrong
-        self.scalar_names = [name]
+        self.name = name
 
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
         wrong = tensor(net, self.wrong)
@@ -105,7 +100,7 @@ class ClassificationError(Inferencer):
         return [tf.math.count_nonzero(wrong), tf.size(wrong)]
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
-        return {self.scalar_names[0]: _ratio(sums[0], sums[1])}
+        return {self.name: _ratio(sums[0], sums[1])}
 
 
 class BinaryClassificationStats(Inferencer):
@@ -123,7 +118,6 @@ class BinaryClassificationStats(Inferencer):
         self.predicted = predicted
         self.label = label
         self.prefix = prefix
-        self.scalar_names = list(self.result([0.0] * 4))
 
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
         predicted, label = (tf.reshape(tf.cast(tensor(net, n), tf.bool), [-1]) for n in (self.predicted, self.label))
@@ -163,7 +157,7 @@ class KerasMetric(Inferencer):
             raise CallbackError(f"KerasMetric({metric.name}): name the tensors that it takes, as 'labels', 'logits'")
         self.metric = metric
         self.names = names
-        self.scalar_names = [name or str(metric.name)]
+        self.name = name or str(metric.name)
 
     def reset(self) -> None:
         self.metric.reset_state()
@@ -173,7 +167,7 @@ class KerasMetric(Inferencer):
         return []
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
-        return {self.scalar_names[0]: float(self.metric.result())}
+        return {self.name: float(self.metric.result())}
 
 
 def tensor(net: Mapping[str, Any], name: str) -> tf.Tensor:
@@ -242,8 +236,6 @@ class InferenceRunner(Callback):
 
     def check_run(self) -> None:
         trainer = self.trainer
-        for inferencer in self.inferencers:
-            trainer.monitors.registry.announce(self, self.prefix, inferencer.scalar_names)
         if trainer.global_step >= trainer.total_steps:
             return
         # Outside of `evaluating`, since this is not an evaluation for other callbacks.
@@ -251,7 +243,6 @@ class InferenceRunner(Callback):
             self._pass.rehearse(self.prefix, trainer.stop, self.batches)
         for inferencer in self.inferencers:
             inferencer.reset()
-        trainer.stop.check()
 
     def trigger(self) -> None:
         stop = self.trainer.stop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -73,15 +73,10 @@ class Validation(Callback):
 
     def check_run(self) -> None:
         trainer = self.trainer
-        if self._is_off:
-            return
-        names: Iterable[str] = ["*"]
-        if self._rehearse and trainer.global_step < trainer.total_steps:
+        if self._rehearse and not self._is_off and trainer.global_step < trainer.total_steps:
             # Outside of `evaluating`, since this is not an evaluation for other callbacks.
             with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
-                names = trainer._rehearse(self.dataset, self.batches)
-            trainer.stop.check()
-        trainer.monitors.registry.announce(self, self.prefix, names)
+                trainer._rehearse(self.dataset, self.batches)
 
     def trigger(self) -> None:
         if self._is_off:

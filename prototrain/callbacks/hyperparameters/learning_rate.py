@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
 from prototrain.errors import CallbackError, NonFiniteError
-from prototrain.system.tracebacks import first_line
 from prototrain.tf_private import KerasVariable
 
 
@@ -70,11 +69,11 @@ class LearningRate(Callback):
             ) from error
         except TypeError as error:  # TensorFlow does not convert a Python float to int64
             if step.dtype == tf.float64:
-                raise CallbackError(
-                    f"LearningRate: the schedule failed: {first_line(error)}; tf.cast(step, tf.float32) makes the "
-                    "step a float"
-                ) from error
-            return self._rate(tf.cast(step, tf.float64))
+                raise
+            try:
+                return self._rate(tf.cast(step, tf.float64))
+            except TypeError:
+                raise error from None
 
     def _assign(self, step: Any) -> None:
         # Use a tensor, since arithmetic with Python numbers may round differently from the compiled call. Convert from

@@ -357,9 +357,6 @@ class StatMonitorParamSetter(HyperParamSetter):
         self._last_k = last_k
         self._recent: list[float] = []
 
-    def check_run(self) -> None:
-        self.trainer.monitors.registry.require(self, self.stat)
-
     def new_value(self) -> float | None:
         value = self.trainer.monitors.latest(self.stat, at_step=self.trainer.global_step)
         self._recent = [*self._recent, value][-self._last_k - 1 :]

@@ -198,9 +198,6 @@ class TensorSummary(ProcessTensors):
         super().__init__(names)
         self.kinds = _checked(self.name, kinds)
 
-    def setup(self) -> None:
-        self.trainer.monitors.registry.announce(self, self.prefix)
-
     def process(self, *arrays: Array) -> None:
         for name, array in zip(self.names, arrays, strict=True):
             _record(self, f"{self.prefix}/{name}", array, self.kinds)
@@ -243,7 +240,6 @@ class ParamSummary(Callback):
         self.choices = [(pattern, _checked("ParamSummary", kinds)) for pattern, kinds in choices]
 
     def setup(self) -> None:
-        self.trainer.monitors.registry.announce(self, "param-summary")
         self._variables = [
             (name, variable, kinds)
             for pattern, kinds in self.choices

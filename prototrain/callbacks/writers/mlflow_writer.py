@@ -51,34 +51,20 @@ class MLflowWriter(Tracker):
         from mlflow.tracking import MlflowClient
 
         self._client = client = MlflowClient(tracking_uri=self._uri)
-        known = None if run is None else self._params_of(run)
-        if run is None or known is None:
+        known: Mapping[str, str] = {}
+        if run is None:
             name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
             found = client.get_experiment_by_name(name)
             experiment = client.create_experiment(name) if found is None else found.experiment_id
             directory = self.trainer.experiment
             tags = None if directory is None else {"prototrain.directory": str(directory)}
-            run, known = client.create_run(experiment, run_name=self.title, tags=tags).info.run_id, {}
+            run = str(client.create_run(experiment, run_name=self.title, tags=tags).info.run_id)
         else:
-            client.update_run(run, status="RUNNING")
+            known = client.get_run(run).data.params
+            client.update_run(run, status="RUNNING")  # fails if the run was deleted
         client.set_tag(run, _OUTCOME, str(self.trainer.outcome))
         self._send_config(run, known)
         return run
-
-    def _params_of(self, run: str) -> dict[str, str] | None:
-        """Return the parameters of an MLflow run, or None if the run was deleted."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            found = self._client.get_run(run)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-        else:
-            if found.info.lifecycle_stage == "active":
-                return dict(found.data.params)
-        self.trainer.log(f"WARNING: {self.name}: run {run}, which this one continues, is gone; a new one begins")
-        return None
 
     def _send_config(self, run: str, known: Mapping[str, str]) -> None:
         from mlflow.entities import Param

@@ -1,16 +1,13 @@
-"""Table of scalars on the terminal or in a notebook."""
+"""Table of scalars."""
 
 from __future__ import annotations
 
-import html
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from tqdm import tqdm
 
@@ -18,14 +15,12 @@ from prototrain.callbacks.base import compiled_pattern, innermost
 from prototrain.callbacks.monitor import Monitor, as_number, split_name
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
-from prototrain.system.terminal import in_clock, in_digits, in_notebook, one_line, printable, shortened, some_of
+from prototrain.system.terminal import in_clock, in_digits, one_line, printable, shortened, some_of
 
 _WIDTH, _HEIGHT = 120, 40  # without a terminal
 _NUMBER = 10  # width of the longest number
 _LONGEST_NAME = 24
 _LEAD = ("step", "epoch", "time", "steps/s", "data")
-_BOLD, _GREEN, _PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[0m"
-_MOST_ROWS = 1000  # in a notebook's table
 _OF_ENGINE = {"checkpoint", "cluster", "hyper", "perf"}  # prefixes of the last columns
 
 
@@ -48,7 +43,7 @@ class ScalarPrinter(Monitor):
     Training scalars are means over the steps since the last record of `Summaries`, or the last step's values without
     `Summaries` in the list. "steps/s" is the speed since the last line, without the time of callbacks. A star marks the
     best value so far, for losses on held-out data and for scalars that a saver or `EarlyStopping` watches. Columns that
-    do not fit into the terminal are omitted. A notebook shows a single growing table.
+    do not fit into the terminal are omitted.
 
     Args:
         whitelist: regular expressions; print only scalars whose name matches one of them (`re.match`).
@@ -70,7 +65,6 @@ class ScalarPrinter(Monitor):
         self._header: tuple[list[int], list[str]] = [], []  # widths and columns of the last header
         self._lines = 0  # since the last header
         self._has_left_out = False
-        self._notebook = _NotebookTable() if in_notebook() else None
 
     def before_train(self) -> None:
         self._since = self.trainer.global_step, self.trainer.times.steps
@@ -83,8 +77,7 @@ class ScalarPrinter(Monitor):
         if not rows:
             return
         columns = sorted(self._prefixes, key=self._rank)
-        is_terminal = sys.stdout.isatty()
-        size = shutil.get_terminal_size() if is_terminal else os.terminal_size((_WIDTH, _HEIGHT))
+        size = shutil.get_terminal_size() if sys.stdout.isatty() else os.terminal_size((_WIDTH, _HEIGHT))
         prefixes = set().union(*self._prefixes.values())
         step_width = 5 if self.trainer.is_endless else max(5, len(str(self.trainer.total_steps)))
         widths = [step_width, 5, 8, 7, max(4, *(len(one_line(prefix)) for prefix in prefixes))]
@@ -99,12 +92,8 @@ class ScalarPrinter(Monitor):
             lines.insert(0, _line(_Row(list(_LEAD), {name: _short(name) for name in shown}), widths, shown))
         self._lines += len(rows)
         self.trainer.run.log_to_file("\n".join(lines))
-        if self._notebook is not None:
-            self._notebook.show(columns, rows)
-            return
-        show = _coloured if is_terminal and not os.environ.get("NO_COLOR") else printable
         with suppress(OSError):
-            tqdm.write("\n".join(map(show, lines)))
+            tqdm.write("\n".join(map(printable, lines)))
 
     def _rows(self) -> list[_Row]:
         """Return the scalars to print, one row for each prefix and step."""
@@ -144,35 +133,6 @@ class ScalarPrinter(Monitor):
     def _is_wanted(self, name: str) -> bool:
         is_allowed = any(pattern.match(name) for pattern in self._whitelist)
         return is_allowed and not any(pattern.match(name) for pattern in self._blacklist)
-
-
-class _NotebookTable:
-    """A table in a notebook that is updated in place."""
-
-    def __init__(self) -> None:
-        self._rows: list[_Row] = []
-        self._display: Any = None
-
-    def show(self, columns: list[str], rows: list[_Row]) -> None:
-        from IPython import display
-
-        self._rows = [*self._rows, *rows][-_MOST_ROWS:]
-        lines = ["".join(f"<th>{html.escape(one_line(name))}</th>" for name in (*_LEAD, *columns))]
-        for row in self._rows:
-            cells = [f"<b>{row.cells[one]}*</b>" if one in row.best else row.cells.get(one, "") for one in columns]
-            lines.append("".join(f"<td>{cell}</td>" for cell in [*map(html.escape, row.lead), *cells]))
-        page = display.HTML(f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>")  # type: ignore[no-untyped-call]
-        if self._display is None:
-            self._display = display.display(page, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._display.update(page)
-
-
-def _coloured(line: str) -> str:
-    """Return the line with the header in bold or the best values in green."""
-    if line.split()[0] == _LEAD[0]:
-        return f"{_BOLD}{line}{_PLAIN}"
-    return re.sub(r"\S+\*", lambda found: f"{_GREEN}{found[0]}{_PLAIN}", line)
 
 
 def _short(name: str) -> str:

@@ -81,10 +81,6 @@ class Summaries(_StepSums):
         super().__init__()
         self._last: tuple[int, dict[str, float]] = (-1, {})  # step and means of the last record
 
-    def setup(self) -> None:
-        super().setup()
-        self.trainer.monitors.registry.announce(self, "trn")
-
     def watches(self) -> Collection[str] | None:
         return ()
 
@@ -178,10 +174,6 @@ class MovingAverageSummary(_StepSums):
         self.names = names
         self.decay = decay
         self.state_key = f"MovingAverageSummary/{decay}/{pattern or ','.join(names)}"
-
-    def setup(self) -> None:
-        super().setup()
-        self.trainer.monitors.registry.announce(self, "trn", [f"{name}_average" for name in self.names] or ["*"])
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         names, pattern = self.names, self._pattern

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -13,14 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
 from prototrain.callbacks.monitor import Monitor, split_name
 from prototrain.callbacks.pictures import text_summary
-from prototrain.config.schema import LOCATION_KEYS
-from prototrain.config.values import as_text
 from prototrain.system.tracebacks import first_line
 
 _EVENT_FILES = "events.out.tfevents."
@@ -31,10 +24,7 @@ class TensorBoardWriter(Monitor):
 
     Each prefix has a separate directory, so ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
     TensorBoard drops later steps of earlier files. Events that cannot be written, for example on a full disk, are
-    written later.
-
-    At each start of the run, the config is written as the text ``config`` and as a row of the HPARAMS tab. That tab
-    shows the values of the first start.
+    written later. At each start of the run, the config is written as the text ``config``.
 
     Args:
         clock: returns the wall time of events, in seconds since the epoch.
@@ -51,13 +41,10 @@ class TensorBoardWriter(Monitor):
     def before_train(self) -> None:
         self._open()
         config = self.trainer.run.config()
-        if config is None:
-            return
-        # Markdown shows indented lines verbatim.
-        text = "\n".join(f"    {line}" for line in config.to_text().splitlines())
-        values = {key: _as_hparam(value) for key, value in config.to_plain().items() if key not in LOCATION_KEYS}
-        for summary in (text_summary("config", text), _hparams(values, self._clock())):
-            self.put_event("", Event(step=self.trainer.global_step, summary=summary))
+        if config is not None:
+            # Markdown shows indented lines verbatim.
+            text = "\n".join(f"    {line}" for line in config.to_text().splitlines())
+            self.put_event("", Event(step=self.trainer.global_step, summary=text_summary("config", text)))
 
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         events: dict[str, Event] = {}
@@ -102,26 +89,6 @@ class TensorBoardWriter(Monitor):
         return self._sub_runs
 
 
-def _as_hparam(value: Any) -> bool | float | str:
-    """Return a config value as a bool or number if the protocol buffer can hold it exactly, else as text."""
-    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53):
-        return value
-    return as_text(value).encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _hparams(values: Mapping[str, bool | float | str], now: float) -> Summary:
-    """Return a row of the HPARAMS tab. Importing TensorBoard's equivalent, `hparams_pb`, takes half a second."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    start = SessionStartInfo(group_name=hashlib.sha256(text.encode()).hexdigest(), start_time_secs=now)
-    for name, value in sorted(values.items()):
-        kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
-        setattr(start.hparams[name], f"{kind}_value", value)
-    data = HParamsPluginData(session_start_info=start).SerializeToString()
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="hparams", content=data))
-    no_numbers = TensorProto(dtype="DT_FLOAT", tensor_shape={"dim": [{"size": 0}]})
-    return Summary(value=[Summary.Value(tag="_hparams_/session_start_info", metadata=metadata, tensor=no_numbers)])
-
-
 class _SubRun:
     """The event file and the pending events of one prefix."""
 
@@ -153,9 +120,7 @@ class _SubRun:
     def _start(self, now: float) -> bytes:
         """Create a new file and return its first record."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a directory in the order of their names. A new file must come last even if the
-        # clock was set back.
-        others = [path.name.removeprefix(_EVENT_FILES) for path in self._directory.glob(f"{_EVENT_FILES}[0-9]*.*")]
-        number = max([int(now), *(int(name.partition(".")[0]) + 1 for name in others)])
+        # TensorBoard reads the files of a directory in the order of their names.
+        number = len(list(self._directory.glob(f"{_EVENT_FILES}*")))
         self._file = tf.io.TFRecordWriter(str(self._directory / f"{_EVENT_FILES}{number:010d}.{platform.node()}"))
         return bytes(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())

@@ -35,8 +35,9 @@ class Point:
 class Tracker(Monitor):
     """Sends scalars, images, the config and the outcome of a run to an experiment tracker.
 
-    A thread sends new values every few seconds. A failure is reported once, and the values are sent later. Checkpoints
-    hold the unsent scalars and the id of the tracker's run, which a resumed run continues.
+    A thread sends new values every few seconds. A failure is reported once, and the values are sent later. Values that
+    are not sent when the run ends or is killed are only in metrics.jsonl. Checkpoints hold the id of the tracker's run,
+    which a resumed run continues.
 
     Subclasses define `connect`, `send` and `close`.
 
@@ -122,23 +123,18 @@ class Tracker(Monitor):
             self._take_result()
         self._pool = None
         if self._waiting:
-            self.trainer.log(
-                f"WARNING: {self.name}: run {self._run} lacks {len(self._waiting)} values from step "
-                f"{self._waiting[0].step} on; a run that is resumed from a later checkpoint sends them"
-            )
+            first, missing = self._waiting[0].step, len(self._waiting)
+            self.trainer.log(f"WARNING: {self.name}: run {self._run} lacks {missing} values from step {first} on")
         try:
             self.close(self.trainer.outcome)
         except Exception as error:  # does not change the outcome of the run
             self.trainer.log(f"WARNING: {self.name}: run {self._run} was not told of the end: {in_one_line(error)}")
 
     def state_dict(self) -> dict[str, Any]:
-        points = [*(self._sending[0] if self._sending else ()), *self._waiting]
-        scalars = [[one.name, one.step, one.time, repr(one.value)] for one in points if not one.pictures]
-        return {"run": self._run, "waiting": scalars}
+        return {"run": self._run}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._run = state["run"]
-        self._waiting = [Point(name, step, at, float(value)) for name, step, at, value in state["waiting"]]
 
     # -- sending ------------------------------------------------------------------------------------------------------
 

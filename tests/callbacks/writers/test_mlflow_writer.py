@@ -58,10 +58,3 @@ def test_run_and_its_continuation(experiment: Path, tmp_path: Path, monkeypatch:
     assert np.isnan(client.get_metric_history(ended.info.run_id, "vld/x_")[0].value)
     pictures = [Path(file.path).name for file in client.list_artifacts(ended.info.run_id, "images")]
     assert {name.partition("+timestamp")[0] for name in pictures} == {"vld~samples+step+5"}
-
-    client.delete_run(ended.info.run_id)
-    with pytest.raises(RuntimeError):
-        run(Fails(5))  # continues from step 4
-    [new] = client.search_runs([of])
-    assert new.info.run_id != ended.info.run_id
-    assert client.get_metric_history(new.info.run_id, "trn/loss")[-1].step == 5

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -77,11 +75,8 @@ def test_narrow_terminal_and_repeated_header(
     for columns, lines_of, headers in ((80, 40, 1), (120, 10, 4), (30, 40, 1)):
         size = os.terminal_size((columns, lines_of))
         monkeypatch.setattr("shutil.get_terminal_size", lambda *_, size=size, **__: size)
-        monkeypatch.setenv("NO_COLOR", "1" if columns == 30 else "")
         Many(wide).train([ScalarPrinter().every(steps=1)], max_steps=25)
         said = capsys.readouterr().out
-        assert ("\x1b[1m" in said) is (columns != 30)
-        said = re.sub(r"\x1b\[\d*m", "", said)
         table = [line for line in said.splitlines() if re.match(" *(step|[0-9]+) ", line)]
         assert sum("epoch" in line for line in table) == headers and len(table) == headers + 25
         assert max(map(len, table)) <= max(columns, 60) and "loss" in table[0]
@@ -93,32 +88,6 @@ def test_means_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     CountingTrainer().train(callbacks, max_steps=4)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if " trn " in line]
     assert [(line[0], line[-1]) for line in lines] == [("2", "0.75"), ("4", "0.25")]
-
-
-class Display:
-    """The output of a notebook's display."""
-
-    pages: ClassVar[list[str]] = []
-
-    def HTML(self, page: str) -> str:
-        return page
-
-    def display(self, page: str, *, display_id: bool = False) -> Display:
-        self.pages.append(page)
-        return self
-
-    update = display
-
-
-def test_growing_table_in_a_notebook(
-    experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=Display()))
-    monkeypatch.setattr("prototrain.callbacks.writers.scalar_printer.in_notebook", lambda: True)
-    Many({"loss": 1.0, "<b>": 2.0}, experiment=experiment).train([ScalarPrinter().every(steps=1)], max_steps=3)
-    assert [page.count("<tr>") for page in Display.pages] == [2, 3, 4]
-    assert Display.pages[-1].count("<th>") == 7 and "&lt;b&gt;" in Display.pages[-1]
-    assert "trn" not in capsys.readouterr().out and (experiment / "train.log").read_text().count(" trn ") == 3
 
 
 def test_white_and_blacklist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import metadata as hparams
 
 from prototrain import Callback
 from prototrain.callbacks import ModelSaver, Summaries, TensorBoardWriter
@@ -78,11 +77,6 @@ def test_files_are_ordered_independent_of_the_clock(experiment: Path, later: flo
     assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3, 4]
 
 
-def test_huge_values_and_nan(experiment: Path) -> None:
-    summaries = run(experiment, 1, Puts(s1={"vld/big": 1e300, "vld/nan": float("nan")}))
-    assert scalars(summaries / "vld")["big"] == [(1, float("inf"))]
-
-
 @pytest.mark.parametrize("full", [(3, 7, 60), (1, 7, 10)])
 def test_full_disk_is_reported_once(
     full: tuple[int, int, int], experiment: Path, capsys: pytest.CaptureFixture[str]
@@ -92,21 +86,16 @@ def test_full_disk_is_reported_once(
     assert capsys.readouterr().out.count("WARNING: cannot write") == 1
 
 
-def test_config_as_text_and_hparams(experiment: Path) -> None:
+def test_config_as_text(experiment: Path) -> None:
     def train(steps: int, **config: Any) -> None:
         trainer = CountingTrainer(experiment=experiment)
         trainer.config = tiny_config(**config)
         trainer.train([TensorBoardWriter(), ModelSaver().every(steps=2)], max_steps=steps)
 
-    train(2, model__batch_size=16, note="lone \ud800", many=[1, 2], huge=10**400)
+    train(2, model__batch_size=16)
     train(4)
     events = EventAccumulator(str(experiment / "summaries"))
     events.Reload()
     texts = events.Tensors("config")
     assert [event.step for event in texts] == [0, 2]
     assert re.search(rb"^    model.batch_size += 16$", texts[0].tensor_proto.string_val[0], re.MULTILINE)
-    content = events.SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
-    row = hparams.parse_session_start_info_plugin_data(content).hparams
-    assert row["model.batch_size"].number_value == 16 and row["many"].string_value == "[1, 2]"
-    assert row["model.optimizer.method"].string_value == "adam" and row["note"].string_value == "lone \\ud800"
-    assert "trainer.experiment_name" not in row
