@@ -74,6 +74,11 @@ def unseeded() -> dict[str, tf.data.Dataset]:
     return {"trn": tf.data.Dataset.from_tensor_slices({**tiny_arrays(), "x": x}).batch(8)}
 
 
+def xla_and_estimator() -> None:
+    tiny(datasets=lambda: {"trn": tiny_arrays()}, model__jit_compile="loop")
+    of_estimator()
+
+
 def weights(trainer: Trainer, *callbacks: Callback, **options: Any) -> None:
     trainer.train(callbacks, max_steps=1000, **options)
 
@@ -86,9 +91,8 @@ def towers() -> None:
     from prototrain.towers import prepare_devices
 
     prepare_devices("cpu:2")
-    SyncReplicatedTrainer(tiny_model(model__num_steps=1000), towers="cpu:2", experiment=EXPERIMENT).train(
-        [SaveOnExit()]
-    )
+    trainer = SyncReplicatedTrainer(tiny_model(model__num_steps=1000), towers="cpu:2", experiment="experiments/towers")
+    trainer.train([SaveOnExit()])
 
 
 def of_keras() -> None:
@@ -98,7 +102,7 @@ def of_keras() -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
     arrays = tiny_arrays()
-    trainer = KerasTrainer(model, (arrays["x"], arrays["y"]), batch_size=8, experiment=EXPERIMENT)
+    trainer = KerasTrainer(model, (arrays["x"], arrays["y"]), batch_size=8, experiment="experiments/keras")
     trainer.fit(epochs=100, verbose=0)
 
 
@@ -114,27 +118,24 @@ def of_estimator() -> None:
         data = tf.data.Dataset.from_tensor_slices(({"x": arrays["x"]}, arrays["y"]))
         return data.shuffle(40).repeat().batch(8)
 
-    estimator = Estimator(model_fn, config=RunConfig(model_dir=EXPERIMENT, save_checkpoints_steps=10))
+    estimator = Estimator(model_fn, config=RunConfig(model_dir="experiments/estimator", save_checkpoints_steps=10))
     train_and_evaluate(estimator, TrainSpec(input_fn, max_steps=30), EvalSpec(input_fn, steps=2))
 
 
-def two_trainers() -> None:
-    for name in ("first", "second"):
-        Weights(experiment=f"experiments/{name}").train([SaveOnExit()], max_steps=12)
+def trainers() -> None:
+    towers()
+    weights(Weights(), SavedWarmup())
+    of_keras()
 
 
 PROGRAMS: dict[str, Callable[[], Any]] = {
-    "estimator": of_estimator,
     "forgetful callback": lambda: weights(Weights(), ForgetfulWarmup()),
     "fresh": lambda: weights(Weights(experiment=EXPERIMENT), fresh=True),
     "generator": lambda: tiny(datasets=hidden_order),
-    "keras": of_keras,
-    "saved callback": lambda: weights(Weights(), SavedWarmup()),
-    "towers": towers,
-    "two trainers": two_trainers,
+    "trainers": trainers,
     "unsaved callback": lambda: weights(Weights(), Warmup()),
     "unseeded": lambda: tiny(datasets=unseeded),
-    "XLA loop": lambda: tiny(datasets=lambda: {"trn": tiny_arrays()}, model__jit_compile="loop"),
+    "XLA and estimator": xla_and_estimator,
 }
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.callbacks import Callback, Monitor, PeriodicTrigger, Priority, ProxyCallback
+from prototrain.callbacks import Callback, Monitor, PeriodicTrigger, Priority
 from prototrain.data.batches import by_path
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
@@ -67,21 +67,10 @@ def callback_table(callbacks: Sequence[Callback]) -> Table:
 
 def _when(callback: Callback) -> str:
     if isinstance(callback, PeriodicTrigger):
-        intervals = callback.intervals.items()
-        times = [f"after each {unit[:-1]}" if k == 1 else f"every {k} {unit}" for unit, k in intervals]
-        times += ["before training"] * callback.is_due_at_start
-        return " and ".join(times + ["at the end"] * callback.at_end)
-    if isinstance(callback, ProxyCallback):
-        return f"{_when(callback.callback)} ({type(callback).__name__})"
-    words = []
-    if callback.overrides("next_step"):
-        words.append("after steps it chooses")
-    elif callback.overrides("trigger_step"):
-        words.append("after each step")
+        times = [f"every {count} {unit}" for unit, count in callback.intervals.items()]
+        return " and ".join([*times, *["at the end"] * callback.at_end])
+    if callback.overrides("trigger_step"):
+        return "after steps it chooses" if callback.overrides("next_step") else "after each step"
     if callback.overrides("trigger") or callback.overrides("trigger_epoch"):
-        words.append("after each epoch")
-    if isinstance(callback, Monitor):
-        words.append("at each scalar")
-    around = ("before_train", "after_train", "before_epoch", "after_epoch")
-    around_words = [hook.replace("_", " ") for hook in around if callback.overrides(hook)]
-    return ", ".join(words or around_words or ["at setup"])
+        return "after each epoch"
+    return "at each scalar" if isinstance(callback, Monitor) else ""
