@@ -220,26 +220,6 @@ def test_exit_codes_and_three_signals(tmp_path: Path) -> None:
     assert [path.name[:5] for path in (tmp_path / "checkpoints").iterdir()] == [".tmp-"]
 
 
-def test_command_line_exit_code_and_resume(tmp_path: Path) -> None:
-    signum = signal.SIGTERM
-    (tmp_path / "models").symlink_to(ROOT / "models")
-    command = ["-m", "prototrain.cli", "run", "models.simple", "-s"]
-    process = Program([*command, "model.num_steps=1000000"], environment(), tmp_path)
-    wait_for(process, "  100  ")
-    process.send_signal(signum)
-    with process.stdout:
-        output = process.stdout.read()
-    assert process.wait(60) == 128 + signum and "Traceback" not in output
-    checkpoints = sorted((tmp_path / "experiments" / "simple" / "checkpoints").iterdir())
-    step = int(checkpoints[-1].name.removeprefix("step-"))
-    assert f"saved step {step}" in output
-    again = Program([*command, f"model.num_steps={step + 50}"], environment(), tmp_path)
-    with again.stdout:
-        output = again.stdout.read()
-    assert again.wait() == 0, output
-    assert f"resumed at step {step}; data: " in output
-
-
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 

@@ -139,14 +139,10 @@ def by_tag(names: Sequence[str]) -> dict[str, list[str]]:
 def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
     """Expand names and patterns with ``*``. A run need not have scalars for every pattern.
 
-    ``loss`` stands for ``trn/loss`` if no other scalar ends with ``/loss``.
-
     Raises:
         ExperimentError: a run has no scalars or lacks a name, or no run has a scalar for a pattern.
     """
     known = list(dict.fromkeys(name for run in runs for name in run.ranges))
-    ends = {name: [one for one in known if one.endswith(f"/{name}")] for name in patterns if name not in known}
-    patterns = [ends[name][0] if len(ends.get(name, ())) == 1 else name for name in patterns]
     for run in runs:
         if not run.ranges:
             raise ExperimentError(
@@ -154,8 +150,7 @@ def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
             )
         for name in patterns:
             if name not in run.ranges and not set("*?[") & set(name):
-                meant = ends.get(name) or run.ranges
-                raise ExperimentError(f"{run.name} has no scalar {name!r}; it has: {', '.join(meant)}")
+                raise ExperimentError(f"{run.name} has no scalar {name!r}; it has: {', '.join(run.ranges)}")
     for pattern in patterns:
         if not matching(known, [pattern]):
             raise ExperimentError(f"there is no scalar like {pattern!r}; there are: {', '.join(known)}")

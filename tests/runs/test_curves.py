@@ -53,8 +53,6 @@ def test_scalars_of_several_runs_share_charts() -> None:
         *["step", "loss", " _b$x$ vld/loss", " _b$x$ trn/loss", " a vld/loss", " a trn/loss"],
     ]
     ElementTree.parse("c.svg")
-    assert plot("_b$x$", "--scalar", "rate", "-o", "c.svg") == 0  # the only one of this name
-    assert texts(Path("c.svg").read_text()) == ["step", "vld/rate", " vld/rate"]
 
 
 def test_single_points_are_visible() -> None:

@@ -12,7 +12,7 @@ from prototrain.experiment.record import RunRecord, read_attempts
 from prototrain.experiment.rows import cut_back, superseded
 from prototrain.runs import Range, read_run
 from prototrain.runs.curves import charts
-from prototrain.runs.metrics import read_columns, read_metrics
+from prototrain.runs.reading import read_columns, read_metrics
 from tests.made import make, running
 
 LINES = [
