@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.group import checked
@@ -132,7 +132,7 @@ def sweep(
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
         say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")
-        with study:
+        with closing(study):
             if command is None:
                 _run_here(study, found, callbacks or default_callbacks, trainer=trainer, towers=towers)
             else:
@@ -195,8 +195,7 @@ def _run_elsewhere(
         if cluster is not None:
             from prototrain.sweeps.on_ray import OnRay
 
-            sign = study.plan.directory / f".{study.plan.name}.sweep"
-            run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus, gpus=gpus, sign=sign, say=say))
+            run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus, gpus=gpus, sign=study.plan.locks, say=say))
         with stop, stop.waiting_for("the trials under way", when=AFTER_STEP):
             run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
     return stop

@@ -33,7 +33,7 @@ class OnRay:
         jobs: the number of trials that run at the same time.
         cpus: the number of CPUs for each trial.
         gpus: the number of GPUs for each trial, or a fraction of one.
-        sign: a file that is created in the directory of the trials, which every machine must see.
+        sign: a path that every machine must see.
         say: called with a line of text.
 
     Raises:
@@ -53,13 +53,11 @@ class OnRay:
         self._actor = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=4)(_Runner)
 
     def __enter__(self) -> OnRay:
-        self._sign.touch()
         return self
 
     def __exit__(self, *_: object) -> None:
         import ray
 
-        self._sign.unlink(missing_ok=True)
         if self._is_ours:
             ray.shutdown()
 

@@ -92,6 +92,11 @@ class Plan:
         """The directory of the trials' experiments."""
         return Experiment(self.config["trainer.experiment_base_dir"]).directory
 
+    @property
+    def locks(self) -> Path:
+        """The directory of the locks, which all processes of the sweep must see."""
+        return self.directory / f".{self.name}.sweep"
+
     @cached_property
     def grid(self) -> list[dict[str, Any]] | None:
         """Every combination, by trial number; None if trials are sampled."""

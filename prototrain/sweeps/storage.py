@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
@@ -15,8 +13,6 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from prototrain.errors import SweepError
-
-FAILURES: Final = (SQLAlchemyError, optuna.exceptions.OptunaError, OSError, RuntimeError, ValueError)
 
 
 def sqlite_url(path: Path) -> str:
@@ -44,17 +40,7 @@ def open_storage(where: str) -> BaseStorage:
 
 def _open_database(url: str) -> BaseStorage:
     is_file = make_url(url).get_backend_name() == "sqlite"
-    options = {"connect_args": {"timeout": 60}} if is_file else {"pool_pre_ping": True}
-    end = time.monotonic() + 2.0
-    while True:
-        try:
-            return RDBStorage(url, engine_kwargs=options)
-        except (SQLAlchemyError, AssertionError) as error:
-            # If several processes create the tables at once, all but one fail, and find the tables on the next try.
-            was_outrun = any(word in str(error).lower() for word in ("already exists", "unique", "duplicate"))
-            if time.monotonic() > end or not (was_outrun or isinstance(error, AssertionError)):
-                raise
-            time.sleep(0.2)
+    return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if is_file else {"pool_pre_ping": True})
 
 
 def shown(where: str) -> str:

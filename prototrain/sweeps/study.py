@@ -1,38 +1,35 @@
 """The trials of a sweep in an Optuna study, which all processes of the same command share.
 
-A stopped trial returns to Optuna's queue under its number, which identifies its experiment and, in a grid, its
-combination. Optuna's heartbeats are not used, because journal files have none, and a retried trial would get another
-number. Instead, the attribute "owner" of a running trial names its sweep and the time when that was last alive.
+The number of a trial identifies its experiment and, in a grid, its combination, so a stopped trial keeps its number.
+The sweep that runs a trial holds a lock on a file next to the experiments. The operating system releases the lock when
+the sweep or its machine is lost, and the trial is then free for any other process.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
-import platform
-import threading
-import time
-import uuid
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import optuna
-import psutil
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from prototrain.config.values import as_text, read_value
 from prototrain.errors import SweepError
-from prototrain.experiment.lock import LOCK, is_locked
+from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import Dimension
-from prototrain.sweeps.storage import FAILURES, open_storage, shown
-from prototrain.system.terminal import in_digits
+from prototrain.sweeps.storage import open_storage, shown
+from prototrain.system.files import open_file
+from prototrain.system.terminal import in_digits, say
 
 PRUNERS: Final = {
     "none": optuna.pruners.NopPruner,
@@ -40,11 +37,7 @@ PRUNERS: Final = {
     "halving": optuna.pruners.SuccessiveHalvingPruner,
     "hyperband": optuna.pruners.HyperbandPruner,
 }
-BEAT_SECONDS: Final = 60.0
-GRACE_SECONDS: Final = 5 * BEAT_SECONDS
-"""How long an owner on another machine may be silent. Much longer than any difference between clocks."""
-_SETTLING_SECONDS: Final = 1.0
-_STATES: Final = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "WAITING": "stopped"}
+_STATES: Final = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 
 Newest = Mapping[str, tuple[int, float]]
 """(step, value) of the newest value of each scalar, by name."""
@@ -79,27 +72,24 @@ class Trial:
     `values` has the config values of the trial, by key of the space. `ending` is None while the trial runs.
     """
 
-    def __init__(self, study: optuna.Study, trial: optuna.Trial, plan: Plan) -> None:
-        self._study, self._trial, self._objective = study, trial, plan.objective
+    def __init__(self, study: optuna.Study, trial: optuna.Trial, plan: Plan, lock: DirectoryLock) -> None:
+        self._study, self._trial, self._objective, self._lock = study, trial, plan.objective, lock
         self._reported = dict(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
         self.number, self.experiment = trial.number, plan.experiment(trial.number)
         self.values = {key: _suggest(trial, key, dimension) for key, dimension in plan.space.items()}
         self.ending: str | None = None
 
     def report(self, newest: Newest) -> bool:
-        """Report scalars to the study; returns whether the trial should end."""
+        """Report scalars to the study; returns whether the trial should end because it is pruned."""
         if self._objective not in newest:
             known = ", ".join(newest) or "none"
             raise SweepError(f"trial {self.number} has no scalar {self._objective!r} to go by; it has: {known}")
         step, value = newest[self._objective]
-        try:
-            if self.ending is None and step not in self._reported:  # a resumed run measures some steps again
-                self._trial.report(value, step)
-                self._reported[step] = value
-            if self.ending is None and self._trial.should_prune():
-                self._tell("pruned", TrialState.PRUNED)
-        except UpdateFinishedTrialError:
-            self.ending = "finished by another process"
+        if self.ending is None and step not in self._reported:  # a resumed run measures some steps again
+            self._trial.report(value, step)
+            self._reported[step] = value
+        if self.ending is None and self._trial.should_prune():
+            self._tell("pruned", TrialState.PRUNED)
         return self.ending is not None
 
     def finish(self) -> str:
@@ -111,29 +101,32 @@ class Trial:
             if not math.isfinite(self._reported[step]):
                 return self.fail(f"{self._objective} is {self._reported[step]} at step {step}")
             self._tell("finished", TrialState.COMPLETE, self._reported[step])
+        self._lock.give_back()
         measured = "" if step is None else f": {self._objective} {in_digits(self._reported[step])} at step {step}"
         return f"{self.ending}{measured}"
 
     def fail(self, error: str, output: str = "") -> str:
         """Mark a trial as failed, with an error and the end of its output; returns a line about the failure."""
-        with suppress(UpdateFinishedTrialError):
+        if self.ending is None:
             self._trial.set_user_attr("error", error)
             self._trial.set_user_attr("output", output)
-        self._tell("failed", TrialState.FAIL)
+            self._tell("failed", TrialState.FAIL)
+        self._lock.give_back()
         return f"failed: {error}"
 
     def release(self, ending: str = "stopped") -> str:
-        """Leave a stopped trial to the next sweep; returns the ending."""
-        self.ending = ending
+        """Leave a stopped trial to any other process of the sweep; returns the ending."""
+        self.ending = self.ending or ending
+        self._lock.give_back()
         return ending
 
     def _tell(self, ending: str, state: TrialState, value: float | None = None) -> None:
         self.ending = ending
-        self._study.tell(self._trial, value, state=state, skip_if_finished=True)
+        self._study.tell(self._trial, value, state=state)
 
 
 class Study:
-    """The trials of a sweep. Use it as a context manager while trials run.
+    """The trials of a sweep. Close it at the end, so that other processes can continue the trials that have not ended.
 
     Args:
         plan: the plan of the sweep.
@@ -147,119 +140,109 @@ class Study:
 
     def __init__(self, plan: Plan, *, storage: str, pruner: str) -> None:
         self.plan = plan
-        self._id = uuid.uuid4().hex
         self._taken: dict[int, Trial] = {}
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="sweep-heartbeat", daemon=True)
         try:
-            plan.directory.mkdir(parents=True, exist_ok=True)
+            plan.locks.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SweepError(f"cannot use the directory {plan.directory}: {error.strerror}") from error
-        # Listed before the trials are read, because another process may create the experiment of a trial in between.
-        present = [number for number in range(plan.total) if plan.experiment(number).exists()]
-        self._study = optuna.create_study(
-            storage=open_storage(storage),
-            study_name=plan.name,
-            direction="minimize" if plan.mode == "min" else "maximize",
-            load_if_exists=True,
-            pruner=PRUNERS[pruner](),
-        )
-        settings = self._study.user_attrs.get("settings")
-        differences = {} if settings is None else plan.differences(settings)
-        is_measured = any(trial.intermediate_values for trial in self._trials())
-        if settings is None or (list(differences) == ["objective"] and not is_measured):  # the objective was misspelled
-            self._study.set_user_attr("settings", plan.settings())
-        elif differences:
-            raise SweepError(
-                f"{shown(storage)} holds another sweep {plan.name!r} ({'; '.join(differences.values())}); "
-                "choose another trainer.experiment_name"
+        if plan.locks.is_symlink():
+            raise SweepError(f"{plan.locks} is a link; delete it")
+        with self._alone():
+            self._study = optuna.create_study(
+                storage=open_storage(storage),
+                study_name=plan.name,
+                direction="minimize" if plan.mode == "min" else "maximize",
+                load_if_exists=True,
+                pruner=PRUNERS[pruner](),
             )
-        begun = {trial.number for trial in self._study.get_trials(deepcopy=False)}
-        if foreign := [plan.experiment(number) for number in present if number not in begun]:
-            raise SweepError(
-                f"{foreign[0]} is there already and is no trial of this sweep; "
-                "delete it, or choose another trainer.experiment_name"
+            trials = self._study.get_trials(deepcopy=False)
+            settings = self._study.user_attrs.get("settings")
+            differences = {} if settings is None else plan.differences(settings)
+            is_misspelled = list(differences) == ["objective"] and not any(
+                trial.intermediate_values for trial in trials
             )
+            if settings is None or is_misspelled:
+                self._study.set_user_attr("settings", plan.settings())
+            elif differences:
+                raise SweepError(
+                    f"{shown(storage)} holds another sweep {plan.name!r} ({'; '.join(differences.values())}); "
+                    "choose another trainer.experiment_name"
+                )
+            for number in range(len(trials), plan.total):
+                if (foreign := plan.experiment(number)).exists():
+                    raise SweepError(
+                        f"{foreign} is there already and is no trial of this sweep; "
+                        "delete it, or choose another trainer.experiment_name"
+                    )
 
-    def __enter__(self) -> Study:
-        self._thread.start()
-        return self
+    def close(self) -> None:
+        """Release the trials of this process that have not ended."""
+        for trial in self._taken.values():
+            trial.release()
 
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-        with suppress(*FAILURES):
-            for trial in self._own():
-                self._put_back(trial)
-
-    def _beat(self) -> None:
-        while not self._is_over.wait(BEAT_SECONDS):
-            with suppress(*FAILURES):  # the next beat may succeed
-                for trial in self._own():
-                    self._sign(trial)
-
-    def _own(self) -> list[FrozenTrial]:
-        """Return the trials of this sweep, without those that another sweep took over because this one was silent."""
-        taken = [trial for trial in self._trials() if trial.number in self._taken]
-        return [trial for trial in taken if (trial.user_attrs.get("owner") or {}).get("id") == self._id]
-
-    def _sign(self, trial: FrozenTrial | optuna.Trial) -> None:
-        """Record that this sweep runs a trial and is alive."""
-        owner = {"id": self._id, "host": platform.node(), "sweep": os.getpid(), "alive": time.time()}
-        with suppress(UpdateFinishedTrialError):
-            self._study._storage.set_trial_user_attr(trial._trial_id, "owner", owner)
-
-    def _put_back(self, trial: FrozenTrial) -> None:
-        """Put a running trial back into the queue of the study, for the next process that asks."""
-        if trial.state == TrialState.RUNNING:
-            with suppress(UpdateFinishedTrialError):
-                self._study._storage.set_trial_user_attr(trial._trial_id, "owner", None)
-                self._study._storage.set_trial_state_values(trial._trial_id, state=TrialState.WAITING)
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep all other processes of the sweep out of a block."""
+        descriptor = open_file(self.plan.locks / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            with suppress(OSError):  # the file system has no locks; the lock of a trial warns of that
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def next(self) -> Trial | None:
         """Take a trial that no process runs, stopped trials first; returns None if there is none now."""
-        for trial in self._trials():
-            # `is_locked` takes the lock for a moment, so it must not be called for a trial that is starting.
-            if self._is_left(trial) and not is_locked(self.plan.experiment(trial.number).directory / LOCK):
-                # If several processes sign it, the last one owns it.
-                self._sign(trial)
-                time.sleep(_SETTLING_SECONDS)
-                now = self._study.get_trials(deepcopy=False)[trial.number]
-                if (now.user_attrs["owner"] or {}).get("id") == self._id:
-                    self._put_back(now)
-        trials = self._trials()
-        if len(trials) >= self.plan.total and all(trial.state != TrialState.WAITING for trial in trials):
-            return None
-        begun = self._study.ask()
-        if sum(other.number < begun.number for other in self._trials()) >= self.plan.total:
-            begun.set_user_attr("surplus", True)  # another process has taken the last one
-            self._study.tell(begun, state=TrialState.FAIL)
-            return None
-        self._sign(begun)
+        with self._alone():
+            trials = self._study.get_trials(deepcopy=False)
+            for trial in trials:
+                if trial.state == TrialState.RUNNING and not self._lock_of(trial.number).is_dir():
+                    raise self._elsewhere(trial.number)
+                if self._is_left(trial) and not self._is_saving(trial):
+                    return self._take(trial.number, partial(optuna.Trial, self._study, trial._trial_id))
+            return None if len(trials) >= self.plan.total else self._take(len(trials), self._study.ask)
+
+    def _take(self, number: int, begin: Callable[[], optuna.Trial]) -> Trial:
+        lock = DirectoryLock(self._lock_of(number))
+        if (said := lock.take()) is not None and said.startswith("WARNING"):
+            say(said)
         # The seed depends on the number, so that machines with the same seed sample different values.
-        seed = np.random.SeedSequence([self.plan.config["trainer.random_seed"], begun.number]).generate_state(1)[0]
+        seed = np.random.SeedSequence([self.plan.config["trainer.random_seed"], number]).generate_state(1)[0]
         sampler: optuna.samplers.BaseSampler = optuna.samplers.TPESampler(seed=int(seed))
         if self.plan.grid is not None:
-            values = {key: as_text(value) for key, value in self.plan.grid[begun.number].items()}
+            values = {key: as_text(value) for key, value in self.plan.grid[number].items()}
             with warnings.catch_warnings(action="ignore"):  # Optuna warns that it is experimental
                 sampler = optuna.samplers.PartialFixedSampler(values, optuna.samplers.RandomSampler(int(seed)))
         self._study.sampler = sampler
-        taken = self._taken[begun.number] = Trial(self._study, begun, self.plan)
+        trial = begin()
+        if trial.number != number:
+            raise self._elsewhere(number)
+        taken = self._taken[number] = Trial(self._study, trial, self.plan, lock)
         return taken
+
+    def _elsewhere(self, number: int) -> SweepError:
+        return SweepError(
+            f"trial {number} has begun in another directory than {self.plan.directory}: all commands of a sweep need "
+            "the same trainer.experiment_base_dir, on shared storage"
+        )
 
     def is_waiting(self) -> bool:
         """Return whether a trial will be free soon, because its sweep has ended and its process is saving."""
-        return any(self._is_left(trial) for trial in self._trials())
+        with self._alone():
+            return any(self._is_left(trial) for trial in self._study.get_trials(deepcopy=False))
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcome of every trial so far."""
         found = []
-        for trial in self._trials():
-            step, space, taken = trial.last_step, self.plan.space, self._taken.get(trial.number)
-            is_stopped = self._is_left(trial) if taken is None else taken.ending is not None
+        with self._alone():
+            trials = self._study.get_trials(deepcopy=False)
+            left = {trial.number for trial in trials if self._is_left(trial)}
+        left |= {number for number, taken in self._taken.items() if taken.ending is not None}
+        for trial in trials:
+            step, space, state = trial.last_step, self.plan.space, _STATES.get(trial.state.name, "stopped")
             outcome = Outcome(
                 number=trial.number,
-                state=_STATES.get(trial.state.name, "stopped" if is_stopped else "running"),
+                state="stopped" if state == "running" and trial.number in left else state,
                 values={key: _decode(space[key], value) for key, value in trial.params.items() if key in space},
                 objective=None if step is None else trial.intermediate_values[step],
                 step=step,
@@ -269,17 +252,17 @@ class Study:
             found.append(outcome)
         return found
 
-    def _trials(self) -> list[FrozenTrial]:
-        return [trial for trial in self._study.get_trials(deepcopy=False) if "surplus" not in trial.user_attrs]
+    def _lock_of(self, number: int) -> Path:
+        return self.plan.locks / str(number)
 
     def _is_left(self, trial: FrozenTrial) -> bool:
-        """Return whether a trial has not ended although the sweep that ran it was killed."""
-        if trial.state != TrialState.RUNNING or trial.number in self._taken:
-            return False
-        begun = 0.0 if trial.datetime_start is None else trial.datetime_start.timestamp()
-        owner = trial.user_attrs.get("owner") or {"host": None, "alive": begun}  # not signed yet
-        is_gone = owner["host"] == platform.node() and not psutil.pid_exists(owner["sweep"])
-        return is_gone or time.time() - float(owner["alive"]) > GRACE_SECONDS
+        """Return whether a trial has not ended, and the process that ran it has given it back or is gone."""
+        is_running = trial.state == TrialState.RUNNING and trial.number not in self._taken
+        return is_running and not is_locked(self._lock_of(trial.number) / LOCK)
+
+    def _is_saving(self, trial: FrozenTrial) -> bool:
+        # The check takes the lock for a moment, so it must not be called for a trial that is starting.
+        return is_locked(self.plan.experiment(trial.number).directory / LOCK)
 
 
 def _suggest(trial: optuna.Trial, key: str, dimension: Dimension) -> Any:

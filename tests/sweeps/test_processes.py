@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -81,8 +82,8 @@ def run(study: Study, stand_in: StandIn, *, jobs: int = 2, stop: StopRequest | N
 def test_outcomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     study, stand_in = open_study(1, 2, 3, 4, 5), StandIn()
-    with study:
-        said = run(study, stand_in)
+    said = run(study, stand_in)
+    study.close()
     assert sorted(line.partition(" (")[0] for line in said if "runs" not in line) == [
         "trial 0 finished: vld/loss 0.5 at step 2",
         "trial 1 failed: step 3 failed in the data: disk",
@@ -113,7 +114,7 @@ def test_stop_ends_all_trials() -> None:
 def test_unmeasured_objective_ends_the_sweep() -> None:
     study = open_study(1, 6, objective="vld/los")
     match = r"trial \d has no scalar 'vld/los' to go by; it has: vld/loss, trn/loss"
-    with pytest.raises(SweepError, match=match), study:
+    with pytest.raises(SweepError, match=match), closing(study):
         run(study, StandIn())
     assert [outcome.state for outcome in study.outcomes()] == ["stopped", "stopped"]
 

@@ -12,7 +12,6 @@ import pytest
 
 from prototrain.errors import SweepError
 from prototrain.experiment import Experiment
-from prototrain.sweeps import study
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import from_mapping
 from prototrain.sweeps.storage import reporting_failures, sqlite_url
@@ -35,8 +34,10 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
-    """Opens the study as one more process would; another `machine` has a base directory of its own."""
+def opens(tmp_path: Path) -> Iterator[Opens]:
+    """Opens the study as one more process would; another `machine` has its own base directory."""
+
+    studies = []
 
     def open_study(
         space: dict[str, Any] = GRID,
@@ -53,10 +54,12 @@ def opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
         plan = Plan(
             config=tiny_config(**config), space=from_mapping(space), trials=trials, objective=objective, mode=mode
         )
-        return Study(plan, storage=place or sqlite_url(tmp_path / "study.db"), pruner=pruner)
+        studies.append(Study(plan, storage=place or sqlite_url(tmp_path / "study.db"), pruner=pruner))
+        return studies[-1]
 
-    monkeypatch.setattr(study, "_SETTLING_SECONDS", 0.0)
-    return open_study
+    yield open_study
+    for study in studies:
+        study.close()
 
 
 def taken(study: Study) -> Trial:
@@ -72,14 +75,9 @@ def finish(trial: Trial, value: float = 1.0, *, steps: int = 1) -> None:
     trial.finish()
 
 
-DEAD = 2**22 + 1
-"""No process has this number."""
-
-
 def die(trial: Trial) -> None:
-    """What a SIGKILL of the sweep leaves."""
-    owner = trial._study.trials[trial.number].user_attrs["owner"]
-    trial._trial.set_user_attr("owner", {**owner, "sweep": DEAD})
+    """What the operating system does when the sweep of a trial is killed."""
+    trial._lock.give_back()
 
 
 def states(study: Study) -> list[str]:
@@ -97,28 +95,12 @@ def test_several_processes_run_each_combination_once(journal: bool, opens: Opens
     ]  # fmt: skip
     for trial in begun[:5]:
         finish(trial, float(trial.number))
-    with processes[2]:
-        assert begun[5].release() == "stopped" and states(processes[2])[5] == "stopped"
+    assert states(processes[0])[5] == "running"
+    assert begun[5].release() == "stopped" and states(processes[2])[5] == "stopped"
     again = taken(opens(place=place))
     assert (again.number, again.values) == (5, begun[5].values)
     finish(again)
     assert opens(place=place).next() is None and states(processes[0]) == ["finished"] * 6
-
-
-def test_extra_trial_of_a_race_is_not_counted(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = opens(ONE), opens(ONE)
-    trials, looks = second._trials, []
-
-    def then_another_begins() -> Any:
-        found = trials()
-        looks.append(found)
-        if len(looks) == 2:
-            finish(taken(first))
-        return found
-
-    monkeypatch.setattr(second, "_trials", then_another_begins)
-    assert second.next() is None and second.next() is None
-    assert states(opens(ONE)) == ["finished"]
 
 
 def test_trial_of_a_dead_process_is_continued(opens: Opens) -> None:
@@ -137,12 +119,13 @@ def test_trial_of_a_dead_process_is_continued(opens: Opens) -> None:
 
 
 def test_stopped_trials_are_continued_first(opens: Opens) -> None:
-    with opens() as first:
-        assert [taken(first).release(), taken(first).release("killed by SIGKILL")] == ["stopped", "killed by SIGKILL"]
-        assert taken(first).number == 2  # not one that this process has had already
-    assert [taken(opens()).number for _ in range(1)] == [0]
+    first = opens()
+    assert [taken(first).release(), taken(first).release("killed by SIGKILL")] == ["stopped", "killed by SIGKILL"]
+    assert taken(first).number == 2  # not one that this process has had already
     later = opens()
-    assert [taken(later).number for _ in range(3)] == [1, 2, 3]
+    assert [taken(later).number for _ in range(3)] == [0, 1, 3]
+    first.close()
+    assert taken(opens()).number == 2
 
 
 def test_trial_with_a_used_experiment_waits(opens: Opens) -> None:
@@ -155,48 +138,10 @@ def test_trial_with_a_used_experiment_waits(opens: Opens) -> None:
     assert taken(later).number == 0
 
 
-def test_owner_on_another_machine_must_be_silent(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial, there = taken(opens(ONE)), opens(ONE, machine="there")
-    assert there.next() is None and states(there) == ["running"]
-    monkeypatch.setattr(study, "GRACE_SECONDS", -1.0)
-
-    def another_signs(_: float) -> None:
-        (found,) = there._study.get_trials()
-        owner = {**found.user_attrs["owner"], "id": "another"}
-        there._study._storage.set_trial_user_attr(found._trial_id, "owner", owner)
-
-    with monkeypatch.context() as patch:  # of two that want it, the last one to sign has it
-        patch.setattr(study.time, "sleep", another_signs)
-        assert there.next() is None
-    again = taken(there)
-    assert again.number == 0 and again.experiment.directory.parent.name == "there"
-    finish(again)
-    # The owner was alive all the same: what it reports now is no longer asked for.
-    assert trial.report({"vld/loss": (9, 0.1)}) is True
-    assert trial.finish() == "finished by another process" and states(there) == ["finished"]
-
-
-def test_silent_sweep_gives_up_its_trials(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opens(ONE) as silent:
-        assert taken(silent).number == 0
-        there = opens(ONE, machine="there")
-        with monkeypatch.context() as patch:
-            patch.setattr(study, "GRACE_SECONDS", -1.0)
-            assert taken(there).number == 0
-        turns = iter([False, True])
-        with monkeypatch.context() as patch:
-            patch.setattr(silent._is_over, "wait", lambda _: next(turns))
-            Study._beat(silent)
-    (found,) = there._study.get_trials()
-    assert (found.state, found.user_attrs["owner"]["id"]) == (optuna.trial.TrialState.RUNNING, there._id)
-
-
-def test_trial_without_heartbeat_is_taken_over_later(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
-    opens(ONE)._study.ask()  # and died before it could sign
-    later = opens(ONE)
-    assert later.next() is None
-    monkeypatch.setattr(study, "GRACE_SECONDS", -1.0)
-    assert taken(opens(ONE)).values == {"model.batch_size": 4}
+def test_directory_that_is_not_shared(opens: Opens) -> None:
+    taken(opens())
+    with pytest.raises(SweepError, match=r"trial 0 has begun in another directory than .*there: all commands"):
+        opens(machine="there").next()
 
 
 def test_samples_do_not_depend_on_stops(opens: Opens, tmp_path: Path) -> None:
@@ -205,8 +150,7 @@ def test_samples_do_not_depend_on_stops(opens: Opens, tmp_path: Path) -> None:
         process = opens(RATE, trials=12, place=place)
         for number in range(12):
             if stops and number == 11:
-                with opens(RATE, trials=12, place=place) as process:
-                    taken(process).release()
+                taken(opens(RATE, trials=12, place=place)).release()
             if stops and number > 9:
                 process = opens(RATE, trials=12, place=place)
             trial = taken(process)
@@ -305,13 +249,3 @@ def test_failing_storage_is_one_line(opens: Opens, tmp_path: Path) -> None:
     failure = r"^the storage x failed: no such table: trials; the same command continues"
     with pytest.raises(SweepError, match=failure), reporting_failures("x"):
         process.next()
-
-
-def test_heartbeat(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = opens()
-    trial = taken(process)
-    before = process._study.get_trials()[trial.number].user_attrs["owner"]["alive"]
-    turns = iter([False, True])
-    monkeypatch.setattr(process._is_over, "wait", lambda _: next(turns))
-    process._beat()
-    assert process._study.get_trials()[trial.number].user_attrs["owner"]["alive"] > before
