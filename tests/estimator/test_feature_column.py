@@ -82,14 +82,10 @@ CASES: dict[str, Any] = {
     "has words like 'a', the feature is int64": lambda: f.categorical_column_with_vocabulary_list("number", "ab").ids(
         FEATURES
     ),
-    "must be texts or whole numbers for its column, not float32": lambda: f.categorical_column_with_identity(
-        "age", 3
-    ).ids(FEATURES),
     "takes a numeric_column, not Hashed": lambda: f.bucketized_column(
         f.categorical_column_with_hash_bucket("word", 3),  # type: ignore[arg-type]
         [1],
     ),
-    "the boundaries must ascend": lambda: f.bucketized_column(f.numeric_column("age"), [2, 1]),
     "must have words, each of them once": lambda: f.categorical_column_with_vocabulary_list("word", ["a", "a"]),
     "both num_oov_buckets and a default_value": lambda: f.categorical_column_with_vocabulary_list(
         "w", "ab", None, 1, 1
@@ -97,13 +93,11 @@ CASES: dict[str, Any] = {
     "cannot be read from /nowhere": lambda: f.categorical_column_with_vocabulary_file("word", "/nowhere"),
     "at least two keys": lambda: f.crossed_column(["word"], 3),
     "not hashed, not Hashed": lambda: f.crossed_column(["age", f.categorical_column_with_hash_bucket("w", 3)], 3),
-    "takes a categorical column, not Numeric": lambda: f.indicator_column(f.numeric_column("age")),
     "no combiner 'max'": lambda: f.embedding_column(f.categorical_column_with_identity("number", 3), 2, "max"),
     "'word' is categorical: a network of layers": lambda: f.input_layer(
         FEATURES, [f.categorical_column_with_hash_bucket("word", 3)]
     ),
     "two columns 'age'": lambda: f.input_layer(FEATURES, [f.numeric_column("age"), f.numeric_column("age")]),
-    "feature_columns is empty": lambda: f.input_layer(FEATURES, []),
     "str is no column": lambda: f.input_layer(FEATURES, ["age"]),
     "read the feature 'age' in different ways": lambda: f.make_parse_example_spec(
         [f.numeric_column("age"), f.numeric_column("age", shape=2)]

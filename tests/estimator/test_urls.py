@@ -14,7 +14,7 @@ from prototrain import estimator
 from prototrain.errors import ConfigError
 from prototrain.estimator import BestExporter, EvalSpec, TrainSpec
 from prototrain.system.storage import Storage
-from tests.estimator.programs import classifier, endless, linear_fn, named
+from tests.estimator.programs import classifier, endless, named
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -66,9 +66,3 @@ def test_files_of_a_run_are_at_the_url(url: str, tmp_path: Path, monkeypatch: py
     other = classifier(tmp_path / "other", warm_start_from=run).train(endless, steps=1)
     kernel = classifier(run).get_variable_value("logits/kernel")
     assert np.abs(other.get_variable_value("logits/kernel") - kernel).max() < 0.5
-
-
-def test_two_names_of_one_model_dir(url: str) -> None:
-    one = classifier(f"{url}/run")
-    copied = estimator.Estimator(linear_fn, f"{url}/run/", config=one.config)
-    assert copied.model_dir == one.model_dir

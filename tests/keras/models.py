@@ -152,15 +152,6 @@ def own_step() -> keras.Model:
     return model
 
 
-class Nested(keras.Model):  # type: ignore[misc]
-    """Returns metrics in a dict, and values with the names of the engine's scalars."""
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        found = dict(super().train_step(data))
-        loss = found.pop("loss")
-        return {"loss": loss * 2, "learning_rate": loss * 4, "compile_metrics": found}
-
-
 class CountsHalves(keras.metrics.Metric):  # type: ignore[misc]
     """Gives two numbers by name."""
 

@@ -21,7 +21,6 @@ from tests.keras.models import (
     LABELS,
     LAYERS,
     MEANS,
-    WEIGHTS,
     Subclassed,
     batches,
     classifier,
@@ -132,13 +131,11 @@ ONE, OTHER = sgd(), sgd()
     ("attributes", "names"),
     [
         ({"d_optimizer": ONE, "_g_optimizer": OTHER}, ["d_optimizer", "g_optimizer"]),
-        ({"first": ONE, "second": ONE}, ["first"]),
         ({"first": ONE, "optimizer": ONE}, ["optimizer"]),
         ({"all": [ONE, OTHER]}, ["all/0", "all/1"]),
         ({"all": {"d": ONE, "g": OTHER}, "g": OTHER}, ["g", "all/d"]),
-        ({"unused": keras.optimizers.SGD()}, []),
     ],
-    ids=["attributes", "two names", "that of compile", "list", "dict", "not built"],
+    ids=["attributes", "that of compile", "list", "dict"],
 )
 def test_optimizer_names(attributes: dict[str, Any], names: list[str]) -> None:
     model = keras.Model()
@@ -169,15 +166,6 @@ def test_changes_of_the_script_are_reported(tmp_path: Path) -> None:
         line = trainer.run.resume_line()
         assert named in line and bool(named) == ("changed: " in line), line
         assert float(trainer.optimizer.learning_rate) == pytest.approx(edit["rate"])
-
-
-def test_validation_data_may_have_another_structure() -> None:
-    model = made(regularized)
-    model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
-    with_weights = batches(IMAGES, LABELS, 0 * WEIGHTS)
-    trainer = KerasTrainer(model, batches(IMAGES, LABELS), validation=with_weights)
-    expected = model.evaluate(with_weights, verbose=0, return_dict=True)
-    assert trainer.evaluate("vld") == pytest.approx(expected, rel=1e-5)
 
 
 def test_seeds() -> None:
