@@ -346,30 +346,16 @@ def _is_periodic(callback: Callback) -> bool:
 
 def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a list") -> list[Callback]:
     """Return the callbacks as a list; raise CallbackError, starting with `of`, if they are not a list of callbacks."""
-    if isinstance(callbacks, Callback):
-        raise CallbackError(f"{of}; write [{callbacks!r}]")
     if not isinstance(callbacks, Iterable):
         raise CallbackError(f"{of}, not {callbacks!r}; use [] for none")
     found = list(callbacks)
     for callback in found:
         if not isinstance(callback, Callback):
-            raise CallbackError(f"not a callback: {_hint(callback)}")
+            hint = "; write KerasCallback(...) around it" if hasattr(callback, "on_epoch_end") else ""
+            raise CallbackError(f"not a callback: {callback!r}{hint}")
         if sum(other is callback for other in found) > 1:
             raise CallbackError(f"{callback!r} is in the list twice; make a second one")
     return found
-
-
-def _hint(value: Any) -> str:
-    """Describe an object that is not a callback and suggest a fix."""
-    kind = value if isinstance(value, type) else type(value)
-    keras = sys.modules.get("keras")
-    if keras is not None and issubclass(kind, keras.callbacks.Callback):
-        return f"{kind.__name__} is one of Keras; write KerasCallback({kind.__name__}(...))"
-    if isinstance(value, type):
-        return f"{value.__name__} is a class; write it with parentheses, {value.__name__}(...)"
-    if callable(value):
-        return f"{value!r} is a function; write CallbackFactory(trigger=...), or a subclass of Callback"
-    return f"{value!r}{'; leave out the list around it' if isinstance(value, list | tuple) else ''}"
 
 
 def _labels(callbacks: Iterable[Callback]) -> dict[Callback, str]:

@@ -82,9 +82,6 @@ class SendMonitorData(Callback):
     Args:
         command: the command; each ``{name}`` field is replaced by a value, ``{{`` and ``}}`` by braces.
         names: names of the scalars. The command runs only once all of them have a value.
-
-    Raises:
-        CallbackError: the command has a field that is not in `names`.
     """
 
     priority = Priority.WRITE
@@ -93,10 +90,6 @@ class SendMonitorData(Callback):
         self.command = command
         self.names = [names] if isinstance(names, str) else list(names)
         self._has_failed = False
-        try:
-            command.format(**dict.fromkeys(self.names, 0.0))
-        except (LookupError, ValueError, AttributeError) as error:
-            raise CallbackError(f"SendMonitorData: {command!r} does not fit the names {self.names}: {error}") from error
 
     def trigger(self) -> None:
         monitors = self.trainer.monitors
@@ -106,8 +99,8 @@ class SendMonitorData(Callback):
         try:
             subprocess.run(command, shell=True, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError) as error:
-            stderr = getattr(error, "stderr", None) or ""
             if not self._has_failed:
+                stderr = getattr(error, "stderr", None) or ""
                 self.trainer.log(f"WARNING: SendMonitorData failed: {error} {stderr.strip()}; this is reported once")
             self._has_failed = True
 
@@ -124,9 +117,6 @@ class StartProcOrThread(Callback):
         startable: one or several `multiprocessing.Process` or `threading.Thread` objects that are not started yet.
         stop: called after the last step, before processes are terminated and threads are joined.
         timeout: the total time, in seconds, for all of them to end.
-
-    Raises:
-        CallbackError: at the start of the run, if a process or thread cannot be started.
     """
 
     def __init__(
@@ -143,12 +133,9 @@ class StartProcOrThread(Callback):
 
     def before_train(self) -> None:
         for one in self._all:
-            try:
-                if isinstance(one, threading.Thread):
-                    one.daemon = True
-                one.start()
-            except (AssertionError, RuntimeError) as error:
-                raise CallbackError(f"StartProcOrThread: {one.name} cannot be started: {error}") from error
+            if isinstance(one, threading.Thread):
+                one.daemon = True
+            one.start()
             self._started.append(one)
 
     def after_train(self) -> None:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _DAY = 86400.0
-_FAILURES_PER_DAY = 0.03  # about one a month
 _FIRST_SECONDS = 60.0  # until the first save, whose cost is unknown
-_WORTH_REPORTING = 1.5  # ratio of two intervals
 
 
 class ModelSaver(Callback):
@@ -39,12 +37,11 @@ class ModelSaver(Callback):
         interval: "auto" for the interval of Young and Daly, which minimizes the cost of saving and of repeating lost
             steps: ``sqrt(2 * cost * failure_seconds)``, with the measured cost of a save. `every` is then not
             available, and the end of the run is also due.
-        failures_per_day: the expected failures of each worker per day, for "auto". Defaults to 0.03.
+        failures_per_day: the expected failures of each worker per day, for "auto"; about one a month by default.
         clock: returns the time in seconds, for "auto".
 
     Raises:
-        CallbackError: `max_to_keep` is below 1, `interval` is unknown, or `failures_per_day` is not positive or given
-            without ``interval="auto"``.
+        CallbackError: `max_to_keep` is below 1, or `interval` is unknown.
     """
 
     priority = Priority.SAVE
@@ -55,24 +52,19 @@ class ModelSaver(Callback):
         max_to_keep: int = 5,
         asynchronous: bool = False,
         interval: Literal["auto"] | None = None,
-        failures_per_day: float | None = None,
+        failures_per_day: float = 0.03,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_to_keep < 1:
             raise CallbackError(f"ModelSaver: max_to_keep must be at least 1, got {max_to_keep}")
-        if failures_per_day is not None and (interval is None or not failures_per_day > 0):
-            raise CallbackError(
-                f'ModelSaver: failures_per_day must be positive, and is for interval="auto"; got {failures_per_day}'
-            )
         if interval not in (None, "auto"):
             raise CallbackError(f'ModelSaver: interval must be "auto", got {interval!r}; else use .every(steps=...)')
         self.max_to_keep = max_to_keep
         self.asynchronous = asynchronous
         self._is_auto = interval == "auto"
-        self._failure_seconds = _DAY / (_FAILURES_PER_DAY if failures_per_day is None else failures_per_day)
+        self._failure_seconds = _DAY / failures_per_day
         self._clock = clock
         self._costs: deque[float] = deque(maxlen=5)
-        self._reported = math.inf  # the last interval
         self._under_way: Callable[[], Path] | None = None
 
     def overrides(self, hook: str) -> bool:
@@ -113,12 +105,12 @@ class ModelSaver(Callback):
 
     def _best_interval(self, cost: float) -> float:
         """Return the interval, in seconds, after a save that blocked training for `cost` seconds."""
+        is_first = not self._costs
         self._costs.append(cost)
         cost, workers = statistics.median(self._costs), self.trainer.workers
         failure_seconds = self._failure_seconds / workers
         seconds = max(math.sqrt(2 * cost * failure_seconds), cost)
-        if not 1 / _WORTH_REPORTING < seconds / self._reported < _WORTH_REPORTING:
-            self._reported = seconds
+        if is_first:
             self.trainer.log(
                 f"saving every {in_words(seconds)}: a save holds up the training for {cost:.2g} s, and a failure is "
                 f"expected every {in_words(failure_seconds)} ({workers} worker{'s' * (workers > 1)})"

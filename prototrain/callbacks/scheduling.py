@@ -210,8 +210,8 @@ class PeriodicCallback(_ConditionalCallback):
             raise CallbackError(
                 f"PeriodicCallback of {callback.name}: give every_k_steps or every_k_epochs, a positive whole number"
             )
-        self._every_k_steps = every_k_steps and int(every_k_steps)
-        self._every_k_epochs = every_k_epochs and int(every_k_epochs)
+        self._every_k_steps = every_k_steps
+        self._every_k_epochs = every_k_epochs
 
     def is_enabled(self) -> bool:
         return bool(self._fits(self.trainer.global_step, self.trainer.epoch_num))

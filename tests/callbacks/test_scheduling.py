@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,13 +11,9 @@ import tensorflow as tf
 from prototrain import Callback
 from prototrain.callbacks import (
     CallbackFactory,
-    EarlyStopping,
     EnableCallbackIf,
-    InferenceRunner,
     PeriodicCallback,
     RunOp,
-    SaveOnExit,
-    ScalarStats,
 )
 from prototrain.errors import CallbackError
 from prototrain.trainers.tower import SimpleTrainer
@@ -57,25 +52,6 @@ def test_run_op(options: dict[str, bool], steps: list[int]) -> None:
     trainer, seen = CountingTrainer(), []
     trainer.train([RunOp(lambda: seen.append(trainer.global_step), **options)], steps_per_epoch=5, max_steps=10)
     assert seen == steps
-
-
-def test_order_with_evaluations_and_traced_hooks(experiment: Path) -> None:
-    order: list[str] = []
-    count = tf.Variable(0)
-
-    class Names(ScalarStats):
-        def result(self, sums: Sequence[float]) -> dict[str, float]:
-            order.append("evaluation")
-            return super().result(sums)
-
-    resets = [RunOp(lambda name=name: order.append(name), run_before=False) for name in "abc"]
-    runners = [InferenceRunner("vld", Names("loss"), prefix=prefix) for prefix in ("one", "two")]
-    decides = EarlyStopping("two/loss", mode="min", patience=5)
-    counts = RunOp(lambda: count.assign_add(1), **IN_STEPS)
-    callbacks = [SaveOnExit(), decides, resets[0], runners[0], resets[1], runners[1], resets[2], counts]
-    tiny_trainer(experiment).train(callbacks, max_steps=5)
-    assert order == ["a", "evaluation", "b", "evaluation", "c"]
-    assert decides.best.step == int(count) == 5
 
 
 # -- some of the time --------------------------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from prototrain import Callback, StopTraining
-from prototrain.callbacks import ModelSaver, PeriodicCallback, Priority
+from prototrain.callbacks import ModelSaver, Priority
 from tests.tiny import CountingTrainer, Recorder
 
 INTERVALS: list[dict[str, Any]] = [
@@ -132,15 +131,3 @@ def test_replaces_the_schedule_and_forwards_other_hooks() -> None:
     hooks = ["setup", "before_train", "before_epoch", "after_epoch", "trigger", "after_train"]
     assert [hook for hook, _ in recorder.calls] == hooks
     assert twice.steps("trigger") == [3]  # the outer one decides
-
-
-def test_numpy_intervals() -> None:
-    recorder, thinned = Recorder(), Recorder()
-    callbacks = [
-        recorder.every(steps=np.int64(5), epochs=np.int32(2)),
-        PeriodicCallback(thinned, every_k_steps=np.int64(4)),
-    ]
-    CountingTrainer().train(callbacks, steps_per_epoch=np.int64(2), max_steps=np.int64(10))
-    assert recorder.steps("trigger") == [4, 5, 8, 10]
-    assert thinned.steps("trigger_epoch") == [4, 8]
-    assert repr(callbacks[0]) == "Recorder().every(steps=5, epochs=2)"

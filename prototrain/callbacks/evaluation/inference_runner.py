@@ -197,8 +197,7 @@ class InferenceRunner(Callback):
         prefix: prefix of the scalars' names. Defaults to the dataset's name, or to "inference" for a dataset object.
 
     Raises:
-        CallbackError: an object in `inferencers` is not an inferencer; at setup, if `batches` is not a non-negative
-            integer.
+        CallbackError: at setup, if `batches` is not a non-negative integer.
         DataError: at setup, if the dataset is missing, or is infinite and `batches` is 0.
     """
 
@@ -217,11 +216,6 @@ class InferenceRunner(Callback):
         self.batches = batches
         name = dataset if isinstance(dataset, str) else "inference"
         self.prefix = name if prefix is None else prefix
-        for inferencer in self.inferencers:
-            if not isinstance(inferencer, Inferencer):
-                raise CallbackError(
-                    f"InferenceRunner: not an inferencer: {inferencer!r}; wrap Keras metrics in KerasMetric"
-                )
 
     def setup(self) -> None:
         dataset: Any = self.dataset

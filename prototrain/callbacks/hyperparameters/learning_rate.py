@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
-from prototrain.errors import CallbackError, NonFiniteError
+from prototrain.errors import CallbackError
 from prototrain.tf_private import KerasVariable
 
 
@@ -28,7 +27,6 @@ class LearningRate(Callback):
     Raises:
         CallbackError: the schedule is not callable or does not consist of TensorFlow ops; at setup, if the trainer has
             no optimizer or the optimizer already has a schedule.
-        NonFiniteError: with `StopOnNaN` in the list, before the first step, if the rate is not finite.
     """
 
     chief_only = False  # all workers must apply the same updates
@@ -79,10 +77,4 @@ class LearningRate(Callback):
         # Use a tensor, since arithmetic with Python numbers may round differently from the compiled call. Convert from
         # a NumPy integer, since TensorFlow caches every Python number that it converts.
         number = np.int64(step) if isinstance(step, int) else step
-        rate = self._rate(tf.convert_to_tensor(number, tf.int64))
-        # A compiled step checks the rate itself.
-        if self.trainer.check_finite and tf.executing_eagerly() and not math.isfinite(rate):
-            if step == self.trainer.total_steps:
-                return  # a schedule may be undefined after the last step
-            raise NonFiniteError(f"LearningRate: the schedule gives {float(rate)} after step {step}")
-        self.optimizer.learning_rate.assign(rate)
+        self.optimizer.learning_rate.assign(self._rate(tf.convert_to_tensor(number, tf.int64)))

@@ -14,7 +14,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
 from prototrain.callbacks.monitor import Best, Mode
-from prototrain.errors import CallbackError, NonFiniteError
+from prototrain.errors import CallbackError
 from prototrain.tf_private import KerasVariable
 
 if TYPE_CHECKING:
@@ -34,26 +34,16 @@ class HyperParam:
         target: "learning_rate", the name of a variable in `trainer.state`, a variable, or an object with `attribute`.
         attribute: the name of the object's attribute.
         name: the name of the value in metrics.jsonl, as ``hyper/<name>``, and in hyper.txt.
-
-    Raises:
-        CallbackError: `target` is not supported.
     """
 
     def __init__(self, target: Any, attribute: str | None = None, *, name: str | None = None) -> None:
-        is_variable = isinstance(target, (tf.Variable, KerasVariable))
-        if attribute is None and not is_variable and not isinstance(target, str):
-            raise CallbackError(
-                f"HyperParam takes a variable, a variable's name, or an object and the name of an attribute: {target!r}"
-            )
-        self.name: str = name or attribute or (str(target.name).split(":")[0] if is_variable else target)
+        self.name: str = name or attribute or (target if isinstance(target, str) else target.name.split(":")[0])
         self._target = target
         self._attribute = attribute
 
     def connect(self, trainer: Trainer) -> None:
-        """Attach to a trainer; raise CallbackError if the variable or attribute does not exist."""
+        """Attach to a trainer; raise an error if the variable or attribute does not exist."""
         self._trainer = trainer
-        if self._attribute is not None and not hasattr(self._target, self._attribute):
-            raise CallbackError(f"HyperParam: {type(self._target).__name__} has no attribute {self._attribute!r}")
         self.get()
 
     @property
@@ -108,7 +98,6 @@ class HyperParamSetter(Callback):
 
     Raises:
         CallbackError: at setup, if there is no such hyperparameter, or `LearningRate` also sets it.
-        NonFiniteError: with `StopOnNaN` in the list, if the new value is NaN or is an infinite learning rate.
     """
 
     chief_only = False
@@ -136,11 +125,11 @@ class HyperParamSetter(Callback):
 
     def before_train(self) -> None:
         if self._restored is not None:
-            self._set(self._restored)
+            self.param.set(self._restored)
         elif self.trainer.global_step == 0:
             first = self.first_value()
             if first is not None:
-                self._set(first)
+                self.param.set(first)
             self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", self.param.get())
 
     def trigger(self) -> None:
@@ -152,20 +141,12 @@ class HyperParamSetter(Callback):
         old = self.param.get()
         if value is None or value == old:
             return
-        self._set(value)
+        self.param.set(value)
         now = self.param.get()  # may differ from `value`: a float32 variable rounds
         if now != old:
             if step:  # before_train recorded the value of step 0
                 self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", now)
             self.trainer.log(f"{self.param.name} is {now:g} from step {step + 1} on (it was {old:g})")
-
-    def _set(self, value: float) -> None:
-        # Other hyperparameters may be infinite, such as a limit that is off.
-        is_wrong = math.isnan(value) or (math.isinf(value) and self.param.is_learning_rate)
-        if self.trainer.check_finite and is_wrong:
-            step = self.trainer.global_step
-            raise NonFiniteError(f"{self.name}: {self.param.name} is to be {value} after step {step}")
-        self.param.set(value)
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.param.get(), "step": self._triggered_at}

@@ -95,18 +95,14 @@ class GPUUtilizationTracker(Callback):
     """
 
     def setup(self) -> None:
-        self._handles, reason = [], "there is no GPU"
+        self._handles = []
         try:
             import pynvml
 
             pynvml.nvmlInit()
             self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        except ImportError:
-            reason = "nvidia-ml-py is not installed; pip install 'prototrain[gpu]'"
-        except pynvml.NVMLError as error:
-            reason = f"the GPU driver does not answer ({error})"
-        if not self._handles:
-            self.trainer.log(f"GPUUtilizationTracker records nothing: {reason}")
+        except Exception as error:  # no package, or an error of the driver
+            self.trainer.log(f"GPUUtilizationTracker records nothing: {error}; it needs 'prototrain[gpu]' and a GPU")
         self._samples: list[list[int]] = []
         self._ended = threading.Event()
 

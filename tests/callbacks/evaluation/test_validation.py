@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, ModelDict, SimpleTrainer, default_callbacks
-from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, Validation
+from prototrain.callbacks import JSONWriter, SaveOnExit, Validation
 from prototrain.callbacks.base import innermost
 from prototrain.checkpoint.values import random_state
 from prototrain.errors import DataError, StepError
@@ -170,17 +170,3 @@ def test_rehearsal_changes_no_state(experiment: Path) -> None:
     late = Validation()  # not due before the run is over
     late.at_end = False
     assert state(late.every(steps=50), directory=experiment) == state(directory=experiment)
-
-
-def test_rehearsal_keeps_the_order_of_shuffled_data() -> None:
-    def losses(*callbacks: Callback) -> list[tuple[int, float]]:
-        shuffled = with_validation(lambda vld: vld.unbatch().shuffle(20, seed=3).batch(4))
-        trainer = tiny_trainer(datasets=shuffled)
-        trainer.train(callbacks, max_steps=2)
-        return trainer.monitors.history("vld/loss")
-
-    def evaluate_by_hand(self: Any) -> None:
-        self.trainer.monitors.put_scalar("vld/loss", self.trainer.evaluate("vld", 1)["loss"])
-
-    by_hand = CallbackFactory(trigger=evaluate_by_hand)
-    assert losses(Validation(batches=1).every(steps=2)) == losses(by_hand.every(steps=2))

@@ -87,11 +87,6 @@ def test_schedules(options: dict[str, Any], expected: list[float], experiment: P
     assert rows(experiment, "hyper/value") == {0: expected[0], **changes}
 
 
-def test_no_callback_between_schedule_points() -> None:
-    setter = ScheduledHyperParamSetter(HyperParam(knob(), "value"), [(10, 3), (20, 5)], step_based=True)
-    assert [setter.next_step(step) for step in (0, 9, 10, 19, 20)] == [10, 10, 20, 20, None]
-
-
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from prototrain import Callback, StopTraining
 from prototrain.callbacks import PeriodicCallback, ProgressBar, ScalarPrinter
 from prototrain.callbacks.profiling import progress_bar
 from prototrain.errors import CallbackError
-from tests.callbacks.helpers import EachStep, Fails, Puts
+from tests.callbacks.helpers import EachStep, Puts
 from tests.tiny import CountingTrainer
 
 
@@ -116,13 +116,6 @@ def test_bar_on_a_terminal(columns: str, begin: str, monkeypatch: pytest.MonkeyP
     assert bar.strip().startswith(begin) and "loss=0.1" in bar
     assert [line.split("trn")[1].strip() for line in shown if " trn " in line] == ["0.2", "0.1"]
     assert "%|" not in log and "\r" not in log
-
-
-def test_bar_is_closed_when_a_run_fails() -> None:
-    with terminal() as read:
-        with pytest.raises(RuntimeError):
-            CountingTrainer().train([ProgressBar(), Fails(3)], max_steps=6)
-        assert [line for line in screen(read()) if "3/6" in line]
 
 
 def test_chosen_scalars(capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,9 +76,8 @@ def test_host_memory_and_busy_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("nvml", "reason"),
     [
-        (Nvml(0), "there is no GPU"),
-        (Nvml(broken=True), "the GPU driver does not answer (driver not loaded)"),
-        (None, "nvidia-ml-py is not installed; pip install 'prototrain[gpu]'"),
+        (Nvml(broken=True), "driver not loaded; it needs 'prototrain[gpu]'"),
+        (None, "import of pynvml halted"),
     ],
 )
 def test_no_gpus(

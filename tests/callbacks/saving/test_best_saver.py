@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from prototrain.callbacks import (
     CallbackFactory,
@@ -98,16 +97,6 @@ class Falls(Callback):
         self.trainer.monitors.put_scalar("vld/worse", self.trainer.global_step)
 
 
-class Spoils(Callback):
-    """Sets the weights to zero after they were measured and the best checkpoint was saved."""
-
-    priority = Priority.SAVE
-
-    def trigger_step(self) -> None:
-        for variable in self.trainer.model_variables.values():
-            variable.assign(tf.zeros_like(variable))
-
-
 def test_best_checkpoint_has_the_measured_weights(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stopping = EarlyStopping("vld/worse", mode="min", patience=2, restore_best=True)
 
@@ -145,12 +134,6 @@ def test_best_checkpoint_has_the_measured_weights(experiment: Path, capsys: pyte
     for source in ({"a": np.zeros(1)}, trainer.run.checkpoints.path(stopped), experiment / "nothing"):
         with pytest.raises(CheckpointError, match=r"needs an experiment|has no best checkpoint"):
             again.load_weights(source, checkpoint="best")
-
-
-def test_later_callbacks_do_not_change_the_best_checkpoint(experiment: Path) -> None:
-    best = [Validation().every(steps=2), MinSaver("vld/loss").every(steps=2)]
-    tiny_trainer(experiment).train([Spoils(), SaveOnExit(), *best], max_steps=2)
-    check_note(experiment)
 
 
 def test_best_is_forgotten_if_a_run_resumes_before_it(experiment: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from prototrain.callbacks import JSONWriter, ModelSaver, RunOp, SaveOnExit
 from prototrain.checkpoint import Checkpoints, Snapshot, read_bundle
 from prototrain.config import Config
-from prototrain.errors import CallbackError, CheckpointError, ConfigError
+from prototrain.errors import CheckpointError, ConfigError
 from prototrain.launch import default_callbacks
 from tests.callbacks.helpers import UNLIMITED, FillsDisk
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer
@@ -53,23 +53,6 @@ def test_failing_save_at_the_end_is_an_error(experiment: Path) -> None:
     assert kept(experiment) == []
 
 
-def test_automatic_interval_depends_on_the_cost_of_a_save(capsys: pytest.CaptureFixture[str]) -> None:
-    saver = ModelSaver(interval="auto", failures_per_day=4.32)  # sqrt(2 * cost * 20,000 s)
-    saver.trainer = CountingTrainer()
-    chosen = [saver._best_interval(cost) for cost in (1.0, 1.4, 90.0, 9.0)]  # with an outlier
-    assert chosen == pytest.approx([200.0, 219.09, 236.64, 456.07], abs=0.01)
-    saver.trainer.workers = 160
-    saver._failure_seconds = 320.0
-    saver._costs.extend([100.0] * 5)
-    assert saver._best_interval(100.0) == 100.0  # never less than a save takes
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == (
-        "saving every 3 min 20 s: a save holds up the training for 1 s, and a failure is expected every 5 h 33 min "
-        "(1 worker)"
-    )
-    assert len(said) == 3 and "expected every 2 s (160 workers)" in said[2]
-
-
 def test_automatic_interval_in_a_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     time = [0.0]
 
@@ -99,8 +82,6 @@ def test_automatic_interval_from_the_config() -> None:
     assert saver._failure_seconds == 43_200
     with pytest.raises(ConfigError, match=r"expected int >= 1 or .* or auto, got 'often'"):
         Config({"trainer.checkpoint_save_interval": "often"})
-    with pytest.raises(CallbackError, match='is for interval="auto"'):
-        ModelSaver(failures_per_day=2.0)
 
 
 class TestAsynchronous:

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from prototrain import Callback, SyncReplicatedTrainer, Trainer
 from prototrain.callbacks import (
-    HyperParamSetterWithFunc,
     LearningRate,
     MinSaver,
     ModelSaver,
@@ -159,12 +158,3 @@ def test_non_finite_checkpoint_is_not_resumed(experiment: Path, capsys: pytest.C
         path.rename(experiment / "checkpoints/failed-0")
     with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged or not finite.*--fresh"):
         Watches(experiment).train([StopOnNaN()], max_steps=9)
-
-
-def test_rates_set_on_the_host(experiment: Path) -> None:
-    trainer = tiny_trainer(experiment)
-    setter = HyperParamSetterWithFunc("learning_rate", lambda epoch, _: math.inf if epoch else None)
-    ends(trainer, saving(setter), "HyperParamSetterWithFunc: learning_rate is to be inf after step 5")
-    ends(trainer, saving(rate(5, math.nan)), "LearningRate: the schedule gives nan after step 5")
-    assert saved_steps(experiment, "") == [2, 4, 5] and kept_aside(experiment) == []
-    trainer.train([rate(5, math.nan), StopOnNaN()], max_steps=5)  # behind the last step it need not have a value

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prototrain import Callback, StopTraining
+from prototrain import Callback
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries
 from prototrain.experiment.record import read_attempts
 from tests.callbacks.helpers import UNLIMITED, Fails, FillsDisk, Puts
@@ -37,11 +37,6 @@ def test_one_row_per_step(experiment: Path) -> None:
         {"step": 2, "time": 7.123, "vld/loss": 0.5, "vld/nan": None, "vld/inf": None},
         {"step": 3, "time": 7.123, "x": 1.0},
     ]
-
-
-def test_no_file_without_scalars(experiment: Path) -> None:
-    CountingTrainer(experiment=experiment).train([JSONWriter()], max_steps=2)
-    assert not (experiment / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(("save_every", "killed_at"), [(1, 1), (1, 4), (2, 3), (3, 4), (7, 4)])
@@ -76,15 +71,6 @@ def test_repeated_rows_are_compared(again: dict[str, Any], is_same: bool, words:
     run(experiment, steps, ModelSaver().every(steps=3), Puts(**(values | again)))
     assert words in (experiment / "train.log").read_text()
     assert [attempt.repeated for attempt in read_attempts(experiment / "run.json")] == [None, is_same]
-
-
-def test_superseded_rows_are_appended(experiment: Path) -> None:
-    for _ in range(2):
-        with pytest.raises(RuntimeError):
-            run(experiment, 6, Fails(2))
-    run(experiment, 3)
-    assert [row["step"] for row in rows(experiment, "metrics.superseded.jsonl")] == [1, 2, 1, 2]
-    assert [row["step"] for row in rows(experiment)] == [1, 2, 3]
 
 
 def test_fresh_start_replaces_rows_of_step_0(experiment: Path) -> None:
@@ -126,14 +112,6 @@ def test_row_of_the_checkpoint_is_completed(experiment: Path) -> None:
         {"step": 1, "time": 7.0, "trn/loss": 1.0, "late/a": 5.0},
         {"step": 2, "time": 7.0, "trn/loss": 0.5, "late/a": 5.0},
     ]
-
-
-def test_second_run_of_a_trainer_appends(experiment: Path) -> None:
-    trainer = CountingTrainer(experiment=experiment)
-    callbacks = [Summaries().every(steps=1), JSONWriter()]
-    trainer.train([*callbacks, Fails(2, StopTraining)], max_steps=5)  # an early stop keeps the last row
-    trainer.train(callbacks, max_steps=5)
-    assert [row["step"] for row in rows(experiment)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("last", [7, 99])

@@ -72,21 +72,6 @@ def test_resumed_run_equals_a_run_without_summaries(experiment: Path) -> None:
     assert not {node.op for function in library.function for node in function.node_def if "Summary" in node.op}
 
 
-def test_model_without_summaries_is_traced_once() -> None:
-    traced = []
-
-    def plain(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
-        traced.append(train_phase)
-        return tiny_build(inputs, train_phase)
-
-    trainers = [tiny_trainer(build=plain) for _ in range(2)]
-    traced.clear()
-    trainers[0].train([], max_steps=9)
-    alone = len(traced)
-    trainers[1].train([Summaries().every(steps=2)], max_steps=9)
-    assert len(traced) == 2 * alone
-
-
 def test_records_at_steps_or_epochs() -> None:
     for summaries, expected in (
         (Summaries(), [(2, (1 + 1 / 2) / 2), (4, (1 / 3 + 1 / 4) / 2)]),

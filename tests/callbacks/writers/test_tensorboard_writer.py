@@ -63,12 +63,6 @@ def _together(files: list[Path], directory: Path) -> Path:
     return directory
 
 
-def test_fresh_start_hides_the_old_run(experiment: Path) -> None:
-    run(experiment, 5)
-    summaries = run(experiment, 3, resume=False)
-    assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3]
-
-
 @pytest.mark.parametrize("later", [1e9, 0.9e9], ids=["within the same second", "after the clock was set back"])
 def test_files_are_ordered_independent_of_the_clock(experiment: Path, later: float) -> None:
     with pytest.raises(RuntimeError):

@@ -12,7 +12,6 @@ import pytest
 
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import ModelSaver, SaveOnExit, Summaries
-from prototrain.callbacks.writers.mlflow_writer import _as_key
 from prototrain.callbacks.writers.tracker import Point, Tracker
 from prototrain.errors import CallbackError
 from prototrain.experiment.record import Outcome, read_attempts
@@ -141,7 +140,3 @@ def test_outcome_of_the_run(
     [attempt] = read_attempts(experiment / "run.json")
     assert [*seen, *server.outcomes] == [Outcome("running"), outcome]
     assert trainer.outcome == outcome == Outcome(attempt.state, attempt.reason)
-
-
-def test_mlflow_names() -> None:
-    assert [_as_key(name) for name in ("trn/loss", "a b:ü%/x")] == ["trn/loss", "a b___/x"]
