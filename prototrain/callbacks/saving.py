@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _DAY = 86400.0
+_FAILURES_PER_DAY = 0.03  # about one a month
 _FIRST_SECONDS = 60.0  # until the first save, whose cost is unknown
 
 
@@ -37,11 +38,12 @@ class ModelSaver(Callback):
         interval: "auto" for the interval of Young and Daly, which minimizes the cost of saving and of repeating lost
             steps: ``sqrt(2 * cost * failure_seconds)``, with the measured cost of a save. `every` is then not
             available, and the end of the run is also due.
-        failures_per_day: the expected failures of each worker per day, for "auto"; about one a month by default.
+        failures_per_day: the expected failures of each worker per day, for "auto". Defaults to 0.03.
         clock: returns the time in seconds, for "auto".
 
     Raises:
-        CallbackError: `max_to_keep` is below 1, or `interval` is unknown.
+        CallbackError: `max_to_keep` is below 1, `interval` is unknown, or `failures_per_day` is not positive or given
+            without ``interval="auto"``.
     """
 
     priority = Priority.SAVE
@@ -52,17 +54,21 @@ class ModelSaver(Callback):
         max_to_keep: int = 5,
         asynchronous: bool = False,
         interval: Literal["auto"] | None = None,
-        failures_per_day: float = 0.03,
+        failures_per_day: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_to_keep < 1:
             raise CallbackError(f"ModelSaver: max_to_keep must be at least 1, got {max_to_keep}")
+        if failures_per_day is not None and (interval is None or not failures_per_day > 0):
+            raise CallbackError(
+                f'ModelSaver: failures_per_day must be positive, and is for interval="auto"; got {failures_per_day}'
+            )
         if interval not in (None, "auto"):
             raise CallbackError(f'ModelSaver: interval must be "auto", got {interval!r}; else use .every(steps=...)')
         self.max_to_keep = max_to_keep
         self.asynchronous = asynchronous
         self._is_auto = interval == "auto"
-        self._failure_seconds = _DAY / failures_per_day
+        self._failure_seconds = _DAY / (failures_per_day or _FAILURES_PER_DAY)
         self._clock = clock
         self._costs: deque[float] = deque(maxlen=5)
         self._under_way: Callable[[], Path] | None = None

@@ -58,6 +58,7 @@ ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]
     (GraphProfiler, ({"steps": 0},), "at least 1"),
     (ModelSaver, ({"max_to_keep": 0}, {"max_to_keep": -1}), "max_to_keep must be at least 1"),
     (ModelSaver, ({"interval": "often"},), "interval must be"),
+    (ModelSaver, ({"interval": "auto", "failures_per_day": 0}, {"failures_per_day": 2.0}), "must be positive, and is"),
     (lambda: ModelSaver(interval="auto").every(steps=3), ({},), r"\.every\(\) has no place"),
     (RunOp, (WEIGHT.assign(1.0), None, tf.constant(1), [WEIGHT.assign]), "RunOp takes a function"),
     (EarlyStopping, ({"stat": "x", "mode": "auto", "patience": 1},), 'mode must be "min" or "max"'),

@@ -101,8 +101,11 @@ class GPUUtilizationTracker(Callback):
 
             pynvml.nvmlInit()
             self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            reason = "no GPU"
         except Exception as error:  # no package, or an error of the driver
-            self.trainer.log(f"GPUUtilizationTracker records nothing: {error}; it needs 'prototrain[gpu]' and a GPU")
+            reason = str(error)
+        if not self._handles:
+            self.trainer.log(f"GPUUtilizationTracker records nothing: {reason}; it needs 'prototrain[gpu]' and a GPU")
         self._samples: list[list[int]] = []
         self._ended = threading.Event()
 

@@ -76,6 +76,7 @@ def test_host_memory_and_busy_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("nvml", "reason"),
     [
+        (Nvml(0), "no GPU; it needs"),
         (Nvml(broken=True), "driver not loaded; it needs 'prototrain[gpu]'"),
         (None, "import of pynvml halted"),
     ],
