@@ -504,27 +504,6 @@ def default_writer() -> Any:
     return summary_ops_v2._summary_state.writer
 
 
-def clear_default_writer() -> None:
-    """Leave this thread without a default summary writer, default step and recording condition."""
-    from tensorflow.python.ops import summary_ops_v2
-
-    state = summary_ops_v2._summary_state
-    state.writer = state.step = state.is_recording = None
-
-
-@contextmanager
-def writing_through(write: Callable[..., Any]) -> Iterator[None]:
-    """Context manager in which `tf.summary.scalar` and similar functions call `write`."""
-    from tensorboard.compat import tf2
-
-    summary = tf2.summary
-    original, summary.write = summary.write, write
-    try:
-        yield
-    finally:
-        summary.write = original
-
-
 def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: int, silence_ms: int) -> None:
     """Set the timeouts of TensorFlow's coordination service. Call this before the workers connect.
 

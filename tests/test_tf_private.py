@@ -245,10 +245,9 @@ def test_changing_writer(tmp_path: Path) -> None:
         each.close()
     contents = [next((tmp_path / name).iterdir()).read_bytes() for name in "ab"]
     assert writer.asked == 2 and [b"two" in content for content in contents] == [True, False]
-    writer.set_as_default(step=3)
-    assert tf_private.default_writer() is writer and tf.summary.experimental.get_step() == 3
-    tf_private.clear_default_writer()
-    assert tf_private.default_writer() is None and tf.summary.experimental.get_step() is None
+    with writer.as_default():
+        assert tf_private.default_writer() is writer
+    assert tf_private.default_writer() is None
 
 
 def test_connect_and_disconnect_workers() -> None:

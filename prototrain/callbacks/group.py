@@ -280,8 +280,8 @@ class CallbackGroup:
                 if hook == "setup":  # no monitor is set up yet
                     callback.setup()
                     return
-                with trainer.summaries.recording(trainer.counter.step):
-                    getattr(callback, hook)()
+                trainer.summaries.begin(trainer.counter.step)
+                getattr(callback, hook)()
                 for event in trainer.summaries.take():
                     trainer.monitors.put_summary(event.summary)
         finally:

@@ -19,7 +19,7 @@ from prototrain.system.tracebacks import cause, source_line
 from prototrain.tf_private import captures_vary
 
 if TYPE_CHECKING:
-    from prototrain.step.loop import StepPlan
+    from prototrain.step.loop import Iteration
 
 _NODE = re.compile(r"\[\[(?:\{\{function_node [^}]*\}\})?(?:\{\{node )?([^\]}]*)")
 _EMPTY_ELEMENT = "components but got"
@@ -161,10 +161,10 @@ def failed_stage(error: tf.errors.OpError) -> str:
 
 
 class StepCalls(ABC):
-    """Runs the steps of a plan, many in one call. Subclasses define where the steps run.
+    """Runs many iterations in one call. Subclasses define where they run.
 
     Args:
-        plan: the plan of the step.
+        iteration: the iteration.
 
     Attributes:
         longest: maximum number of steps of the next call, to take about `CALL_SECONDS` judging by earlier calls.
@@ -173,8 +173,8 @@ class StepCalls(ABC):
 
     has_summaries: bool | None = False
 
-    def __init__(self, plan: StepPlan) -> None:
-        self._plan = plan
+    def __init__(self, iteration: Iteration) -> None:
+        self._iteration = iteration
         self.longest = 1
         self._has_run = False
 
@@ -200,7 +200,7 @@ class StepCalls(ABC):
         """Run up to `n` steps after `start` completed ones."""
         begin = time.perf_counter()
         try:
-            result = self._run(self._plan.data.iterator, min(n, self.longest), start)
+            result = self._run(self._iteration.data.iterator, min(n, self.longest), start)
         except tf.errors.OpError as error:
             return self._failed(error, start)
         elapsed = max(time.perf_counter() - begin, 1e-6)
@@ -223,9 +223,9 @@ class StepCalls(ABC):
     def _failed(self, error: tf.errors.OpError, start: int) -> StepResult:
         """Return the result of a call that raised a TensorFlow error."""
         completed = self.completed()
-        shown = self._plan.guard.failed_with(error)
+        shown = self._iteration.guard.failed_with(error)
         if shown is not None:
-            self._plan.guard.restore()
+            self._iteration.guard.restore()
             return StepResult(steps=completed - start, is_finite=False, error=_non_finite(completed, shown))
         # Only an endless iterator is read without checking for its end first.
         where = "data" if isinstance(error, tf.errors.OutOfRangeError) else failed_stage(error)

@@ -8,73 +8,78 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from prototrain.data.batches import at_path, by_path, has_path
+from prototrain.checkpoint.state import variables_in
+from prototrain.data.batches import Batch, at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult
-from prototrain.step.nonfinite import NoCheck
-from prototrain.step.trace import SummaryFile, TowerTrace, noting_summaries, recording, tracing
+from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite
+from prototrain.step.trace import SummaryFile, TowerTrace, noting_summaries, tracing
 from prototrain.step.update import weighted_outputs
 from prototrain.step.variables import StopVariable, scratch_variable
 from prototrain.tf_private import is_deterministic, next_synchronously
 from prototrain.towers import components
 
-Batch = dict[str, Any]
+if TYPE_CHECKING:
+    from prototrain.trainers.tower import TowerTrainer
 
 State = dict[str, Any]
 """The loop variables by name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepPlan:
-    """The parts of a trainer that a compiled call needs.
-
-    Attributes:
-        train_step: maps one tower's batch to scalars by name; traced.
-        placement: the `Placement` that runs `train_step` on the towers.
-        data: the training data, with `iterator`, `endless` and `element_spec`.
-        guard: the policy for non-finite steps.
-        changed_early: returns the variables that a step may change before it is known to be finite.
-        must_be_finite: whether the guard checks all scalars, or only those of an update.
-        before_run: called with the number of completed steps (int64 tensor) before an iteration; traced.
-        after_run: called with the scalars after an iteration, or None; traced.
-        watched_names: names of the tensors that a watched step returns.
-        may_be_watched: whether the last step of a call may be a watched one.
-        alone: whether every call is a single step, without a loop.
-        stop_requested: returns whether a stop was requested.
-        log: prints a line for the user.
-    """
-
-    train_step: Callable[[Batch], Mapping[str, tf.Tensor]]
-    placement: Any
-    data: Any
-    guard: NoCheck
-    changed_early: Callable[[], Sequence[Any]]
-    must_be_finite: bool
-    before_run: Callable[[tf.Tensor], None]
-    after_run: Callable[[dict[str, Any]], None] | None
-    watched_names: frozenset[str]
-    may_be_watched: bool
-    alone: bool
-    stop_requested: Callable[[], bool]
-    log: Callable[[str], None]
 
 
 class Iteration:
     """One iteration on all towers: hooks, the towers' steps, their mean, and the guard.
 
     Args:
-        plan: the plan of the step.
+        trainer: a tower trainer whose callbacks are set up.
+        may_fail: whether a call may raise an error at a step that is not finite; False if other towers continue.
+        may_be_watched: whether the last step of a call can run separately, so that callbacks can watch its tensors.
+
+    Attributes:
+        train_step: maps one tower's batch to scalars by name; traced.
+        data: the training data, with `iterator`, `endless` and `element_spec`.
+        guard: the policy for non-finite steps.
+        watched_names: names of the tensors that a watched step returns.
+        alone: whether every call is a single step, without a loop.
     """
 
-    def __init__(self, plan: StepPlan) -> None:
-        self._plan = plan
+    def __init__(self, trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: bool = True) -> None:
+        self.trainer = trainer
+        self.train_step: Callable[[Batch], Mapping[str, Any]] = trainer.train_step
+        self.placement, self.data = trainer.placement, trainer.data
+        self.may_be_watched = may_be_watched
+        self.guard = NoCheck()
+        if trainer.loss_scale is not None:
+            self.guard = SkipNonFinite(trainer.loss_scale, ends=trainer.check_finite)
+        elif trainer.check_finite:
+            self.guard = AssertFinite() if may_fail and trainer.placement.may_fail else SkipNonFinite()
+        self.watched_names = frozenset(trainer.callbacks.watched_names)
+        # With several towers, convolutions inside a loop may differ in the last bits from those outside a loop.
+        self.alone = trainer.towers == 1 and (trainer.callbacks.each_step or not trainer.is_compiled)
         self._packer = ScalarPacker()
+
+    def changed_early(self) -> list[Any]:
+        """Return the variables, of all towers, that a step may change before it is found not to be finite.
+
+        With the default `train_step` these are the variables that the forward pass assigns, such as batch statistics
+        and seeds. A custom `train_step` may change any variable.
+        """
+        trainer = self.trainer
+        if not trainer.check_finite:
+            return []
+        if trainer.has_own_train_step:
+            changed: list[Any] = list(variables_in(trainer.state).values())
+        else:
+            changed = [variable for variable in trainer.variables.values() if not variable.trainable]
+            changed += trainer.placement.own_variables()
+            if any(callback.overrides("before_run") for callback in trainer.callbacks):
+                changed += [v for v in trainer.optimizer.variables if v is trainer.optimizer.learning_rate]
+        # Each tower's copy: assigning to a replicated variable would combine the values of the towers.
+        return [copy for variable in changed for copy in components(variable)]
 
     def __call__(
         self, inputs: Batch, step: tf.Tensor, *, watched: bool = False
@@ -90,40 +95,37 @@ class Iteration:
             the scalars by name, averaged over the towers; whether the iteration counts as a step, a bool tensor that is
             False if the guard found it non-finite; and the watched tensors by name.
         """
-        plan = self._plan
+        trainer, results = self.trainer, self.placement.local_results
         with _after(inputs):
-            # Each tower's copy: assigning to a replicated variable would combine the values of the towers.
-            plan.guard.begin([copy for variable in plan.changed_early() for copy in components(variable)], step)
-            plan.before_run(step)
-            outputs, finite, seen = plan.placement.run(lambda part: self._tower(part, watched), inputs)
-            seen = {name: _join(plan.placement.local_results(value)) for name, value in seen.items()}
+            self.guard.begin(self.changed_early(), step)
+            trainer.counter.trace_iteration(step)
+            if trainer.is_compiled:
+                trainer.callbacks.before_run()
+            outputs, finite, seen = self.placement.run(lambda part: self._tower(part, watched), inputs)
+            seen = {name: _join(results(value)) for name, value in seen.items()}
             # Scalars and `finite` are the same in all towers.
-            outputs = {name: plan.placement.local_results(value)[0] for name, value in outputs.items()}
-            finite = plan.placement.local_results(finite)[0]
-            after_run = plan.after_run
-            follow = None if after_run is None else lambda: after_run(dict(outputs))
-            counts = plan.guard.finish(outputs if plan.must_be_finite else {}, finite, follow)
+            outputs = {name: results(value)[0] for name, value in outputs.items()}
+            follows = trainer.is_compiled and any(callback.overrides("after_run") for callback in trainer.callbacks)
+            follow = (lambda: trainer.callbacks.after_run(dict(outputs))) if follows else None
+            checked = outputs if trainer.check_finite and trainer.has_own_train_step else {}
+            counts = self.guard.finish(checked, results(finite)[0], follow)
         return outputs, counts, seen
 
     def _tower(self, inputs: Batch, watched: bool) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
         """Trace one tower's part of the iteration."""
-        trace = TowerTrace(self._plan.guard, watched)
+        trace = TowerTrace(self.guard, watched)
         with _after(inputs), tracing(trace), tf.variable_creator_scope(self._warn_of_variable):
-            outputs = self._plan.train_step(inputs)
+            outputs = self.train_step(inputs)
         if not isinstance(outputs, Mapping):
             raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
-        seen = _pick(self._plan.watched_names, trace.nets, inputs) if watched else {}
-        outputs = {**weighted_outputs(trace, outputs, self._plan.placement), **trace.scalars}
-        summaries = {f"tf.summary/{number}": one.value for number, one in enumerate(trace.summaries)}
-        outputs = self._average({**outputs, **summaries})
-        for name, summary in zip(summaries, trace.summaries, strict=True):
-            summary.record(outputs.pop(name))
+        seen = _pick(self.watched_names, trace.nets, inputs) if watched else {}
+        outputs = self._average({**weighted_outputs(trace, outputs, self.placement), **trace.scalars})
         finite = tf.reduce_all(tf.stack(trace.applied)) if trace.applied else tf.constant(True)
         return outputs, finite, seen
 
     def _average(self, outputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Average outputs and moving statistics over the towers in one call; from inside a tower."""
-        placement = self._plan.placement
+        placement = self.placement
         if placement.towers == 1:
             return outputs
         statistics = placement.moving_statistics()
@@ -134,7 +136,7 @@ class Iteration:
         return self._packer.unstack((single, double))
 
     def _warn_of_variable(self, make: Callable[..., Any], **arguments: Any) -> Any:
-        self._plan.log(
+        self.trainer.log(
             f"WARNING: train_step() created the variable {arguments.get('name')!r}, which no checkpoint holds; "
             "build the model with self.build(), and make optimizers attributes of the trainer"
         )
@@ -143,27 +145,26 @@ class Iteration:
 
 
 class CompiledCalls(StepCalls):
-    """Runs the iterations of a plan in one compiled loop.
+    """Runs iterations in one compiled loop.
 
     Args:
-        plan: the plan of the step.
+        iteration: the iteration.
         stop: flag that ends a call.
         stride: difference between the step numbers of successive iterations.
-        towers: number of towers that a call runs on; by default the plan's.
+        towers: number of towers that a call runs on; by default the placement's.
     """
 
-    def __init__(self, plan: StepPlan, stop: StopVariable, *, stride: int = 1, towers: int | None = None) -> None:
-        super().__init__(plan)
-        self.has_summaries = None if plan.may_be_watched else False
-        self._iteration = Iteration(plan)
+    def __init__(self, iteration: Iteration, stop: StopVariable, *, stride: int = 1, towers: int | None = None) -> None:
+        super().__init__(iteration)
+        self.has_summaries = None if iteration.may_be_watched else False
         self._packer = ScalarPacker()
         self._stop, self._stride = stop, stride
         self._completed = scratch_variable(0, dtype=tf.int64, name="completed")  # correct even after a failed call
         self._counted = -1  # the value of `_completed`, or -1 if unknown
-        self._call = ConcreteCall(self._iterate, towers=plan.placement.towers if towers is None else towers)
+        self._call = ConcreteCall(self._iterate, towers=iteration.placement.towers if towers is None else towers)
         self._watched = tf.function(
             self._iterate_watched,
-            input_signature=(dict(plan.data.element_spec), tf.TensorSpec([], tf.int64)),
+            input_signature=(dict(iteration.data.element_spec), tf.TensorSpec([], tf.int64)),
             autograph=False,
         )
         self._file: SummaryFile | None = None
@@ -211,11 +212,13 @@ class CompiledCalls(StepCalls):
 
     @property
     def may_be_watched(self) -> bool:
-        return self._plan.may_be_watched and (bool(self._plan.watched_names) or self.has_summaries is not False)
+        return self._iteration.may_be_watched and (
+            bool(self._iteration.watched_names) or self.has_summaries is not False
+        )
 
     def run_watched(self, start: int) -> StepResult:
-        iterator = self._plan.data.iterator
-        if not self._plan.watched_names:
+        iterator = self._iteration.data.iterator
+        if not self._iteration.watched_names:
             self.trace(iterator)
             if not self.has_summaries:
                 return self.run(start, 1)
@@ -235,7 +238,7 @@ class CompiledCalls(StepCalls):
     def _iterate_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:
         """Run one step that also returns its watched tensors; traced."""
         assert self._file is not None
-        with recording(self._file.writer, start + 1):
+        with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):
             return self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched=True)
 
     # -- traced -------------------------------------------------------------------------------------------------------
@@ -249,12 +252,12 @@ class CompiledCalls(StepCalls):
             return more & ~state["ended"] if "ended" in state else more
 
         with noting_summaries() as has_summaries:
-            if self._plan.alone:  # entering a loop takes about as long as a small step
+            if self._iteration.alone:  # entering a loop takes about as long as a small step
                 (state,) = body(first)
             else:
                 shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in first}
                 (state,) = tf.while_loop(has_more, body, [first], shape_invariants=[shapes])
-        self.has_summaries = self._plan.may_be_watched and has_summaries()
+        self.has_summaries = self._iteration.may_be_watched and has_summaries()
         self._returned = sorted(state)  # TensorFlow flattens a dict in this order
         return state
 
@@ -262,11 +265,11 @@ class CompiledCalls(StepCalls):
         # Only the variables that can change: each one costs several ops in every iteration.
         first: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
         first |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
-        first |= {"finite": tf.constant(True)} if self._plan.guard.may_end else {}
-        return first | ({} if self._plan.data.endless else {"ended": tf.constant(False)})
+        first |= {"finite": tf.constant(True)} if self._iteration.guard.may_end else {}
+        return first | ({} if self._iteration.data.endless else {"ended": tf.constant(False)})
 
     def _body(self, iterator: Any) -> Callable[[State], list[State]]:
-        endless = self._plan.data.endless
+        endless = self._iteration.data.endless
         start = tf.identity(self._completed)
 
         def body(state: State) -> list[State]:
@@ -294,7 +297,7 @@ class CompiledCalls(StepCalls):
         number = start + tf.cast(done * self._stride, tf.int64)
         outputs, counts, seen = self._iteration(inputs, number, watched=watched)
         single, double = self._packer.pack(outputs)
-        completed = tf.cast(counts, tf.int32) if self._plan.guard.may_end else tf.constant(1)
+        completed = tf.cast(counts, tf.int32) if self._iteration.guard.may_end else tf.constant(1)
         # Count after the update, so that the number of completed steps is correct if the call fails.
         with tf.control_dependencies([counts, single, double]):
             self._completed.assign_add(tf.cast(completed, tf.int64))

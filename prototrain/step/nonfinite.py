@@ -17,7 +17,6 @@ import tensorflow as tf
 from prototrain.gradient_processors import divide
 from prototrain.optimizers import update_if, update_with
 from prototrain.step.variables import scratch_variable
-from prototrain.towers import components
 
 if TYPE_CHECKING:
     from prototrain.step.trace import TowerTrace
@@ -290,8 +289,7 @@ class VariableBackup:
 
     def take(self) -> None:
         """Copy the current values."""
-        copies = [copy for variable in self._variables() for copy in components(variable)]
-        self._kept = [(copy, _read(copy)) for copy in copies if copy.dtype.is_floating]
+        self._kept = [(one, _read(one)) for one in self._variables() if one.dtype.is_floating]
 
     def restore(self) -> None:
         """Restore the copied values of variables that are not finite."""

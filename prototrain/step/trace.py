@@ -15,25 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.tf_private import ChangingWriter, clear_default_writer, default_writer, writing_through
+from prototrain.tf_private import ChangingWriter, default_writer
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
 
     from prototrain.step.nonfinite import NoCheck
-
-
-@dataclass(frozen=True)
-class ScalarSummary:
-    """A call of `tf.summary.scalar` in a watched step.
-
-    Attributes:
-        value: the value, a float32 scalar.
-        record: records the mean of the value over all micro-batches and towers.
-    """
-
-    value: tf.Tensor
-    record: Callable[[tf.Tensor], None]
 
 
 @dataclass
@@ -45,7 +32,6 @@ class TowerTrace:
         is_watched: whether the step returns more than its scalars.
         nets: tensors that `build` returned for each micro-batch of a watched step.
         weight: the "loss_weight" of the last `build`, until it has been applied.
-        summaries: calls of `tf.summary.scalar` in a watched step.
         scalars: scalars to report in addition to those that `train_step` returns.
         applied: for each guarded update, whether all values were finite; the same in all towers.
         graph: the graph of the step; a branch of a `tf.cond` has another one.
@@ -55,7 +41,6 @@ class TowerTrace:
     is_watched: bool
     nets: list[Mapping[str, Any]] = field(default_factory=list)
     weight: tf.Tensor | None = None
-    summaries: list[ScalarSummary] = field(default_factory=list)
     scalars: dict[str, tf.Tensor] = field(default_factory=dict)
     applied: list[tf.Tensor] = field(default_factory=list)
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph)
@@ -126,41 +111,6 @@ class SummaryFile:
         return [event for event in events if event.HasField("summary")]
 
 
-# -- in a step ------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def recording(writer: tf.summary.SummaryWriter, step: tf.Tensor) -> Iterator[None]:
-    """Context manager that makes a step traced in it record its `tf.summary` calls.
-
-    Scalars are averaged over micro-batches and towers. Images, and scalars in a branch, a loop or a `tf.function`
-    inside the step, are recorded for the first micro-batch of the first tower.
-
-    Args:
-        writer: the summary writer.
-        step: the number of the step, int64.
-    """
-
-    def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None, name: str | None = None) -> Any:
-        trace = tower_trace()
-        is_scalar = metadata is not None and metadata.plugin_data.plugin_name == "scalars"
-        is_here = trace is not None and tf.compat.v1.get_default_graph() is trace.graph and default_writer() is writer
-        if trace is None or not (is_scalar and is_here):
-            return tf.summary.write(tag, tensor, step=step, metadata=metadata, name=name)
-        is_recorded = tf.summary.should_record_summaries()
-        step = tf.summary.experimental.get_step() if step is None else step
-
-        def record(mean: tf.Tensor) -> None:
-            with tf.summary.record_if(is_recorded):  # the first tower only
-                tf.summary.write(tag, mean, step=step, metadata=metadata)
-
-        trace.summaries.append(ScalarSummary(tensor, record))
-        return tf.constant(True)
-
-    with writer.as_default(step=step), tf.summary.record_if(True), writing_through(write):
-        yield
-
-
 class _NotingWriter(ChangingWriter):
     """A writer that notes whether something would be written, but writes nothing."""
 
@@ -202,22 +152,22 @@ class PythonSummaries(ChangingWriter):
         self._is_asked = self._has_warned = False
 
     @contextmanager
-    def recording(self, step: int) -> Iterator[None]:
-        """Context manager that records `tf.summary` calls, with `step` as the default step.
-
-        If the user has set a default writer, that writer records them instead.
-        """
-        writer = default_writer()
-        if writer is not None and not isinstance(writer, PythonSummaries):
+    def lasting(self) -> Iterator[None]:
+        """Context manager around a run that records `tf.summary` calls, unless the user has a default writer."""
+        if not isinstance(default_writer(), PythonSummaries | None):
             yield
-            if isinstance(default_writer(), PythonSummaries):  # the user has left a context entered in another hook
-                clear_default_writer()
             return
-        with tf.summary.record_if(self._may_record), self.as_default(step=step):
-            yield
-            set_by_user = default_writer()
-        if set_by_user is not None and set_by_user is not self:  # by Keras's TensorBoard callback, for example
-            set_by_user.set_as_default(tf.summary.experimental.get_step())
+        step = tf.summary.experimental.get_step()
+        with tf.summary.record_if(self._may_record), self.as_default():
+            try:
+                yield
+            finally:
+                tf.summary.experimental.set_step(step)
+
+    def begin(self, step: int) -> None:
+        """Set the default step of the next `tf.summary` calls, unless the user has set another default writer."""
+        if default_writer() is self:
+            tf.summary.experimental.set_step(step)
 
     def _may_record(self) -> bool:
         if tf.executing_eagerly() or default_writer() is not self:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
@@ -46,11 +45,8 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
     """Compute a tower's batch in `count` successive micro-batches and return their weighted average; traced."""
     if count == 1:
         return compute(inputs)
-    trace = tower_trace()
-    summaries = [] if trace is None else trace.summaries
-    start = len(summaries)
     total: tf.Tensor | None = None
-    sums: list[list[Any]] = []  # outputs and summaries, gradients, added losses, gradients of the added losses
+    sums: list[list[Any]] = []  # outputs, gradients, added losses, gradients of the added losses
     for number, part in enumerate(split_batch(inputs, count)):
         # Each micro-batch waits for the one before, so that only one has its activations in memory.
         before = [gradient for gradient in sums[1] if gradient is not None] if sums else []
@@ -59,10 +55,6 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
         with tf.summary.record_if(False) if number else nullcontext():
             found = compute(part)
         outputs, gradients, weight = [*map(_as_float, found.outputs.values())], found.gradients, found.weight
-        outputs += [one.value for one in summaries[start:]]
-        if number == 0:
-            of_first = summaries[start:]  # only these record
-        del summaries[start:]
         dtypes = [value.dtype for value in outputs]
         if weight is not None:
             total = weight if total is None else total + weight
@@ -79,10 +71,8 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
 
     outputs, gradients, added, added_gradients = sums
     means = [tf.cast(mean(value), dtype) for value, dtype in zip(outputs, dtypes, strict=True)]
-    of_summaries = means[len(found.outputs) :]
-    summaries += [replace(one, value=value) for one, value in zip(of_first, of_summaries, strict=True)]
     return Computed(
-        dict(zip(found.outputs, means, strict=False)),
+        dict(zip(found.outputs, means, strict=True)),
         [mean(gradient) for gradient in gradients],
         total,
         {name: divide(value, number_of_parts) for name, value in zip(found.added, added, strict=True)},
@@ -100,7 +90,6 @@ def for_all_towers(found: Computed, placement: Any) -> tuple[dict[str, Any], lis
     trace = tower_trace()
     if trace is not None:
         trace.weight = None  # it has been applied
-        trace.summaries = [replace(one, value=_weighted(one.value, share)) for one in trace.summaries]
     if found.added:
         loss = tf.cast(outputs["loss"], tf.float32)
         outputs |= {**found.added, "loss_total": tf.add_n([loss, *found.added.values()])}
@@ -109,14 +98,10 @@ def for_all_towers(found: Computed, placement: Any) -> tuple[dict[str, Any], lis
 
 
 def weighted_outputs(trace: TowerTrace, outputs: Mapping[str, Any], placement: Any) -> dict[str, Any]:
-    """Return the scalars of a `train_step` multiplied by the tower's share of the weight; traced.
-
-    The summaries of the trace are multiplied too.
-    """
+    """Return the scalars of a `train_step` multiplied by the tower's share of the weight; traced."""
     if trace.weight is None:
         return dict(outputs)
     share = _share(trace.weight, placement)
-    trace.summaries = [replace(one, value=_weighted(one.value, share)) for one in trace.summaries]
     return {name: value if name in OF_ALL_TOWERS else _weighted(value, share) for name, value in outputs.items()}
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from prototrain.data.batches import Batch
 from prototrain.errors import ConfigError
 from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult
-from prototrain.step.loop import Batch, Iteration, State, StepPlan
+from prototrain.step.loop import Iteration, State
 from prototrain.step.trace import noting_summaries
 from prototrain.system.tracebacks import cause
 
@@ -34,20 +35,19 @@ class XlaLoop(StepCalls):
     """Runs the steps of one tower in one XLA program per call.
 
     Args:
-        plan: the plan of the step; its data is read in blocks, and its guard must not make the call fail.
+        iteration: the iteration; its data is read in blocks, and its guard must not make the call fail.
 
     Raises:
         ConfigError: a callback watches tensors of the step, which the program does not return.
     """
 
-    def __init__(self, plan: StepPlan) -> None:
-        super().__init__(plan)
-        if plan.watched_names:
+    def __init__(self, iteration: Iteration) -> None:
+        super().__init__(iteration)
+        if iteration.watched_names:
             raise ConfigError(
-                f"{KEY} returns scalars only, and a callback watches {', '.join(sorted(plan.watched_names))}; "
+                f"{KEY} returns scalars only, and a callback watches {', '.join(sorted(iteration.watched_names))}; "
                 "use another value, or leave the callback out"
             )
-        self._iteration = Iteration(plan)
         self._packer = ScalarPacker()
         self._programs: dict[int, ConcreteCall] = {}  # by the number of batches in a block
         self._completed = 0
@@ -62,7 +62,7 @@ class XlaLoop(StepCalls):
     def _run(self, iterator: Any, n: int, start: int) -> StepResult:
         self._completed = start
         begin = time.perf_counter()
-        found = self._plan.data.next_block()
+        found = self._iteration.data.next_block()
         waiting = time.perf_counter() - begin
         if found is None:
             return StepResult(steps=0, data_ended=True, waiting=waiting)

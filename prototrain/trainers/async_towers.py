@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from prototrain.data.batches import Batch
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.gradient_processors import MapGradient, divide
 from prototrain.model.placement import OwnPacePlacement
 from prototrain.step.calls import StepCalls, StepResult
-from prototrain.step.loop import Batch, CompiledCalls, StepPlan
+from prototrain.step.loop import CompiledCalls, Iteration
 from prototrain.step.nonfinite import VariableBackup
 from prototrain.step.variables import StopVariable
 from prototrain.towers import choose_devices, in_words
-from prototrain.trainers.compiled_steps import step_plan
 from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:
@@ -31,21 +31,23 @@ if TYPE_CHECKING:
 class LoopsInThreads(StepCalls):
     """One compiled loop per tower; the loops run at the same time, each in its own thread."""
 
-    def __init__(self, plan: StepPlan, placement: OwnPacePlacement, stop: StopVariable) -> None:
-        super().__init__(plan)
+    def __init__(self, iteration: Iteration, placement: OwnPacePlacement, stop: StopVariable) -> None:
+        super().__init__(iteration)
         self._stop = stop
         self._completed = 0
-        self._backup = VariableBackup(plan.changed_early)
+        self._backup = VariableBackup(iteration.changed_early)
         towers = len(placement.devices)
         self._pool = ThreadPoolExecutor(towers, thread_name_prefix="tower")
 
         def on_tower(index: int) -> CompiledCalls:
             def train_step(inputs: Batch) -> Any:
                 with placement.on_tower(index):
-                    return plan.train_step(inputs)
+                    return iteration.train_step(inputs)
 
+            of_tower = copy(iteration)
+            of_tower.train_step = train_step
             # The loops use variables and ops on several devices, which only `tf.function` supports.
-            return CompiledCalls(replace(plan, train_step=train_step), stop, stride=towers, towers=towers)
+            return CompiledCalls(of_tower, stop, stride=towers, towers=towers)
 
         self._loops = [on_tower(index) for index in range(towers)]
 
@@ -63,7 +65,7 @@ class LoopsInThreads(StepCalls):
             futures.append(self._pool.submit(self._run_one, loop, iterator, quota))
         errors = [error for future in futures if (error := future.exception())]
         # Clear a stop that one tower set for the others, unless a signal has asked for a stop.
-        self._stop.set(self._plan.stop_requested())
+        self._stop.set(self._iteration.trainer.should_stop())
         made = [loop.completed() - start - index for index, loop in enumerate(self._loops)]
         self._completed = start + sum(made)
         results = [future.result() for future in futures if not future.exception()]
@@ -137,8 +139,9 @@ class AsyncTrainer(TowerTrainer):
 
     def make_calls(self) -> StepCalls:
         # A loop must not fail, since the other loops would continue, and it always runs several steps.
-        plan = replace(step_plan(self, may_fail=False, may_be_watched=False), alone=False)
-        return LoopsInThreads(plan, self.placement, self._stop_variable)
+        iteration = Iteration(self, may_fail=False, may_be_watched=False)
+        iteration.alone = False
+        return LoopsInThreads(iteration, self.placement, self._stop_variable)
 
     def describe(self) -> dict[str, Any]:
         return {

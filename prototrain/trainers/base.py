@@ -140,9 +140,9 @@ class Trainer:
         self.counter.begin()
         self.step_is_whole = False  # `_go_to` sets it to True
         try:
-            with self.summaries.recording(step):
-                self.callbacks.before_run()
-                outputs = _checked(self.run_step())
+            self.summaries.begin(step)
+            self.callbacks.before_run()
+            outputs = _checked(self.run_step())
         except StopTraining:  # no step was completed, for example at the end of the data
             self._go_to(step - 1)
             raise
@@ -203,7 +203,7 @@ class Trainer:
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
         process = os.getpid()
-        with self.run.lasting(fresh=fresh), self.stop:
+        with self.run.lasting(fresh=fresh), self.summaries.lasting(), self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
                     self.callbacks.setup()

@@ -19,11 +19,10 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.model.placement import Placement
 from prototrain.step.calls import StepCalls
-from prototrain.step.loop import CompiledCalls
+from prototrain.step.loop import CompiledCalls, Iteration
 from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.tracebacks import in_one_line
 from prototrain.towers import choose_devices, in_words
-from prototrain.trainers.compiled_steps import step_plan
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ class MultiWorkerTrainer(SyncTrainer):
 
     def make_calls(self) -> StepCalls:
         # A separate watched step could be a different graph on each worker.
-        return CompiledCalls(step_plan(self, may_be_watched=False), self._stop_variable)
+        return CompiledCalls(Iteration(self, may_be_watched=False), self._stop_variable)
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         return shared_out(super().make_datasets(), self.share, self.global_batch // self.worker.count)

@@ -27,7 +27,7 @@ from prototrain.model.variables import layer_table
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.calls import StepCalls
-from prototrain.step.loop import CompiledCalls
+from prototrain.step.loop import CompiledCalls, Iteration
 from prototrain.step.nonfinite import LossScale
 from prototrain.step.trace import tower_trace
 from prototrain.step.update import Computed, for_all_towers, over_micro_batches
@@ -36,7 +36,6 @@ from prototrain.step.xla_loop import XlaLoop, block_size
 from prototrain.system.terminal import announcing, some_of
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.base import NOT_RECORDED, Trainer
-from prototrain.trainers.compiled_steps import step_plan
 from prototrain.trainers.optimization import (
     OF_STEP,
     UNSET_RATE,
@@ -453,8 +452,8 @@ class TowerTrainer(Trainer):
     def make_calls(self) -> StepCalls:
         """Create the compiled calls for the callbacks of the current run."""
         if self._xla.in_loop:
-            return XlaLoop(step_plan(self, may_fail=False, may_be_watched=False))
-        return CompiledCalls(step_plan(self), self._stop_variable)
+            return XlaLoop(Iteration(self, may_fail=False, may_be_watched=False))
+        return CompiledCalls(Iteration(self), self._stop_variable)
 
     @property
     def is_compiled(self) -> bool:

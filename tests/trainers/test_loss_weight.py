@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Config, SyncParameterServerTrainer, SyncReplicatedTrainer
-from prototrain.callbacks import Callback, InferenceRunner, ScalarStats, Summaries
+from prototrain.callbacks import Callback, InferenceRunner, ScalarStats
 from prototrain.errors import ConfigError, DataError, ModelError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import tiny_config, tiny_model
@@ -35,7 +35,6 @@ def masked(
         )
         guess = layer(tf.ones_like(inputs["y"][:, :1]))
         weight = tf.reduce_sum(inputs["mask"])
-        tf.summary.scalar("summed", tf.reduce_mean(inputs["y"]))
         right = tf.reduce_sum(inputs["mask"] * inputs["y"]) / weight
         loss = tf.reduce_sum((guess - inputs["y"]) ** 2 * inputs["mask"]) / weight
         return {"loss": loss, "label": right, "loss_weight": weight}
@@ -259,31 +258,6 @@ def test_batch_size_must_match_the_config(
         return
     SimpleTrainer(model)
     assert ("model.batch_size is" in capsys.readouterr().out) == bool(outcome)
-
-
-# -- tf.summary.scalar ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["one part", "two micro-batches", "two towers"])
-def test_scalar_summary_is_averaged(kind: str) -> None:
-    trainers: dict[str, Any] = {**DIVIDED, "one part": lambda **m: SimpleTrainer(masked(**m))}
-    model: dict[str, Any] = {"mask": np.ones_like(MASK)}
-    seen: list[dict[str, float]] = []
-
-    class Looks(Callback):
-        def trigger_step(self) -> None:
-            events = self.trainer.summary_events
-            seen.append({v.tag: float(tf.make_ndarray(v.tensor)) for e in events for v in e.summary.value})
-            assert len(events) == 1
-
-    trainer = trainers[kind](**model)
-    trainer.train([Looks(), Summaries().every(steps=1)])
-    assert [list(one.values()) for one in seen] == [[5.0], [5.0]]
-    assert trainer.monitors.history("trn/summed") == [(1, 5.0), (2, 5.0)]
-    seen.clear()
-    if kind != "one part":
-        trainers[kind]().train([Looks(), Summaries().every(steps=1)])
-        assert [list(one.values()) for one in seen] == [[pytest.approx(13 / 5)]] * 2
 
 
 def test_synchronized_statistics_with_weights_are_refused() -> None:
