@@ -111,7 +111,7 @@ class HookCallback(Callback):
 
     def before_train(self) -> None:
         if self._each_step:
-            self._before_run()
+            self._request()
 
     def trigger_step(self) -> None:
         results = None if self._wanted is None else tf.nest.map_structure(self._scalar, self._wanted)
@@ -119,13 +119,13 @@ class HookCallback(Callback):
         if self._context.stop_requested:
             raise StopTraining(f"{self.name} asked for it")
         if self.trainer.global_step < self.trainer.total_steps:
-            self._before_run()
+            self._request()
 
     def after_train(self) -> None:
         if sys.exception() is self._outer:  # no exception was raised since setup()
             self._call("end", None)
 
-    def _before_run(self) -> None:
+    def _request(self) -> None:
         arguments = self._call("before_run", self._context)
         if arguments is not None and getattr(arguments, "feed_dict", None):
             raise CallbackError(f"{self.name}.before_run: a step cannot be fed; let input_fn give the values")
