@@ -390,11 +390,16 @@ def copy_kept_from_decay(source: Any, target: Any) -> None:
         target._exclude_from_weight_decay_pattern = source._exclude_from_weight_decay_pattern
 
 
+def _unchanged(gradients_and_variables: Any) -> Any:
+    return gradients_and_variables
+
+
 @contextmanager
 def expecting_averages(optimizer: Any, *, for_good: bool) -> Iterator[None]:
     """Context manager in which an optimizer does not sum the gradients of all towers, since they are averaged already.
 
-    With one tower, the sum would be the gradient itself, but TensorFlow would keep the graph of every such sum.
+    With one tower, the sum would be the gradient itself, but TensorFlow would keep the graph of every such sum. An
+    optimizer that defines its own sum keeps it.
 
     Args:
         optimizer: the optimizer.
@@ -402,20 +407,25 @@ def expecting_averages(optimizer: Any, *, for_good: bool) -> Iterator[None]:
             order.
 
     Raises:
-        ConfigError: with `for_good`, the optimizer is no Keras optimizer.
+        ConfigError: with `for_good`, the optimizer does not sum gradients with Keras's method.
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        if for_good:  # it may contain a Keras optimizer that would sum the averages
-            raise ConfigError(f"{type(optimizer).__name__} is no Keras optimizer; with several towers it must be one")
+    own = getattr(optimizer, "_all_reduce_sum_gradients", None)
+    # The next line fails in a version of Keras that sums gradients elsewhere.
+    of_keras = keras.optimizers.Optimizer._all_reduce_sum_gradients
+    if own is not _unchanged and getattr(own, "__func__", None) is not of_keras:
+        if for_good:  # it may sum the averages, or contain a Keras optimizer that would
+            raise ConfigError(
+                f"{type(optimizer).__name__} sums the towers' gradients in its own way; with several towers it must "
+                "be a Keras optimizer that leaves this to Keras"
+            )
         yield
         return
-    optimizer._all_reduce_sum_gradients  # noqa: B018  (fails in a version that sums gradients elsewhere)
-    optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
+    optimizer._all_reduce_sum_gradients = _unchanged
     try:
         yield
     finally:
         if not for_good:
-            vars(optimizer).pop("_all_reduce_sum_gradients", None)
+            del optimizer._all_reduce_sum_gradients
 
 
 # -- the runtime -------------------------------------------------------------------------------------------------------

@@ -273,31 +273,6 @@ class LossScale:
         self.good_steps.assign(tf.where(grows, 0, good))
 
 
-class VariableBackup:
-    """A backup of variables that several towers update without waiting for each other.
-
-    A non-finite step restores the statistics that it changed, but another tower may have read them in between. The
-    backup replaces variables that became non-finite. Call `take` while no step is running.
-
-    Args:
-        variables: returns the variables that a step may change before it is known to be finite.
-    """
-
-    def __init__(self, variables: Callable[[], Sequence[Any]]) -> None:
-        self._variables = variables
-        self._kept: list[tuple[tf.Variable, tf.Tensor]] = []
-
-    def take(self) -> None:
-        """Copy the current values."""
-        self._kept = [(one, _read(one)) for one in self._variables() if one.dtype.is_floating]
-
-    def restore(self) -> None:
-        """Restore the copied values of variables that are not finite."""
-        for variable, value in self._kept:
-            if not bool(tf.reduce_all(tf.math.is_finite(variable))):
-                variable.assign(value)
-
-
 def _read(variable: tf.Variable) -> tf.Tensor:
     with tf.device(variable.device):
         return tf.identity(variable)

@@ -19,9 +19,8 @@ from prototrain.gradient_processors import MapGradient, divide
 from prototrain.model.placement import OwnPacePlacement
 from prototrain.step.calls import StepCalls, StepResult
 from prototrain.step.loop import CompiledCalls, Iteration
-from prototrain.step.nonfinite import VariableBackup
 from prototrain.step.variables import StopVariable
-from prototrain.towers import choose_devices, in_words
+from prototrain.towers import choose_devices
 from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ class LoopsInThreads(StepCalls):
         super().__init__(iteration)
         self._stop = stop
         self._completed = 0
-        self._backup = VariableBackup(iteration.changed_early)
         towers = len(placement.devices)
         self._pool = ThreadPoolExecutor(towers, thread_name_prefix="tower")
 
@@ -58,7 +56,6 @@ class LoopsInThreads(StepCalls):
         # Trace one loop after the other: names and seeds must not depend on the timing of threads.
         for loop in self._loops:
             loop.trace(iterator)
-        self._backup.take()
         futures = []
         for index, (loop, quota) in enumerate(zip(self._loops, quotas, strict=True)):
             loop.count_from(start + index)
@@ -70,8 +67,6 @@ class LoopsInThreads(StepCalls):
         self._completed = start + sum(made)
         results = [future.result() for future in futures if not future.exception()]
         bad = [result for result in results if not result.is_finite]
-        if bad:
-            self._backup.restore()
         if errors:
             raise errors[0]
         shown = bad or [result for result in results if result.steps]
@@ -107,7 +102,8 @@ class AsyncTrainer(TowerTrainer):
 
     A step is one update by one tower, with a whole batch of ``model.batch_size`` examples. The towers read and write
     one copy of the variables, so gradients may be computed from weights that are a few steps old, and runs are not
-    reproducible bit for bit. If callbacks run in every step, only the first tower works.
+    reproducible bit for bit. If callbacks run in every step, only the first tower works. When `StopOnNaN` ends a run,
+    another tower may have read statistics that were not finite; such a state is not saved for a resume.
 
     Args:
         model, towers, experiment: see `SyncReplicatedTrainer`.
@@ -118,6 +114,7 @@ class AsyncTrainer(TowerTrainer):
         ConfigError: a device does not exist.
     """
 
+    devices: list[str]
     takes_towers = True
     measures_xla = False
     may_set_trainable = False
@@ -147,7 +144,6 @@ class AsyncTrainer(TowerTrainer):
         return {
             **super().describe(),
             "towers": f"{len(self.devices)}, each with its own batches",
-            "devices": in_words(self.devices),
             "global batch": None,
             "batch": self.global_batch,
         }

@@ -11,7 +11,7 @@ import tensorflow as tf
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model.placement import CentralPlacement, Placement
-from prototrain.towers import choose_devices, in_words
+from prototrain.towers import choose_devices
 from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:
@@ -102,9 +102,6 @@ class SyncReplicatedTrainer(SyncTrainer):
         placement = Placement(strategy, combines_by_copies=reduction in ("hierarchical", "one_device"))
         super().__init__(model, experiment=experiment, placement=placement, batch=batch)
 
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "devices": in_words(self.devices)}
-
 
 class SyncParameterServerTrainer(SyncTrainer):
     """Trains on several devices with the variables on a single device, where gradients are averaged.
@@ -136,4 +133,4 @@ class SyncParameterServerTrainer(SyncTrainer):
         super().__init__(model, experiment=experiment, placement=placement, batch=batch)
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "devices": in_words(self.devices), "variables on": self.parameter_device}
+        return {**super().describe(), "variables on": self.parameter_device}

@@ -91,6 +91,7 @@ class TowerTrainer(Trainer):
     may_set_trainable = True  # whether `_set_trainable` can be called between two steps
     continues_from_trained = False  # whether a new trainer may continue from weights that an earlier one trained
     share = Share()  # this worker's share of the data
+    devices: list[str] | None = None  # names of the towers' devices, if the constructor takes them
     config: Config
     datasets: dict[str, tf.data.Dataset]
     _calls: StepCalls | None = None
@@ -674,7 +675,7 @@ class TowerTrainer(Trainer):
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
-            "devices": in_words(choose_devices(None)[:1]),
+            "devices": in_words(self.devices or choose_devices(None)[:1]),
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data position": self.data.describe(),
             "data": ", ".join(f"{name} {length_in_words(one)}" for name, one in self.datasets.items()),
@@ -707,7 +708,7 @@ class TowerTrainer(Trainer):
     def _origin(self) -> dict[str, Any]:
         found, model = super()._origin(), self.built.origin()
         modules = {**model.pop("modules", {}), **found["modules"]}
-        return {**found, **model, "modules": modules, "towers": getattr(self, "devices", None)}
+        return {**found, **model, "modules": modules, "towers": self.devices}
 
     def _look_at_data(self, built: BuiltModel) -> None:
         """Check, before the model is built, that the batches have ``model.batch_size`` examples."""

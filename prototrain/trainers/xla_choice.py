@@ -24,7 +24,6 @@ Choice = bool | Literal["loop"]
 
 RECORDED_AS = "jit_compile"  # among the facts of a checkpoint
 MARGIN = 0.05  # a smaller gain is not worth XLA's compile time
-BLOCK = 8  # number of batches that the timed steps cycle through
 CALL_SECONDS = 0.05  # target duration of a timed call
 LONGEST_CALL = 64  # steps
 ROUNDS = 15  # timed calls of each form
@@ -95,18 +94,12 @@ class XlaChoice:
         """
         if self._chosen is not None:
             return
-        forms = {
-            choice: _form(step(choice is True), is_loop=with_loop, with_xla=choice == "loop")
-            for choice in (False, True, *(("loop",) if with_loop else ()))
-        }
-        block = tf.nest.map_structure(lambda value: tf.stack([value] * BLOCK), batch) if with_loop else batch
-
-        def call(choice: Choice, steps: int) -> None:
-            forms[choice](block, tf.constant(steps)).numpy()  # waits for the device
+        choices: tuple[Choice, ...] = (False, True, "loop") if with_loop else (False, True)
+        forms = {choice: _loop(step(choice is True), with_xla=choice == "loop") for choice in choices}
 
         def seconds(choice: Choice, steps: int) -> float:
             begin = self._clock()
-            call(choice, steps)
+            forms[choice](batch, tf.constant(steps)).numpy()  # waits for the device
             return self._clock() - begin
 
         with (
@@ -114,9 +107,9 @@ class XlaChoice:
             announcing("trying the step with XLA and without", self._log),
             values_kept(variables),
         ):
-            for choice in list(forms):
+            for choice in choices:
                 try:
-                    call(choice, 1)  # compiles
+                    seconds(choice, 1)  # compiles
                 except tf.errors.OpError as error:
                     if not choice:
                         return self.leave_off(f"the model fails on the first batch: {cause(error)}")
@@ -124,9 +117,7 @@ class XlaChoice:
                     failed = cause(error)
             if len(forms) == 1:
                 return self.leave_off(f"it cannot do this model: {failed}")
-            steps = 1
-            if with_loop:
-                steps = int(min(max(CALL_SECONDS * BLOCK / max(seconds(False, BLOCK), 1e-6), 1), LONGEST_CALL))
+            steps = int(min(max(CALL_SECONDS / max(seconds(False, 1), 1e-6), 1), LONGEST_CALL))
             times: dict[Choice, list[float]] = {choice: [] for choice in forms}
             end = self._clock() + BUDGET
             for _ in range(ROUNDS):  # alternate between the forms, so that other load affects all of them
@@ -141,23 +132,16 @@ class XlaChoice:
         self._log(f"model.jit_compile: auto takes {_IN_WORDS[self._chosen]} (a step takes: {listed})")
 
 
-def _form(step: Step, *, is_loop: bool, with_xla: bool) -> Any:
-    """Return a `tf.function` that runs a step on one batch, or several steps in a loop, and sums all results.
+def _loop(step: Step, *, with_xla: bool) -> Any:
+    """Return a `tf.function` that runs several steps on one batch, as one XLA program or not, and sums all results.
 
-    The sum depends on every result, so that no part of the step is optimized away.
+    The sum depends on every result, so that no part of a step is optimized away.
     """
 
-    def sum_of(batch: Any) -> tf.Tensor:
-        found = [one.values if isinstance(one, tf.IndexedSlices) else one for one in step(batch)]
-        return tf.add_n([tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in found])
-
-    def run(block: Any, steps: tf.Tensor) -> tf.Tensor:
-        if not is_loop:
-            return sum_of(block)
-
+    def run(batch: Any, steps: tf.Tensor) -> tf.Tensor:
         def body(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            batch = tf.nest.map_structure(lambda stacked: tf.gather(stacked, number % BLOCK), block)
-            return number + 1, total + sum_of(batch)
+            found = [one.values if isinstance(one, tf.IndexedSlices) else one for one in step(batch)]
+            return number + 1, total + tf.add_n([tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in found])
 
         begin = (tf.constant(0), tf.zeros([]))
         return tf.while_loop(lambda number, _: number < steps, body, begin, parallel_iterations=1)[1]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +15,6 @@ import tensorflow as tf
 from prototrain import Callback, ModelDict, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import DumpTensors, SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
-from tests.conftest import ROOT
 from tests.tiny import Losses, tiny_arrays, tiny_datasets, tiny_model, values
 
 STEPS = 13
@@ -114,26 +110,6 @@ def test_next_batch_from_blocks() -> None:
         made.train([], max_steps=2)
         batches.append([made.next_batch()["x"].numpy().tolist() for _ in range(5)])
     assert batches[0] == batches[1]
-
-
-PROGRAM = """
-from tests.step.test_xla_loop import Every, trainer
-
-made = trainer()
-for number, steps in enumerate((4, 11, 30)):
-    made.train([Every(number + 2)], max_steps=steps)
-"""
-
-
-def test_one_xla_compilation_for_all_call_lengths(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path}"},
-        check=True,
-    )
-    dumped = [file.name for file in tmp_path.glob("*_program_*.before_optimizations.txt")]
-    assert len(dumped) == 3, "one program for each call of train()"
 
 
 def test_resume_with_the_other_form(experiment: Path) -> None:

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback
 from prototrain.callbacks import JSONWriter, ProgressBar, SaveOnExit, Summaries, TensorBoardWriter
 from prototrain.experiment.record import read_attempts
 from prototrain.model.variables import layer_table
-from prototrain.trainers import report
 from prototrain.trainers.report import RunTimes, closing, opening
 from tests.tiny import At, CountingTrainer, tiny_datasets, tiny_trainer
 
@@ -31,11 +28,6 @@ def test_order_and_wrapping_of_rows() -> None:
     assert max(map(len, lines)) <= 80
     first, *others = [line for line in lines if "this" in line]
     assert first.startswith("start ") and others and all(line.startswith(" " * 9) for line in others)
-
-
-def test_warning_for_an_unused_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "why_no_gpu", lambda: "WARNING: there is a GPU")
-    assert opening(CountingTrainer()).endswith("\n\nWARNING: there is a GPU\n")
 
 
 def test_opening_table(experiment: Path) -> None:
@@ -105,11 +97,6 @@ def test_closing_table(experiment: Path) -> None:
     ]
 
 
-class Slow(Callback):
-    def trigger_step(self) -> None:
-        time.sleep(0.002)
-
-
 @pytest.mark.parametrize(
     ("steps", "tracing", "input_", "callbacks", "expected"),
     [
@@ -127,11 +114,6 @@ def test_shares_of_time(
     now += 100
     times.steps, times.tracing, times.input = steps, tracing, input_
     assert times.report(callbacks) == f"time 1 min 40 s: {expected}"
-
-
-def test_slow_callback_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    CountingTrainer().train([Slow()], max_steps=5)
-    assert ", Slow " in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_slow_dataset_is_named(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:

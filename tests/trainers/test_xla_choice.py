@@ -19,14 +19,12 @@ from tests.tiny import tiny_build, tiny_model, tiny_trainer, values
 
 
 class Clock:
-    """Stands still, except that each form that is timed takes its own time."""
+    """Stands still, except that each form that is timed takes the given time."""
 
     def __init__(self, *seconds: float) -> None:
-        # A call is looked at before and behind; a call of each form and a look at the budget are a round.
-        pauses = itertools.cycle([*(pause for taken in seconds for pause in (0.0, taken)), 0.0])
-        # The steps of a call are found out ahead, and the budget is read once.
-        ahead = [0.0, 0.0] if len(seconds) == 3 else []
-        self._now, self._pauses = 0.0, itertools.chain([*ahead, 0.0], pauses)
+        each = [pause for taken in seconds for pause in (0.0, taken)]
+        # Each form compiles, the length of a call is found, the budget begins, and the rounds follow.
+        self._now, self._pauses = 0.0, itertools.chain([*each, 0.0, 0.01, 0.0], itertools.cycle([*each, 0.0]))
 
     def __call__(self) -> float:
         self._now += next(self._pauses)
