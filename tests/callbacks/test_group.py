@@ -144,7 +144,7 @@ def test_failed_callback_runs_again_after_a_resume(tmp_path: Path) -> None:
         ([Callback], "not a callback: <class", "not a callback: <class"),
         ([keras.callbacks.Callback()], "write KerasCallback", "write KerasCallback"),
     ],
-    ids=str,
+    ids=["none", "number", "callback", "text", "class", "keras"],
 )
 def test_wrong_lists_of_callbacks(given: Any, message: str, of_model: str) -> None:
     with pytest.raises(CallbackError, match=message):
