@@ -132,6 +132,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "forgetful callback": lambda: weights(Weights(), ForgetfulWarmup()),
     "fresh": lambda: weights(Weights(experiment=EXPERIMENT), fresh=True),
     "generator": lambda: tiny(datasets=hidden_order),
+    "too short to save": lambda: Weights(experiment=EXPERIMENT).train(max_steps=2),
     "trainers": trainers,
     "unsaved callback": lambda: weights(Weights(), Warmup()),
     "unseeded": lambda: tiny(datasets=unseeded),
