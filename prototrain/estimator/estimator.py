@@ -35,7 +35,7 @@ from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.evaluation import Exports, ThrottledValidation, export_all, prefix, scalars
 from prototrain.estimator.export import ServingInputReceiver
-from prototrain.estimator.hooks import as_callbacks
+from prototrain.estimator.hooks import as_callbacks, wanted
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.specs import (
     EstimatorSpec,
@@ -147,6 +147,7 @@ class Estimator:
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
         config, hooks = self.config, [*trainer.model.spec.hooks, *(spec.hooks or ())]
+        trainer.model.wanted = wanted(hooks)
         callbacks = [*trainer.learning_rates(), *more]
         if config.save_summary_steps:
             callbacks.append(Summaries().every(steps=config.save_summary_steps))

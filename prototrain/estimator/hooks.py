@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -181,9 +182,9 @@ class LoggingTensorHook(ProcessTensors):
     """Prints tensors of the training step at an interval.
 
     Args:
-        tensors: a list of names, or a dict of names or tensors by label. A name refers to a prediction, a metric or a
-            scalar of the step. Only a hook that `model_fn` creates and passes to `EstimatorSpec(training_hooks=...)`
-            may have tensors.
+        tensors: a list of names, or a dict of names or tensors by label. A name refers to an operation
+            (``tf.identity(x, name="x")``), a prediction, a metric or a scalar of the step. Only a hook that `model_fn`
+            creates and passes to `EstimatorSpec(training_hooks=...)` may have tensors.
         every_n_iter: the number of steps between two lines.
         every_n_secs: the number of seconds between two lines.
         formatter: a function from the values by label to the line to print.
@@ -206,7 +207,8 @@ class LoggingTensorHook(ProcessTensors):
         self.tensors = dict(tensors) if isinstance(tensors, Mapping) else {name: name for name in tensors}
         self.steps, self.seconds = every_n_iter, every_n_secs
         self._formatter = formatter
-        super().__init__([value if isinstance(value, str) else tag for tag, value in self.tensors.items()])
+        given = self.tensors.items()
+        super().__init__([value.removesuffix(":0") if isinstance(value, str) else tag for tag, value in given])
 
     def watches(self) -> Collection[str] | None:
         return [name for name in self.names if name not in _OF_STEP]
@@ -227,6 +229,27 @@ class LoggingTensorHook(ProcessTensors):
 
 def logged(hooks: Iterable[Any]) -> dict[str, Any]:
     """Return the tensors that the `LoggingTensorHook`s of a `model_fn` print, by label."""
-    items = [item for hook in hooks if isinstance(hook, LoggingTensorHook) for item in hook.tensors.items()]
-    found = {tag: one for tag, one in items if not isinstance(one, str)}
+    found = {tag: one for tag, one in _to_print(hooks) if not isinstance(one, str)}
     return {tag: one.result() if isinstance(one, keras.metrics.Metric) else one for tag, one in found.items()}
+
+
+def wanted(hooks: Iterable[Any]) -> set[str]:
+    """Return the names of the tensors that `LoggingTensorHook`s print."""
+    return {name.removesuffix(":0") for _, name in _to_print(hooks) if isinstance(name, str)} - set(_OF_STEP)
+
+
+def _to_print(hooks: Iterable[Any]) -> list[tuple[str, Any]]:
+    return [item for hook in hooks if isinstance(hook, LoggingTensorHook) for item in hook.tensors.items()]
+
+
+def find_tensors(names: Iterable[str]) -> dict[str, Any]:
+    """Return the first output of the last operation of each name in the current graph."""
+    operations = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
+    found = {}
+    for name in names:
+        # A graph adds scopes before a name, and a number after a name that it already has.
+        pattern = re.compile(rf"(.*/)?{re.escape(name)}(_\d+)?")
+        fitting = [operation for operation in operations if operation.outputs and pattern.fullmatch(operation.name)]
+        if fitting:
+            found[name] = fitting[-1].outputs[0]
+    return found

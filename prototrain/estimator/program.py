@@ -16,7 +16,7 @@ import tensorflow as tf
 from prototrain.config import Config
 from prototrain.errors import DataError, ModelError
 from prototrain.estimator import export
-from prototrain.estimator.hooks import logged
+from prototrain.estimator.hooks import find_tensors, logged
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 from prototrain.model.build_call import present_call
 from prototrain.step.trace import tower_trace
@@ -37,6 +37,7 @@ class Program:
         source: the source file of the `model_fn`, or None if unknown.
         features_of: a function from a batch to the features, for data that does not come from an `input_fn`.
         spec: the result of the first call.
+        wanted: names of further tensors of the training step that hooks print.
         signatures: for each signature of an export, a dict from the outputs' names to their names in the mapping that
             `build` returns.
     """
@@ -49,6 +50,7 @@ class Program:
     source: Path | None
     features_of: Callable[[dict[str, Any]], Any] | None = None
     spec: EstimatorSpec = field(init=False)
+    wanted: set[str] = field(init=False, default_factory=set)
     signatures: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _like: tuple[Any, Any] = field(init=False, default=(None, None))
 
@@ -99,7 +101,7 @@ class Program:
         more = {**predictions, **logged(spec.hooks), **metrics} if self.mode == ModeKeys.TRAIN else metrics
         found = {"loss": spec.loss, **{name: value for name, value in more.items() if name != "loss"}}
         found |= {} if spec.loss_weight is None else {"loss_weight": spec.loss_weight}
-        return found
+        return {**find_tensors(self.wanted - found.keys()), **found} if self.mode == ModeKeys.TRAIN else found
 
     def _exported(self, spec: EstimatorSpec) -> dict[str, Any]:
         """Return the outputs of all signatures, named ``<signature>:<name>``."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from prototrain.errors import CallbackError
-from prototrain.estimator import LoggingTensorHook, SessionRunArgs, SessionRunHook
+from prototrain.estimator import Estimator, EstimatorSpec, LoggingTensorHook, SessionRunArgs, SessionRunHook
 from prototrain.estimator.hooks import as_callbacks
+from tests.estimator.programs import linear_fn, plain
 from tests.tiny import CountingTrainer, Recorder
 
 Calls = list[tuple[str, Any]]
@@ -101,3 +104,16 @@ def test_logging_hook_needs_one_interval() -> None:
     for arguments in ({}, {"every_n_iter": 1, "every_n_secs": 1.0}):
         with pytest.raises(CallbackError, match="one of the two"):
             LoggingTensorHook(["loss"], **arguments)
+
+
+def test_logging_hook_finds_operations_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        spec = linear_fn(features, labels, mode)
+        tf.identity(7.0, name="seven")
+        tf.nn.softmax([[spec.loss, spec.loss]], name="softmax_tensor")
+        return spec
+
+    hook = LoggingTensorHook({"chance": "softmax_tensor", "number": "seven:0"}, every_n_iter=2)
+    Estimator(model_fn, tmp_path).train(plain, steps=2, hooks=[hook])
+    said = capsys.readouterr().out
+    assert "chance = [[0.5" in said and "number = 7" in said
