@@ -238,3 +238,23 @@ def test_process_ends_while_a_batch_is_being_made(tmp_path: Path) -> None:
         assert process.wait(30) == 128 + signal.SIGTERM, output
     finally:
         process.kill()
+
+
+def test_command_line_exit_code_and_resume(tmp_path: Path) -> None:
+    signum = signal.SIGTERM
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    command = ["-m", "prototrain.cli", "run", "models.simple", "-s"]
+    process = Program([*command, "model.num_steps=1000000"], environment(), tmp_path)
+    wait_for(process, "  100  ")
+    process.send_signal(signum)
+    with process.stdout:
+        output = process.stdout.read()
+    assert process.wait(60) == 128 + signum and "Traceback" not in output
+    checkpoints = sorted((tmp_path / "experiments" / "simple" / "checkpoints").iterdir())
+    step = int(checkpoints[-1].name.removeprefix("step-"))
+    assert f"saved step {step}" in output
+    again = Program([*command, f"model.num_steps={step + 50}"], environment(), tmp_path)
+    with again.stdout:
+        output = again.stdout.read()
+    assert again.wait() == 0, output
+    assert f"resumed at step {step}; data: " in output

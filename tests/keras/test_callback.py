@@ -255,3 +255,20 @@ def test_plain_attributes_are_saved(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_errors_are_one_line(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(CallbackError, match=message):
         make()
+
+
+def test_logs_contain_the_validation_of_the_epoch() -> None:
+    history = keras.callbacks.History()
+    run(history)
+    assert history.history == {"loss": [1 / 2, 1 / 4, 1 / 6], "val_loss": [3.0, 1.0, 1.0]}
+
+
+def test_on_train_end_is_called_once() -> None:
+    class Broken(Callback):
+        def trigger_epoch(self) -> None:
+            raise ValueError("on purpose")
+
+    ended = Hooks(*ALL)
+    with pytest.raises(ValueError, match="on purpose"):
+        run(ended, Broken())
+    assert ended.calls[0] == ("on_train_begin", None) and ("on_train_end", None) not in ended.calls

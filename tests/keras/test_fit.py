@@ -232,3 +232,18 @@ def test_summaries_use_the_default_writer(tmp_path: Path) -> None:
     assert default_writer() is None and tf.summary.experimental.get_step() is None
     assert _tags(tmp_path / "own") == ["rate"]
     assert _tags(tmp_path / "board").count("batch_loss") == 2
+
+
+def test_validation_with_class_metrics() -> None:
+    model = classifier(metrics=lambda: [keras.metrics.F1Score()])
+    history = KerasTrainer(model).fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y), validation_freq=2).history
+    assert [len(history[name]) for name in ("loss", "val_loss", "val_f1_score/0", "val_f1_score/1")] == [3, 1, 1, 1]
+
+
+def test_overridden_make_train_function_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(keras.Model):  # type: ignore[misc]
+        def make_train_function(self, force: bool = False) -> Any:
+            return super().make_train_function(force)
+
+    KerasTrainer(classifier(Own), (X, Y))
+    assert "WARNING: make_train_function of classifier is not called" in capsys.readouterr().out

@@ -21,6 +21,7 @@ from tests.keras.models import (
     LABELS,
     LAYERS,
     MEANS,
+    WEIGHTS,
     Subclassed,
     batches,
     classifier,
@@ -228,3 +229,12 @@ def test_loss_scale_in_16_bits() -> None:
     model.compile("sgd", "mse")
     trainer = KerasTrainer(model, batches(IMAGES, MEANS))
     assert trainer.loss_scale is not None and trainer.optimizer is model.optimizer.inner_optimizer
+
+
+def test_validation_data_may_have_another_structure() -> None:
+    model = made(regularized)
+    model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+    with_weights = batches(IMAGES, LABELS, 0 * WEIGHTS)
+    trainer = KerasTrainer(model, batches(IMAGES, LABELS), validation=with_weights)
+    expected = model.evaluate(with_weights, verbose=0, return_dict=True)
+    assert trainer.evaluate("vld") == pytest.approx(expected, rel=1e-5)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, SimpleTrainer, StopTraining
-from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN, Summaries, Validation
+from prototrain.callbacks import LearningRate, ModelSaver, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.errors import DataError, ModelError, NonFiniteError, StepError
 from tests.tiny import At, Losses, Recorder, tiny_arrays, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
 from tests.trainers.test_replicated import plain_build
@@ -367,3 +367,13 @@ def test_scalar_names_of_a_custom_train_step() -> None:
 
     with pytest.raises(NonFiniteError, match=r"not finite in step 1 \(a \[b\] c [\d.]+, d inf\)"):
         Own(tiny_model()).train([StopOnNaN()], max_steps=3)
+
+
+def test_failed_step_restores_the_newest_checkpoint(
+    tmp_path: Path,
+) -> None:
+    trainer = SimpleTrainer(tiny_model(build=poisoned(8), datasets=numbered_datasets), experiment=tmp_path)
+    begun_first = ModelSaver(max_to_keep=1, asynchronous=True).every(steps=4)
+    with pytest.raises(NonFiniteError):
+        trainer.train([begun_first, At(5, lambda: trainer.save()), StopOnNaN(), SaveOnExit()])
+    assert (tmp_path / "checkpoints" / "step-0000000007").is_dir()

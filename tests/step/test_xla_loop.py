@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +18,7 @@ import tensorflow as tf
 from prototrain import Callback, ModelDict, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import DumpTensors, SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
+from tests.conftest import ROOT
 from tests.tiny import Losses, tiny_arrays, tiny_datasets, tiny_model, values
 
 STEPS = 13
@@ -186,3 +190,23 @@ def test_several_towers_and_python_steps_are_errors() -> None:
     for make in (lambda: SyncReplicatedTrainer(model, "cpu:2"), lambda: InPython(model)):
         with pytest.raises(ConfigError, match=r"loop.*one tower"):
             make()
+
+
+PROGRAM = """
+from tests.step.test_xla_loop import Every, trainer
+
+made = trainer()
+for number, steps in enumerate((4, 11, 30)):
+    made.train([Every(number + 2)], max_steps=steps)
+"""
+
+
+def test_one_xla_compilation_for_all_call_lengths(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path}"},
+        check=True,
+    )
+    dumped = [file.name for file in tmp_path.glob("*_program_*.before_optimizations.txt")]
+    assert len(dumped) == 3, "one program for each call of train()"

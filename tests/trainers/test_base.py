@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, NoOpTrainer, StopTraining, Trainer
-from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, StopOnNaN
+from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError, PrototrainError
-from tests.tiny import CountingTrainer, Recorder
+from tests.tiny import CountingTrainer, Recorder, tiny_datasets, tiny_trainer
 
 
 class StopAt(Callback):
@@ -460,3 +460,50 @@ def test_no_op_trainer(experiment: Path) -> None:
         trainer, recorder = NoOpTrainer(experiment=experiment), Recorder()
         trainer.train([recorder.every(steps=2), SaveOnExit()], max_steps=steps)
     assert trainer.global_step == 9 and trainer.outputs == {} and recorder.steps("trigger") == [6, 8, 9]
+
+
+def test_stop_training_completes_the_step() -> None:
+    early, late = Recorder(), Recorder()
+    trainer = CountingTrainer()
+    trainer.train([early.every(steps=2), StopAt(4), late.every(steps=2)], max_steps=10)
+    assert trainer.global_step == 4
+    assert early.steps("trigger") == late.steps("trigger") == [2, 4]
+
+
+def test_failing_step_is_not_counted() -> None:
+    class Fails(Trainer):
+        def run_step(self) -> None:
+            if self.global_step == 3:
+                raise OSError("disk")
+
+    trainer = Fails()
+    with pytest.raises(OSError, match="disk"):
+        trainer.train(max_steps=5)
+    assert trainer.global_step == 3 and not trainer.step_is_whole
+
+
+def test_run_in_an_exception_handler() -> None:
+    class FailsAtEnd(Callback):
+        def after_train(self) -> None:
+            raise RuntimeError("at the end")
+
+    try:
+        raise KeyError("of the caller")
+    except KeyError:
+        with pytest.raises(RuntimeError, match="at the end"):
+            CountingTrainer().train([FailsAtEnd()], max_steps=1)
+
+
+def test_failed_fresh_start_keeps_the_old_run(experiment: Path) -> None:
+    tiny_trainer(experiment).train([SaveOnExit()], max_steps=2)
+    before = files(experiment)
+    with pytest.raises(PrototrainError, match="did you mean 'vld'"):
+        tiny_trainer(experiment).train([Validation("val"), SaveOnExit()], max_steps=2, fresh=True)
+    assert files(experiment) == before
+
+
+def test_no_steps_over_data_of_unknown_length() -> None:
+    datasets = {"trn": tiny_datasets()["trn"].filter(lambda batch: True)}
+    trainer = tiny_trainer(model__num_steps=0, datasets=lambda: datasets)
+    trainer.train()
+    assert trainer.global_step == 0

@@ -187,3 +187,27 @@ def test_errors() -> None:
             SetTrainable("head", True).at(**given)
     with pytest.raises(CallbackError, match="say True to train"):
         SetTrainable("head", "False")  # type: ignore[arg-type]
+
+
+def test_train_called_again() -> None:
+    first, second = simple(), simple()
+    for steps in (3, 6):
+        second.train(both(5), max_steps=steps)
+    first.train(both(5), max_steps=6)
+    assert_same(first, second)
+    assert not second.keras_layers["backbone"].trainable  # as before the run
+
+
+class Own(SimpleTrainer):
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        variables = list(self.trainable.values())
+        with tf.GradientTape() as tape:
+            loss = self.build(inputs, True)["loss"]
+        self.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)), loss=loss)
+        return {"loss": loss}
+
+
+def test_custom_train_step() -> None:
+    trainer, changed = Own(tiny_model(build=build, datasets=ordered)), Changed()
+    trainer.train([SetTrainable("backbone", True).at(step=1), changed], max_steps=2)
+    assert changed.by_step == {1: HEAD | {"scale"}, 2: HEAD | {"scale"} | DENSE | NORM}

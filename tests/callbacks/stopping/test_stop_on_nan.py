@@ -70,3 +70,17 @@ def test_scalars_of_a_python_trainer_are_checked(value: float) -> None:
         trainer.train([StopOnNaN()], max_steps=5)
     assert trainer.global_step == BAD
     Diverges().train([], max_steps=5)
+
+
+def nan_loss(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    net = tiny_build(inputs, train_phase)
+    net.loss += tf.math.log(inputs["flag"][0]) * 0.0  # log(0) * 0 is NaN
+    return net
+
+
+def test_without_it_the_run_continues() -> None:
+    trainer = tiny_trainer(build=nan_loss, datasets=datasets)
+    losses = Losses()
+    trainer.train([losses], max_steps=5)
+    assert math.isfinite(losses.by_step[BAD])
+    assert math.isnan(losses.by_step[BAD + 1])
