@@ -68,7 +68,6 @@ def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
     path = _find(model, checkpoint)
     own = path.parent.name == "checkpoints"
     experiment = Experiment(path.parent.parent) if own else Experiment.from_config(model.config)
-    experiment.check_inside()
     found = verify(path, run_id=experiment.run_id if own else None)
     built = BuiltModel(model)
     then, now = found.meta["facts"], built.facts()

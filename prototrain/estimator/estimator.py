@@ -339,7 +339,6 @@ class Estimator:
         return variables[name]
 
     def _newest(self) -> Checkpoint | None:
-        self._experiment.check_inside()
         return Checkpoints(self._experiment.checkpoints, run_id=self._experiment.run_id).newest()
 
     def _done(self) -> int:
@@ -358,7 +357,6 @@ class Estimator:
             CheckpointError: there is no checkpoint, or it is damaged.
         """
         if path is not None:
-            self._experiment.check_inside()  # evaluate() writes to the experiment
             found = best_checkpoint(self._experiment) if path == "best" else fetched(path)
             return verify(found.parent if found.name == BUNDLE else found)
         newest = self._newest()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
-from prototrain.system.files import LONGEST_NAME, PathLike, joined, local_path, outsider, url_of, write_atomic
+from prototrain.system.files import LONGEST_NAME, PathLike, joined, local_path, url_of, write_atomic
 
 if TYPE_CHECKING:
     from prototrain.config import Config
@@ -119,11 +119,9 @@ class Experiment:
             a line of text if a run died with the lock or the file system has no locks, else None.
 
         Raises:
-            ExperimentError: another run holds the lock, the directory cannot be created or written, or a path in it
-                leads outside.
+            ExperimentError: another run holds the lock, or the directory cannot be created or written.
             StorageError: the storage at a URL cannot be read or written.
         """
-        self.check_inside()
         died = self._lock.take()
         if self.remote is not None:
             try:
@@ -164,32 +162,12 @@ class Experiment:
         """Check early that a run could use the directory.
 
         Raises:
-            ExperimentError: another run holds the lock, a path in the directory leads outside, or it cannot be read.
+            ExperimentError: another run holds the lock, or the directory cannot be read.
         """
-        self.check_inside()
         try:
             self._lock.check_free()
         except OSError as error:
             raise ExperimentError(f"cannot use {error.filename}: {error.strerror}") from error
-
-    def check_inside(self, *, deep: bool = True) -> None:
-        """Check that the directory has only files and directories, and no path that leads outside.
-
-        Args:
-            deep: whether to check all levels.
-
-        Raises:
-            ExperimentError: names a wrong path, or one that cannot be read.
-        """
-        try:
-            found = outsider(self.directory, deep=deep)
-        except OSError as error:
-            raise ExperimentError(f"cannot look into {error.filename}: {error.strerror}") from error
-        if found is not None:
-            raise ExperimentError(
-                f"{found}; an experiment has only its own files and directories: put what is meant in its place, or "
-                "remove it"
-            )
 
     def is_running(self) -> bool:
         """Return whether a live process holds the lock.
@@ -270,7 +248,6 @@ class Experiment:
         self.check_deletable()
         if not self.exists():
             return
-        self.check_inside()
         self._lock.take()
         if self.remote is not None:
             self.remote.open(to_clear=True)

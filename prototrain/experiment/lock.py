@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO
 
 from prototrain.errors import ExperimentError
-from prototrain.system.files import open_file
 from prototrain.system.signals import tell_of_forks
 
 LOCK = ".lock"
@@ -49,7 +48,7 @@ class DirectoryLock:
             return None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            file = _open(self._directory / LOCK, os.O_RDWR | os.O_APPEND | os.O_CREAT)  # held while the run lasts
+            file = _open(self._directory / LOCK, "ab+")  # held while the run lasts
         except OSError as error:
             raise ExperimentError(
                 f"cannot use the experiment directory {self._directory}: {error.strerror} ({error.filename})"
@@ -117,9 +116,9 @@ class DirectoryLock:
         return None
 
 
-def _open(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
+def _open(path: Path, mode: str = "rb") -> IO[bytes]:
     # Unbuffered, so that other processes can read the name of the holder at once.
-    return open(open_file(path, flags), "ab+" if flags else "rb", buffering=0)
+    return open(path, mode, buffering=0)
 
 
 def _holder(file: IO[bytes]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from prototrain.system.files import open_file, sync
+from prototrain.system.files import sync
 
 Row = dict[str, Any]
 
@@ -152,7 +152,7 @@ def superseded(path: Path) -> Path:
 
 def _move(path: Path, start: int, aside: Path) -> None:
     """Append the content of a file from a position in bytes to another file."""
-    with open(open_file(aside, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b") as target, open(path, "rb") as file:
+    with open(aside, "a+b") as target, open(path, "rb") as file:
         target.seek(max(target.seek(0, os.SEEK_END) - 1, 0))
         if target.read(1) not in (b"", b"\n"):  # a killed process left an incomplete line
             target.write(b"\n")

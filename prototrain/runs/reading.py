@@ -175,7 +175,6 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
             f"{experiment} is not an experiment: it has no environment.json; `prototrain runs DIR` lists those below "
             "DIR"
         )
-    experiment.check_inside(deep=False)
     with _reading(directory):
         attempts = read_attempts(experiment.record)
         metrics = read_metrics(experiment.metrics)

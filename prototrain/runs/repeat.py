@@ -41,7 +41,6 @@ class Repeat:
         experiment.fetch()
         if not experiment.environment.is_file():
             raise ExperimentError(f"--from: {directory} is not an experiment: it has no environment.json")
-        experiment.check_inside()
         self._environment = found = read_object(experiment.environment)
         if not all(isinstance(found.get(key), kind) for key, kind in _FORM.items()):
             raise ExperimentError(f"--from: {experiment.environment} lacks entries that a run writes")

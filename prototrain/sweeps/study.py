@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,7 +27,6 @@ from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import Dimension
 from prototrain.sweeps.storage import open_storage, shown
-from prototrain.system.files import open_file
 from prototrain.system.terminal import in_digits, say
 
 PRUNERS: Final = {
@@ -183,13 +181,10 @@ class Study:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep all other processes of the sweep out of a block."""
-        descriptor = open_file(self.plan.locks / LOCK, os.O_RDWR | os.O_CREAT)
-        try:
+        with open(self.plan.locks / LOCK, "ab") as file:
             with suppress(OSError):  # the file system has no locks; the lock of a trial warns of that
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(descriptor)
 
     def next(self) -> Trial | None:
         """Take a trial that no process runs, stopped trials first; returns None if there is none now."""

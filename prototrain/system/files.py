@@ -1,15 +1,13 @@
-"""Safe file access: atomic writes, no links that lead out of a directory, and paths that are URLs."""
+"""Atomic writes, and paths that are URLs."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from prototrain.errors import StorageError
@@ -18,59 +16,6 @@ PathLike = str | os.PathLike[str]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)  # `Path` drops one of the slashes; C:/x is not a URL
 
-
-def outsider(directory: Path, *, deep: bool = True) -> str | None:
-    """Find a link in a directory that leads out of it, or an entry that is neither a file nor a directory.
-
-    Links that stay inside are harmless, and the directory itself may be a link. It need not exist.
-
-    Args:
-        directory: the directory to search.
-        deep: whether to search subdirectories, too.
-
-    Returns:
-        a description of the first such entry, or None.
-
-    Raises:
-        OSError: a directory cannot be read.
-    """
-    home = os.path.realpath(directory)
-    waiting = [os.fspath(directory)]
-    while waiting:
-        # Another process may change the directory meanwhile, such as a run that deletes a checkpoint.
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    target = os.path.realpath(entry.path)  # for a circular link, this is a path inside
-                    if target != home and not target.startswith(os.path.join(home, "")):
-                        return f"{entry.path} is a link to {target}, outside of the directory"
-                elif entry.is_dir(follow_symlinks=False):
-                    waiting += [entry.path] if deep else []
-                elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
-                    return f"{entry.path} is a pipe, a socket or a device"
-    return None
-
-
-def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file, but not a link to one, and return its descriptor. Does not block on a pipe.
-
-    Raises:
-        OSError: the path is a link or not a file, or it cannot be opened.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket, or a pipe without a reader
-            what = "it is a link" if error.errno == errno.ELOOP else "it is not a file"
-            raise OSError(error.errno, what, os.fspath(path)) from error
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a file", os.fspath(path))
-    return descriptor
-
-
-# -- writing ---------------------------------------------------------------------------------------------------------
 
 LONGEST_NAME = 255
 """The maximum length of a file name in bytes, on common file systems."""
@@ -96,8 +41,7 @@ def write_atomic(path: Path, content: str | bytes | Iterable[bytes], *, durable:
     pieces = [encoded] if isinstance(encoded, bytes) else encoded
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)  # left by a killed write, or a planted link
-        with open(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        with open(temporary, "wb") as file:
             file.writelines(pieces)
             file.flush()
             if durable:

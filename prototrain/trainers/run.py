@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import sys
 import traceback
@@ -29,7 +28,6 @@ from prototrain.errors import (
 )
 from prototrain.experiment.facts import Facts, changes, file_digests, versions
 from prototrain.experiment.record import Outcome, RunRecord, read_past
-from prototrain.system.files import open_file
 from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import FRESH, announcing, printable, some_of
 from prototrain.system.tracebacks import in_one_line, out_of_memory
@@ -222,10 +220,8 @@ class Run:
         if not self.is_accepted:
             self._unwritten.append(text)
         elif experiment is not None and experiment.directory.is_dir():
-            with suppress(OSError):
-                descriptor = open_file(experiment.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-                with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
-                    file.write(printable(text) + "\n")
+            with suppress(OSError), open(experiment.log, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(printable(text) + "\n")
 
     # -- run.json and uploads -----------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import CallbackError, ExperimentError
 from prototrain.experiment.rows import RepeatedRows, Row, cut_back, rows_of, superseded
-from prototrain.system.files import open_file, write_atomic
+from prototrain.system.files import write_atomic
 from prototrain.system.terminal import announcing
 
 
@@ -61,7 +61,7 @@ class JSONWriter(Monitor):
             return
         lines = [orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in self._rows]
         try:
-            with open(open_file(self._path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+            with open(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
                 file.seek(self._offset)
                 file.write(b"".join(lines))
                 file.truncate()
