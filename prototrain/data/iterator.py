@@ -40,6 +40,9 @@ OTHER_FIRST_BATCH = (
 OTHER_SIZES = "files of the training data have other sizes than they had"
 FEWER_BATCHES = "the training data did not repeat: reading it again gave fewer batches"
 
+LONGEST_BLOCK = 128  # batches
+_BLOCK_BYTES = 2**24
+
 _alive: weakref.WeakSet[DataIterator] = weakref.WeakSet()
 
 
@@ -272,11 +275,12 @@ class DataIterator:
                 )
         return "it is live" if self.is_made_up else None
 
-    def use_blocks(self, size: int) -> None:
-        """Read `size` stacked batches at a time with `next_block`; call this before training starts."""
+    def use_blocks(self) -> None:
+        """Read stacked batches with `next_block`, about 16 MB at a time; call this before training starts."""
         if (reason := self.fits_blocks()) is not None:
             raise ConfigError(f'model.jit_compile: "loop" does not work with this training data: {reason}')
-        self._position.block = size
+        size = sum(part.shape.num_elements() * part.dtype.size for part in tf.nest.flatten(dict(self.element_spec)))
+        self._position.block = max(1, min(LONGEST_BLOCK, _BLOCK_BYTES // max(size, 1)))
         self._position.begin(self._position.number)
 
     @property

@@ -7,7 +7,6 @@ scalars of the last step.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,6 @@ from prototrain.step.trace import noting_summaries
 from prototrain.system.tracebacks import cause
 
 KEY = 'model.jit_compile: "loop"'
-_BLOCK_BYTES = 2**24
-_LONGEST_BLOCK = 128  # batches
-
-
-def block_size(spec: Mapping[str, Any]) -> int:
-    """Return the number of batches with this spec in a block: at most 128 batches and about 16 MB."""
-    size: int = sum(part.shape.num_elements() * part.dtype.size for part in tf.nest.flatten(spec))
-    return max(1, min(_LONGEST_BLOCK, _BLOCK_BYTES // max(size, 1)))
 
 
 class XlaLoop(StepCalls):

@@ -32,7 +32,7 @@ from prototrain.step.nonfinite import LossScale
 from prototrain.step.trace import tower_trace
 from prototrain.step.update import Computed, for_all_towers, over_micro_batches
 from prototrain.step.variables import StopVariable
-from prototrain.step.xla_loop import XlaLoop, block_size
+from prototrain.step.xla_loop import XlaLoop
 from prototrain.system.terminal import announcing, some_of
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.base import NOT_RECORDED, Trainer
@@ -264,7 +264,7 @@ class TowerTrainer(Trainer):
     def _read_blocks(self) -> None:
         """Read the data in blocks, if XLA compiles whole calls."""
         if self._xla.in_loop and not self.data.block:
-            self.data.use_blocks(block_size(self.data.element_spec))
+            self.data.use_blocks()
 
     def run_step(self) -> Mapping[str, Any] | None:
         """Run one compiled step. An override runs in Python, once per step."""

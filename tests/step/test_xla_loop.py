@@ -78,7 +78,7 @@ class Every(Callback):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prototrain.trainers.tower.block_size", lambda spec: 3)
+    monkeypatch.setattr("prototrain.data.iterator.LONGEST_BLOCK", 3)
 
 
 def test_steps_equal_the_plain_loop() -> None:
