@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import io
 import os
 import re
@@ -13,7 +14,7 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from threading import Timer
@@ -225,24 +226,38 @@ os.environ.setdefault(_LEVEL, "3")
 
 
 def import_tensorflow() -> None:
-    """Import TensorFlow without its start-up messages, unless the user has set ``TF_CPP_MIN_LOG_LEVEL``.
+    """Import TensorFlow faster, and without its start-up messages unless ``TF_CPP_MIN_LOG_LEVEL`` is set."""
+    if "tensorflow" in sys.modules:
+        return
+    # The import creates a million objects and hardly any garbage: looking for it takes a quarter of the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with nullcontext() if _chosen_by_user else _stderr_held_back():
+            import tensorflow  # noqa: F401
+    finally:
+        gc.freeze()  # later collections skip these objects
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _stderr_held_back() -> Iterator[None]:
+    """Context manager that drops what is written to stderr, unless the block fails. Ctrl-C ends the process at once.
 
     Some messages are written by C++ code directly to the error stream of the process before any log level is read, so
-    the stream is redirected during the import. The messages are shown if the import fails. Ctrl-C ends the process at
-    once and without a message, since there is nothing to save yet.
+    the stream is redirected.
     """
-    if "tensorflow" in sys.modules or _chosen_by_user:
-        return
     sys.stderr.flush()
     kept = os.dup(2)
     is_main = threading.current_thread() is threading.main_thread()
     is_usual = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_usual:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save yet
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
         try:
-            import tensorflow  # noqa: F401
+            yield
         except BaseException:
             said.seek(0)
             os.write(kept, said.read())
