@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import inspect
 import json
 import os
@@ -223,7 +222,6 @@ def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[s
     from prototrain.launch import default_callbacks, launch
     from prototrain.sweeps import reporter
 
-    gc.freeze()  # keeps the garbage collector from searching TensorFlow during tracing, which takes half a second
     callbacks = default_callbacks(model)
     if repeat is not None:
         from prototrain.runs.repeat import Announcement
