@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import tempfile
 import threading
 import weakref
@@ -99,16 +100,23 @@ class SummaryFile:
         """Return the events since the last call."""
         from tensorboard.compat.proto.event_pb2 import Event  # imported only if something was recorded
 
-        from prototrain.experiment.event_files import records
-
         self.writer.flush()
         path = next(self._directory.iterdir())
         with open(path, "rb") as file:
             file.seek(self._offset)
-            events = [Event.FromString(record) for record in records(file.read())]
+            events = [Event.FromString(record) for record in _records(file.read())]
             self._offset = file.tell()
         os.truncate(path, 0)  # the writer keeps its offset; the gap before it takes no disk space
         return [event for event in events if event.HasField("summary")]
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """Yield the records of a TFRecord file: a length and its checksum, 12 bytes, the data and its checksum, 4 bytes."""
+    position = 0
+    while position < len(data):
+        end = position + 16 + struct.unpack_from("<Q", data, position)[0]
+        yield data[position + 12 : end - 4]
+        position = end
 
 
 class _NotingWriter(ChangingWriter):

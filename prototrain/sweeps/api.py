@@ -93,8 +93,7 @@ def sweep(
         if error.name != "optuna":
             raise
         raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'") from error
-    from prototrain.sweeps.storage import reporting_failures, shown, sqlite_url
-    from prototrain.sweeps.study import PRUNERS, Study
+    from prototrain.sweeps.study import PRUNERS, Study, reporting_failures, shown, sqlite_url
     from prototrain.sweeps.summary import describe, summarise
 
     if pruner is not None and pruner not in PRUNERS:

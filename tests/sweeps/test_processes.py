@@ -24,8 +24,7 @@ from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.processes import Ending, run_in_processes
 from prototrain.sweeps.reporter import Link
 from prototrain.sweeps.space import from_mapping
-from prototrain.sweeps.storage import sqlite_url
-from prototrain.sweeps.study import Study, Trial
+from prototrain.sweeps.study import Study, Trial, sqlite_url
 from prototrain.system.signals import StopRequest
 from tests.conftest import ROOT
 from tests.preloaded import Program

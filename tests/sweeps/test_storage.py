@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 from prototrain.errors import SweepError
-from prototrain.sweeps.storage import open_storage, sqlite_url
+from prototrain.sweeps.study import open_storage, sqlite_url
 
 
 @pytest.mark.parametrize("line", [b"{not json}", b'{"op_code": 99}'])

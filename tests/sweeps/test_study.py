@@ -14,8 +14,7 @@ from prototrain.errors import SweepError
 from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import from_mapping
-from prototrain.sweeps.storage import reporting_failures, sqlite_url
-from prototrain.sweeps.study import Study, Trial
+from prototrain.sweeps.study import Study, Trial, reporting_failures, sqlite_url
 from tests.tiny import tiny_config
 
 GRID = {"model.batch_size": [4, 8], "model.optimizer.method": ["adam", "sgd", "msgd"]}
