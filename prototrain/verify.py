@@ -16,9 +16,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,8 +73,7 @@ class Result:
         steps: the number of steps in each run, over all trainers.
         interruptions: the names of the signals and the steps at which they were sent.
         difference: the first difference, or None.
-        batches, scalars, variables, callbacks: the number of compared batches, scalars per step, variables and
-            callback states.
+        compared: the number of compared batches, scalars per step, variables and callback states.
     """
 
     repeats: bool
@@ -82,15 +81,7 @@ class Result:
     steps: int
     interruptions: Sequence[tuple[str, int]] = ()
     difference: Difference | None = None
-    batches: int = 0
-    scalars: int = 0
-    variables: int = 0
-    callbacks: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Whether the program repeats itself and resumes exactly."""
-        return self.repeats and bool(self.resumes)
+    compared: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def where(self) -> str | None:
@@ -98,31 +89,20 @@ class Result:
         return None if self.difference is None else self.difference.where
 
     def __bool__(self) -> bool:
-        return self.ok
+        return self.repeats and bool(self.resumes)
 
     def __str__(self) -> str:
-        when = ", ".join(f"{name} at {step}" for name, step in self.interruptions)
-        repeats = f"yes, {_count(self.steps, 'step')} twice" if self.repeats else str(self.difference)
+        repeats = f"yes, {self.steps} steps twice" if self.repeats else str(self.difference)
         resumes = "not tried, because two runs from the start differ"
         if self.resumes is not None:
-            count = _count(len(self.interruptions), "interruption")
-            resumes = f"yes, {count} ({when})" if self.resumes else str(self.difference)
-        compared = [
-            _count(self.batches, "batch", "batches"),
-            f"{_count(self.scalars, 'scalar')} a step",
-            _count(self.variables, "variable"),
-            _count(self.callbacks, "callback's state", "callbacks' states"),
-        ]
-        rows = {"repeats itself": repeats, "resumes exactly": resumes, "compared": ", ".join(compared)}
-        return "\n".join(f"{name:<19} {text}" for name, text in rows.items())
+            when = ", ".join(f"{name} at {step}" for name, step in self.interruptions)
+            resumes = f"yes, after {when}" if self.resumes else str(self.difference)
+        compared = ", ".join(f"{number} {what}" for what, number in self.compared.items())
+        return f"repeats itself      {repeats}\nresumes exactly     {resumes}\ncompared            {compared}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as a dict of plain values."""
-        return {"ok": self.ok, "where": self.where, **asdict(self)}
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+        return {"ok": bool(self), "where": self.where, **asdict(self)}
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -162,8 +142,16 @@ def verify(
         command[:0] = [sys.executable, *([] if is_script else ["-m", "prototrain.cli", "run"])]
     command = [*map(str, command), *arguments]
     chance = random.Random(seed)
-    saves = _draw_saves(chance, steps)
-    with _directory(keep) as base:
+    saves = sorted(chance.sample(range(2, steps), k=min(10, (steps - 1) // 2)))
+    with ExitStack() as stack:
+        if keep is None:
+            made_here = tempfile.TemporaryDirectory(prefix="prototrain-verify-", ignore_cleanup_errors=True)
+            base = Path(stack.enter_context(made_here)).resolve()
+        else:
+            base = Path(keep).resolve()
+            base.mkdir(parents=True, exist_ok=True)
+            if any(base.iterdir()):
+                raise ConfigError(f"{keep} is not empty; name a new directory for the records")
 
         def run(name: str, interruptions: Sequence[tuple[str, int, int]] = ()) -> list[Event]:
             plan = {"steps": steps, "saves": saves, "interruptions": interruptions}
@@ -193,33 +181,13 @@ def verify(
         steps=len(made),
         interruptions=[(signal.Signals(signum).name, step) for _, step, signum in planned],
         difference=difference,
-        batches=sum(bool(event["batches"]) for event in made.values()),
-        scalars=max(len(event["scalars"]) for event in made.values()),
-        variables=len(end) - callbacks,
-        callbacks=callbacks - len(ignored),
+        compared={
+            "batches": sum(bool(event["batches"]) for event in made.values()),
+            "scalars per step": max(len(event["scalars"]) for event in made.values()),
+            "variables": len(end) - callbacks,
+            "callback states": callbacks - len(ignored),
+        },
     )
-
-
-@contextmanager
-def _directory(keep: str | Path | None) -> Iterator[Path]:
-    if keep is None:
-        with tempfile.TemporaryDirectory(prefix="prototrain-verify-", ignore_cleanup_errors=True) as directory:
-            yield Path(directory).resolve()
-        return
-    path = Path(keep).resolve()
-    if path.exists() and any(path.iterdir()):
-        raise ConfigError(f"{keep} is not empty; name a new directory for the records")
-    path.mkdir(parents=True, exist_ok=True)
-    yield path
-
-
-def _draw_saves(chance: random.Random, steps: int) -> list[int]:
-    """Draw the steps at which all runs write a checkpoint, about ten."""
-    gap = max(2, steps // 10)
-    found, step = [], 0
-    while (step := step + chance.randint(gap // 2 + 1, gap + gap // 2)) < steps:
-        found.append(step)
-    return found
 
 
 def _draw_interruptions(
@@ -227,17 +195,15 @@ def _draw_interruptions(
 ) -> list[tuple[str, int, int]]:
     """Draw the interruptions of C, as (trainer, step, signal).
 
-    The run is divided into equal parts with one interruption each. Interruptions come after the first checkpoint and,
-    if possible, not at a step with a checkpoint, so that some steps are repeated.
+    If possible, they come after the first checkpoint and not at a step with one, so that some steps are repeated.
     """
     later = [key for key in made[1:-1] if key[1] > min(saves, default=0)] or list(made[:-1]) or list(made)
-    count = min(count, len(later))
-    found = []
-    for number in range(count):
-        part = later[len(later) * number // count : len(later) * (number + 1) // count]
-        trainer, step = chance.choice([key for key in part if key[1] not in saves] or part)
-        found.append((trainer, step, int(signal.SIGTERM if 1 < count == number + 1 else signal.SIGKILL)))
-    return found
+    drawn = [key for key in later if key[1] not in saves] or later
+    places = sorted(chance.sample(range(len(drawn)), k=min(count, len(drawn))))
+    signals = [signal.SIGKILL] * len(places)
+    if len(places) > 1:
+        signals[-1] = signal.SIGTERM
+    return [(*drawn[place], int(signum)) for place, signum in zip(places, signals, strict=True)]
 
 
 def _run(
@@ -261,8 +227,7 @@ def _run(
                 ).returncode
             except OSError as error:
                 raise ProgramError(f"cannot run {shlex.join(command)}: {error.strerror}") from error
-        # Ignore an incomplete last line.
-        lines = record.read_bytes().split(b"\n")[:-1] if record.exists() else []
+        lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
         events = [json.loads(line) for line in lines]
         before, interrupted = interrupted, sum(event["kind"] == "interrupt" for event in events)
         if interrupted == before:

@@ -39,44 +39,33 @@ def add(commands: Any) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    # No defaults, because options after MODEL must not reset those before it.
-    unset: dict[str, Any] = {"default": argparse.SUPPRESS}
-    option(parser, "--steps N", "how many steps to train (default: 60)", type=whole, **unset)
-    option(parser, "--interruptions K", "how often to interrupt the run (default: 3)", type=whole, **unset)
-    option(parser, "--seed S", "of the steps that are saved and interrupted (default: 0)", type=int, **unset)
-    option(parser, "--keep DIR", "keep the records, experiments and output in DIR", **unset)
-    option(parser, "--json", "print the result as JSON", **unset)
+    option(parser, "--steps N", "how many steps to train (default: 60)", type=whole, default=60)
+    option(parser, "--interruptions K", "how often to interrupt the run (default: 3)", type=whole, default=3)
+    option(parser, "--seed S", "of the steps that are saved and interrupted (default: 0)", type=int, default=0)
+    option(parser, "--keep DIR", "keep the records, experiments and output in DIR")
+    option(parser, "--json", "print the result as JSON")
 
 
 def _verify(options: argparse.Namespace) -> None:
-    command, chosen = _command(options)
-    as_json = chosen.pop("json", False)
+    program: list[Any] = options.program
+    if program[:1] == ["--"] and len(program) > 1:
+        program = [program[1:]]
+    elif not program or program[0].startswith("-"):
+        options.wrong_usage("name a model, or a command behind --")
+    elif program[0].endswith(".py"):
+        options.wrong_usage(f"{program[0]} is a script; say prototrain verify -- python {' '.join(program)}")
+    else:  # the options may also come after the model
+        after = argparse.ArgumentParser(prog="prototrain verify", add_help=False, allow_abbrev=False)
+        _add_options(after)
+        program[1:] = after.parse_known_args(program[1:], options)[1]
+    chosen = {name: getattr(options, name) for name in ("steps", "interruptions", "seed", "keep")}
     try:
-        result = verify(*command, announce=partial(say, to_stderr=True), **chosen)
+        result = verify(*program, announce=partial(say, to_stderr=True), **chosen)
     except ProgramError as error:
         print(printable(str(error)), file=sys.stderr)
         raise SystemExit(_FAILED) from None
     except ConfigError as error:
         options.wrong_usage(str(error))
-    print(json.dumps(result.as_json(), indent=2) if as_json else printable(str(result)))
-    if not result.ok:
+    print(json.dumps(result.as_json(), indent=2) if options.json else printable(str(result)))
+    if not result:
         raise SystemExit(1)
-
-
-def _command(options: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of `verify` for the program, and the options, which may come before or after MODEL."""
-    names = ("steps", "interruptions", "seed", "keep", "json")
-    chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    program: list[str] = options.program
-    if program[:1] == ["--"]:
-        if len(program) == 1:
-            options.wrong_usage("there is no command behind --")
-        return [program[1:]], chosen
-    if not program or program[0].startswith("-"):
-        options.wrong_usage("name a model, or a command behind --")
-    if program[0].endswith(".py"):
-        options.wrong_usage(f"{program[0]} is a script; say prototrain verify -- python {' '.join(program)}")
-    mine = argparse.ArgumentParser(prog="prototrain verify", add_help=False, allow_abbrev=False)
-    _add_options(mine)
-    found, rest = mine.parse_known_args(program[1:])
-    return [program[0], *rest], {**chosen, **vars(found)}
