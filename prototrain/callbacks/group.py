@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback, chain, innermost
 from prototrain.callbacks.monitor import Monitor, runs_code_of_user
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
-from prototrain.system.signals import AFTER_STEP
 from prototrain.system.terminal import announcing
 
 if TYPE_CHECKING:
@@ -267,8 +266,8 @@ class CallbackGroup:
         """
         trainer, label = self._trainer, self._labels[callback]
         shown = "before_train" if hook == "check_run" else hook
-        what, when = f"{shown} of {label}", None if at_start else AFTER_STEP
-        waiting = trainer.stop.waiting_for(what, when=when, interruptible=callback in self._of_user)
+        what = f"{shown} of {label}"
+        waiting = trainer.stop.waiting_for(what, interruptible=callback in self._of_user)
         begin = time.perf_counter()
         try:
             with (

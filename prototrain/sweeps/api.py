@@ -16,7 +16,7 @@ from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.reporter import reporter
 from prototrain.sweeps.space import as_options, as_settings, from_mapping
-from prototrain.system.signals import AFTER_STEP, StopRequest, ignore_save_signals
+from prototrain.system.signals import StopRequest, ignore_save_signals
 from prototrain.system.terminal import say, show
 from prototrain.system.tracebacks import format_error, in_one_line
 
@@ -195,7 +195,7 @@ def _run_elsewhere(
             from prototrain.sweeps.on_ray import OnRay
 
             run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus, gpus=gpus, sign=study.plan.locks, say=say))
-        with stop, stop.waiting_for("the trials under way", when=AFTER_STEP):
+        with stop, stop.waiting_for("the trials under way"):
             run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
     return stop
 

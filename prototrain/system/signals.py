@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 # -- forked children ---------------------------------------------------------------------------------------------------
 
-_told: list[weakref.ref[Any]] = []
+_told: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # in the order of registration
 _mask = threading.local()
 # SIGINT is missing: its KeyboardInterrupt would be raised, and lost, in `_before`.
 _HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
@@ -41,11 +41,10 @@ _HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
 def tell_of_forks(one: Any) -> None:
     """Call `one.after_fork()` in every child process that is forked from now on, before any other code runs.
 
-    The method releases resources that the child must not use, without affecting the parent. The object that was
-    registered last is called first.
+    The method releases resources that the child must not use. The object that was registered last is called first.
     """
-    _told[:] = [told for told in _told if told() not in (None, one)]
-    _told.append(weakref.ref(one))
+    _told.pop(one, None)
+    _told[one] = None
 
 
 def end_child() -> NoReturn:
@@ -67,9 +66,8 @@ def _after() -> None:
 
 def _after_in_child() -> None:
     try:
-        for told in reversed(_told):
-            if (one := told()) is not None:
-                one.after_fork()
+        for one in reversed(list(_told)):
+            one.after_fork()
     finally:
         _after()
 
@@ -81,11 +79,8 @@ os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_afte
 
 _FROM_USER = (signal.SIGINT, signal.SIGTERM)
 _FROM_SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # the system may send these more than once
-_STOPS = (*_FROM_USER, *_FROM_SYSTEM)
 _SAVE = signal.SIGUSR1
-_STEP = "the current step"
 _STDERR = 2
-AFTER_STEP = "after this step and saving"
 
 
 class StopRequest:
@@ -99,7 +94,7 @@ class StopRequest:
 
     Args:
         announce: called with one line of text for the user.
-        saves: whether the owner calls `take_save`.
+        saves: whether to take SIGUSR1; the owner then calls `take_save`.
 
     Attributes:
         signum: the signal that asked for a stop, or None.
@@ -108,7 +103,7 @@ class StopRequest:
 
     def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
         self.announce = announce
-        self._saves = saves
+        self._signals = (*_FROM_USER, *_FROM_SYSTEM, *([_SAVE] if saves else []))
         self._listeners: list[Callable[[bool], None]] = []
         self._old_handlers: dict[int, Any] = {}
         self._old_wakeup = -1
@@ -118,10 +113,10 @@ class StopRequest:
 
     def _reset(self) -> None:
         self.signum: int | None = None
-        self.stage = _STEP
-        self._when: str | None = None  # when a stop takes effect, if not after `stage`
+        self.stage = "the current step"
+        self._when = "after this step and saving"
         self._interruptible = False  # whether a second signal interrupts what runs now
-        self._announced = ""
+        self._effect = ""
         self._received = self._handled = 0  # number of stop signals, in the thread and in the main thread
         self._save_asked = False
 
@@ -185,12 +180,12 @@ class StopRequest:
 
         Args:
             stage: the operation.
-            when: when a stop takes effect, if not after `stage`.
+            when: when a stop takes effect, if not after the current step.
             interruptible: whether a second signal interrupts the block with the exception of `check`. Otherwise a block
                 might wait forever for processes that got the same signal, such as those of a `multiprocessing.Pool`.
         """
         before = self.stage, self._when, self._interruptible
-        self.stage, self._when, self._interruptible = stage, when, interruptible or self._interruptible
+        self.stage, self._when, self._interruptible = stage, when or self._when, interruptible or self._interruptible
         try:
             yield
         finally:
@@ -209,11 +204,10 @@ class StopRequest:
         """Ask the run to stop after its step, as if `signum` had arrived."""
         if self.signum is not None:
             return
-        effect = self._when or (AFTER_STEP if self.stage == _STEP else f"after {self.stage}")
         more = "; twice more leaves at once" if signum in _FROM_USER else ""
         if self._interruptible:
             more = f"; once more interrupts {self.stage}"
-        self._announced = effect + more  # stored now: the run may have moved on when the thread prints it
+        self._effect = self._when + more  # stored now: the run may have moved on when the thread prints it
         self.signum = signum
         self._tell(True)
 
@@ -240,13 +234,9 @@ class StopRequest:
         tell_of_forks(self)  # at this point, so that handlers are restored in reverse order
         receiver, sender = self._sockets = socket.socketpair()
         sender.setblocking(False)
-        before = {signum: signal.getsignal(signum) for signum in (*_STOPS, _SAVE)}
+        before = {signum: signal.getsignal(signum) for signum in self._signals}
         # SIGINT is handled even if it was ignored, since a shell ignores it for background processes.
-        self._old_handlers = {
-            signum: handler
-            for signum, handler in before.items()
-            if signum not in _FROM_SYSTEM or handler is not signal.SIG_IGN
-        }
+        self._old_handlers = {n: old for n, old in before.items() if n not in _FROM_SYSTEM or old is not signal.SIG_IGN}
         self._old_wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._wait, args=(receiver,), name="stop-request", daemon=True)
         self._thread.start()
@@ -261,9 +251,6 @@ class StopRequest:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == _SAVE:
             self._save_asked = True  # not in the thread, which may run only after the save
-            before = self._old_handlers[_SAVE]
-            if callable(before) and before is not _nothing_to_save:
-                before(signum, frame)
             return
         self.request(signum)  # in case the thread has not done so yet
         self._handled += 1
@@ -284,9 +271,7 @@ class StopRequest:
     def _on_signal(self, signum: int) -> None:
         name = signal.Signals(signum).name
         if signum == _SAVE:
-            if not self._saves:
-                self.announce(f"{name}: there is nothing to save here; continuing")
-            elif self.stage != "saving":
+            if self.stage != "saving":
                 self.announce(f"{name}: saving after this step")
             return
         if self._received and signum in _FROM_SYSTEM:
@@ -294,7 +279,7 @@ class StopRequest:
         self._received += 1
         if self._received == 1:
             self.request(signum)
-            self.announce(f"{name}: stopping {self._announced}")
+            self.announce(f"{name}: stopping {self._effect}")
         elif self._received == 2:
             action = "interrupting" if self._interruptible else "still waiting for"
             self.announce(f"{name}: {action} {self.stage}; once more leaves at once, without saving")
@@ -322,17 +307,15 @@ class LeavingAtOnce(StopRequest):
         return self
 
     def _on_signal(self, signum: int) -> None:
-        if signum in _STOPS:
-            os._exit(128 + signum)
-        super()._on_signal(signum)
+        os._exit(128 + signum)
 
 
 @contextmanager
 def ignore_save_signals() -> Iterator[None]:
-    """Context manager in which SIGUSR1 and SIGQUIT do not end the process.
+    """Context manager in which SIGUSR1 and SIGQUIT do not end the process. It does nothing outside of the main thread.
 
     SIGUSR1 prints a line if there is nothing to save. SIGQUIT prints the stacks of all threads, even during a
-    TensorFlow call. Outside of the main thread, this does nothing.
+    TensorFlow call.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
