@@ -53,7 +53,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     examples = built.evaluation(name).examples
     rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
     show(plain_table(rows), end="\n\n")
-    show(Table(list(scalars.items()), ["scalar", name], options={"floatfmt": ".6g"}), end="\n\n")
+    show(Table(list(scalars.items()), ["scalar", name], number_format=".6g"), end="\n\n")
     say(f"written to {restored.experiment.keep(_keep(restored, name, examples, scalars))}")
 
 

@@ -71,8 +71,10 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     if not found:
         raise ConfigError(f"find_batch_size: nothing to measure: {end}")
     columns = ["batch size", "steps/s", "examples/s", "peak memory in MiB"]
-    rows = [(one.size, one.speed / one.size, f"{one.speed:,.0f}", f"{one.memory / _MIB:,.0f}") for one in found]
-    show(Table(rows, columns, options={"floatfmt": ",.4g"}), end="\n\n")
+    rows = [
+        (one.size, float(f"{one.speed / one.size:.4g}"), round(one.speed), round(one.memory / _MIB)) for one in found
+    ]
+    show(Table(rows, columns, number_format=","), end="\n\n")
     say(f"ended because {end}")
     best = suggest(found)
     say(

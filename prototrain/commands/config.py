@@ -47,7 +47,7 @@ def _config(options: argparse.Namespace) -> None:
         default = "required" if facts["required"] else texts.get("default", "")
         # At 80 columns, there is no room for the whole type.
         rows.append([key, texts.get("value", ""), default, facts["type"].partition("|")[0]])
-    show(Table(rows, _HEADERS, cut=("value", "default"), options={"disable_numparse": True}))
+    show(Table(rows, _HEADERS, cut=("value", "default")))
 
 
 def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ _FACTS = {"steps": "step", "time": "seconds"} | {name: name for name in ("name",
 _KEYS = f"{', '.join(_FACTS)}, a scalar (its last value), or a config key"
 _OF_EACH_RUN = ("run_id", "started", "command")  # always differ
 _LONG = ("data.stages",)  # described in full by --json
-_AS_TEXT = {"disable_numparse": True, "missingval": ""}
 _NOTHING = "-"  # in the cell of a run that has no value, where runs are compared
 
 
@@ -151,7 +150,7 @@ def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
         columns["repeated"] = _repeated
     columns["changed"] = lambda run: "?" if run.changes is None else " ".join(_change(*one) for one in run.changes)
     rows = [[cell(run) for cell in columns.values()] for run in runs]
-    return Table(rows, list(columns), _COLOURS, cut=("state", "changed"), options=_AS_TEXT)
+    return Table(rows, list(columns), _COLOURS, cut=("state", "changed"))
 
 
 def _of_scalar(name: str, cell: Callable[[Run, Range], str]) -> Callable[[Run], str | None]:
@@ -256,8 +255,8 @@ def _compare(options: argparse.Namespace) -> None:
             [key, *(_NOTHING if value in ("", UNSET_TEXT) else _short(value) for value in values)]
             for key, values in rows
         ]
-        show(Table(cells, [title, *names], options=_AS_TEXT) if cells else f"{title}: no differences", end="\n\n")
-    show(Table(_results(runs, scalars), ["result", *names], _COLOURS, options=_AS_TEXT))
+        show(Table(cells, [title, *names]) if cells else f"{title}: no differences", end="\n\n")
+    show(Table(_results(runs, scalars), ["result", *names], _COLOURS))
 
 
 def _apart(values: list[Any]) -> list[Any]:

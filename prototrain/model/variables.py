@@ -52,7 +52,7 @@ def layer_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any]
         kinds = ", ".join(dict.fromkeys(name.rpartition("/")[2] for name in names))
         sizes = [_size(variables[name] for name in chosen) for chosen in (names, trained.keys() & names)]
         rows.append((shortened(layer, 30), textwrap.shorten(kinds, 24, placeholder=" ..."), *sizes))
-    table = Table(rows, ["layer", "variables", "parameters", "trained"], options={"intfmt": ","})
+    table = Table(rows, ["layer", "variables", "parameters", "trained"], number_format=",")
     total, training = _size(variables.values()), _size(variables[name] for name in trained)
     size = sum(_size([one]) * tf.as_dtype(one.dtype).size for one in variables.values())
     return f"{table}\n{total:,} parameters, {training:,} trained, {in_bytes(size)}" if rows else "no variables"
@@ -97,4 +97,4 @@ def variable_table(
     ]
     rows.append(("total", "", _size(variables.values()), "", ""))
     headers = ["variable", "shape", "parameters", "trained", decays]
-    return Table(rows, headers, options={"intfmt": ","})
+    return Table(rows, headers, number_format=",")

@@ -12,7 +12,7 @@ from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.study import Outcome, Study
-from prototrain.system.terminal import Table, in_digits, in_words
+from prototrain.system.terminal import Table, in_digits, in_words, plain_table
 
 _COLOURS = {"finished": "green", "failed": "red", "running": "cyan"}
 _DONE = ("finished", "pruned", "failed")
@@ -81,7 +81,7 @@ def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> 
         for trial in sorted(result.trials, key=lambda trial: (_ORDER.index(trial.state), _rank(plan, trial)))
     ]
     headers = ["trial", *plan.space, plan.objective, "step", "state"]
-    found: list[Table | str] = [Table(rows, headers, _COLOURS, options={"disable_numparse": True})]
+    found: list[Table | str] = [Table(rows, headers, _COLOURS)]
     failed = [trial for trial in result.trials if trial.state == "failed"]
     for trial in failed:
         log = Experiment(trial.directory).log
@@ -90,12 +90,12 @@ def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> 
     if (best := result.best) is not None:
         settings = as_settings(best.values)
         again = settings if command is None else ["prototrain", *command, *as_options(settings)]
-        lines = [
-            ("best", f"trial {best.number}"),
-            ("directory", str(Experiment(best.directory))),
-            ("again" if command else "values", shlex.join(again)),
-        ]
-        found += ["", str(Table(lines, options={"tablefmt": "plain"}))]  # uncut lines, which can be copied
+        lines = {
+            "best": f"trial {best.number}",
+            "directory": Experiment(best.directory),
+            "again" if command else "values": shlex.join(again),
+        }
+        found += ["", plain_table(lines, width=None)]  # uncut lines, which can be copied
     return found
 
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table as RichTable
 
 # Control characters, including those that begin escape sequences; marks that change the direction of writing;
@@ -74,41 +73,41 @@ def in_notebook() -> bool:
 
 WIDTH = 80
 """The width of tables in characters, if the output is not a terminal."""
+_UNLIMITED = 10_000
 _LEAST = 20  # minimum width of a folded value
-_CUT, _SHORT = 60, 10  # width of a cell that is cut: without a terminal, and at least on a narrow one
+_SHORT = 10  # width of a cell that is cut, at least
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with headers. Without headers, it is always printed as plain text.
+    """A table with headers. Columns of numbers are aligned to the right.
 
     Attributes:
         rows: rows of cells: strings, numbers or None.
         headers: the names of the columns.
         colours: colours for cells that begin with one of these words, on a terminal.
         cut: headers of columns whose long cells end in an ellipsis; cells of other columns are folded.
-        options: options of `tabulate`, which formats the table without a terminal. Number formats also apply on a
-            terminal.
+        number_format: the format of numbers, such as ",".
     """
 
     rows: Sequence[Sequence[Any]]
-    headers: Sequence[str] = ()
+    headers: Sequence[str]
     colours: Mapping[str, str] = field(default_factory=dict)
     cut: Collection[str] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    number_format: str = ""
 
     def __str__(self) -> str:
-        """Format the table with tabulate, with unsafe characters escaped."""
-        cuts = [header in self.cut for header in self.headers] or [False] * len(self.rows[0])
+        return self.text(_UNLIMITED)
 
-        def shown(cell: Any, is_cut: bool) -> Any:
-            text = one_line(cell) if isinstance(cell, str) else cell
-            return f"{text[: _CUT - 1]}\u2026" if is_cut and isinstance(cell, str) and len(text) > _CUT else text
+    def text(self, width: int) -> str:
+        """Format the table as plain text with lines of at most `width` characters."""
+        from rich.console import Console
 
-        rows = [[shown(*one) for one in zip(row, cuts, strict=True)] for row in self.rows]
-        return tabulate(rows, headers=list(map(one_line, self.headers)), **self.options)
+        lines = io.StringIO()
+        Console(file=lines, width=width, highlight=False, no_color=True).print(self.fitted(width, is_ruled=True))
+        return "\n".join(line.rstrip() for line in lines.getvalue().splitlines())
 
-    def for_terminal(self, width: int, *, is_ruled: bool = False) -> RichTable:
+    def fitted(self, width: int, *, is_ruled: bool = False) -> RichTable:
         """Return a rich table for a width: columns in `cut` are made narrower first, then the others are folded."""
         from rich.box import Box
         from rich.table import Table as RichTable
@@ -117,64 +116,47 @@ class Table:
         # The rule takes one column of the gap between two columns.
         box, gap = (Box("    \n    \n -  \n" + 5 * "    \n"), 1) if is_ruled else (None, 2)
         made = RichTable(box=box, padding=(0, gap, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
-        columns = zip(self.headers, *(map(self._text, row) for row in self.rows), strict=True)
-        room = {number: max(map(len, cells)) for number, cells in enumerate(columns)}
-        lacking = sum(room.values()) + 2 * (len(room) - 1) - width
-        for number in sorted(room, key=lambda number: -room[number]):
-            if self.headers[number] in self.cut and lacking > 0:
-                give = max(0, min(lacking, room[number] - _SHORT))
-                room[number], lacking = room[number] - give, lacking - give
-        for number, header in enumerate(self.headers):
-            are_numbers = all(isinstance(row[number], int | float | None) for row in self.rows)
+        rows = [[self._text(cell) for cell in row] for row in self.rows]
+        room = [max(map(len, cells)) for cells in zip(self.headers, *rows, strict=True)]
+        lacking = sum(room) + 2 * (len(room) - 1) - width
+        for column in sorted(range(len(room)), key=lambda column: -room[column]):
+            if self.headers[column] in self.cut and lacking > 0:
+                give = max(0, min(lacking, room[column] - _SHORT))
+                room[column], lacking = room[column] - give, lacking - give
+        for column, header in enumerate(self.headers):
+            are_numbers = all(isinstance(row[column], int | float | None) for row in self.rows)
             is_cut = header in self.cut
             made.add_column(
                 one_line(header),
                 overflow="ellipsis" if is_cut else "fold",
                 no_wrap=is_cut,
-                max_width=room[number] if is_cut else None,
+                max_width=room[column] if is_cut else None,
                 justify="right" if are_numbers else "left",
             )
-        for row in self.rows:
-            texts = map(self._text, row)
-            made.add_row(*(Text(text, style=self.colours.get(text.partition(":")[0], "")) for text in texts))
+        for row in rows:
+            made.add_row(*(Text(text, style=self.colours.get(text.partition(":")[0], "")) for text in row))
         return made
 
     def _text(self, cell: Any) -> str:
         if isinstance(cell, bool) or not isinstance(cell, int | float):
             return "" if cell is None else one_line(str(cell))
-        return format(cell, self.options.get("intfmt" if isinstance(cell, int) else "floatfmt", ""))
-
-
-def console() -> Console | None:
-    """Return a rich console for standard output, or None if it is not a terminal."""
-    if not sys.stdout.isatty():
-        return None
-    from rich.console import Console
-
-    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        return format(cell, self.number_format)
 
 
 def show(*parts: Table | str, end: str = "\n") -> None:
     """Print tables and text. Tables are folded to the width of the terminal, or to `WIDTH` without a terminal."""
-    terminal = console()
     for number, part in enumerate(parts):
         last = end if number == len(parts) - 1 else "\n"
-        if isinstance(part, str) or not (part.headers and part.rows):
+        if isinstance(part, str):
             say(part, end=last)
-        elif terminal is not None:
-            terminal.print(part.for_terminal(terminal.width))
+        elif sys.stdout.isatty():
+            from rich.console import Console
+
+            terminal = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+            terminal.print(part.fitted(terminal.width))
             say("", end=last.removeprefix("\n"))
         else:
-            is_wide = max(map(len, str(part).splitlines())) > WIDTH
-            say(_drawn(part) if is_wide else part, end=last)
-
-
-def _drawn(table: Table) -> str:
-    from rich.console import Console
-
-    lines = io.StringIO()
-    Console(file=lines, width=WIDTH, highlight=False, no_color=True).print(table.for_terminal(WIDTH, is_ruled=True))
-    return "\n".join(line.rstrip() for line in lines.getvalue().splitlines())
+            say(part.text(WIDTH), end=last)
 
 
 def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
