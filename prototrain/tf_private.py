@@ -201,40 +201,19 @@ def divided_by_files(dataset: tf.data.Dataset, count: int, index: int) -> tf.dat
 # -- graphs and ops ----------------------------------------------------------------------------------------------------
 
 
-def called_function(graph: Any, name: str) -> Any:
-    """Return the traced function with this name in a graph, or None if it does not exist or has no graph.
-
-    For example, the gradient of `tf.nn.ctc_loss` is a function without a graph.
-    """
-    found = graph._get_function(name)
-    return found if hasattr(found, "graph") else None
-
-
 def nested_functions(graph: Any) -> list[Any]:
-    """Return all functions that are registered in a graph."""
-    found = [called_function(graph, name) for name in graph._functions]
-    return [function for function in found if function is not None]
+    """Return the traced functions that are registered in a graph."""
+    found = [graph._get_function(name) for name in graph._functions]
+    # Some functions have no graph, for example the gradient of `tf.nn.ctc_loss`.
+    return [function for function in found if hasattr(function, "graph")]
 
 
-def called(op: Any) -> list[Any]:
-    """Return the graphs of the functions that an op calls: branches, a loop's condition and body, nested functions."""
-    definition = op.graph.op_def_for_type(op.type)  # faster than the attributes of the op
-    if not any(attribute.type in ("func", "list(func)") for attribute in definition.attr):
-        return []
-    names = []
-    for _, attribute in sorted(op.node_def.attr.items()):
-        names += [attribute.func.name] * attribute.HasField("func")
-        names += [function.name for function in attribute.list.func]
-    functions = [called_function(op.graph, name) for name in names]
-    return [function.graph for function in functions if function is not None]
-
-
-def all_operations(graph: Any) -> Iterator[Any]:
-    """Yield all operations of a graph and of the functions that they call."""
-    for op in graph.get_operations():
-        yield op
-        for function in called(op):
-            yield from all_operations(function)
+def all_operations(graph: Any) -> list[Any]:
+    """Return all operations of a graph and of the functions in it, at any depth."""
+    graphs = [graph]
+    for one in graphs:
+        graphs += [function.graph for function in nested_functions(one) if function.graph not in graphs]
+    return [op for one in graphs for op in one.get_operations()]
 
 
 def captures_vary(function: Any) -> bool:
