@@ -15,7 +15,7 @@ import pytest
 
 from prototrain import Callback
 from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN, Summaries, Validation
-from prototrain.checkpoint import Checkpoints
+from prototrain.checkpoint.store import Checkpoints
 from prototrain.errors import StepError
 from tests.conftest import ROOT
 from tests.tiny import PressesCtrlC

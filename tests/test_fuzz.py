@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from prototrain import Config
 from prototrain.callbacks import EarlyStopping, JSONWriter, ModelSaver, SaveOnExit, StopAfter, Summaries
-from prototrain.checkpoint import META, verify
-from prototrain.checkpoint.store import checksum
+from prototrain.checkpoint.store import META, checksum, verify
 from prototrain.checkpoint.weights import load_weights
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import CheckpointError, PrototrainError

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain import readers
 from prototrain.callbacks import ModelSaver
-from prototrain.checkpoint import Checkpoints, Snapshot, read_bundle
+from prototrain.checkpoint.store import Checkpoints, Snapshot, read_bundle
 from prototrain.errors import DataError
 from prototrain.launch import launch
 from prototrain.runs.reading import find_runs

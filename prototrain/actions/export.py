@@ -15,7 +15,7 @@ from prototrain.errors import ConfigError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 from prototrain.system.terminal import plain_table, say
-from prototrain.system.tracebacks import first_line
+from prototrain.system.tracebacks import cause
 
 _SUFFIXES = {"saved_model": "", "keras": ".keras"}
 
@@ -99,7 +99,7 @@ def write_keras(network: keras.Model, final: Path) -> str:
             loaded = keras.models.load_model(temporary, compile=False)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ModelError(
-                f"Keras cannot save the network {network.name} and load it again: {first_line(error)}"
+                f"Keras cannot save the network {network.name} and load it again: {cause(error)}"
             ) from error
         pairs = list(zip(network.get_weights(), loaded.get_weights(), strict=True))
         if not all(np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in pairs):

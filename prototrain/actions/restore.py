@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 
-from prototrain.checkpoint import META, Checkpoint, Checkpoints, verify
+from prototrain.checkpoint.store import META, Checkpoint, Checkpoints, verify
 from prototrain.checkpoint.weights import best_checkpoint
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment

@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.actions import reload_export
-from prototrain.checkpoint import read_bundle
 from prototrain.checkpoint.state import describe_variable
+from prototrain.checkpoint.store import read_bundle
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.step.calls import compiled
-from prototrain.system.tracebacks import cause, first_line
+from prototrain.system.tracebacks import cause
 from prototrain.tf_private import owner
 
 Tensors = dict[str, tf.Tensor]
@@ -138,7 +138,7 @@ class ServedModel:
         try:
             tf.saved_model.save(module, str(directory), signatures=self._functions)
         except (AssertionError, ValueError) as error:
-            raise ModelError(f"TensorFlow cannot save the model: {first_line(error)}") from error
+            raise ModelError(f"TensorFlow cannot save the model: {cause(error)}") from error
         except tf.errors.OpError as error:
             raise ExperimentError(f"cannot write {directory}: {cause(error)}") from error
 

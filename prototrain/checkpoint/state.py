@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from prototrain.checkpoint.store import READ_ERRORS, Checkpoint, Saveable
 from prototrain.checkpoint.values import GENERATORS, TAG, GeneratorState, decode, encode
 from prototrain.errors import CheckpointError
 from prototrain.system.terminal import FRESH, some_of
-from prototrain.system.tracebacks import first_line
+from prototrain.system.tracebacks import cause
 from prototrain.tf_private import KerasVariable, trackable_kinds
 from prototrain.towers import OF_TOWER, components, is_seed, seed_of_tower
 
@@ -52,7 +52,7 @@ class _SaveableTrackable:
         try:
             self._checkpoint.read(prefix).assert_consumed()
         except READ_ERRORS as error:
-            raise CheckpointError(f"{prefix} cannot be restored: {first_line(error)}") from error
+            raise CheckpointError(f"{prefix} cannot be restored: {cause(error)}") from error
 
 
 class StateEntries:
@@ -155,7 +155,7 @@ class StateEntries:
             CheckpointError: the checkpoint does not fit, or cannot be read.
         """
         meta, values = checkpoint.meta, checkpoint.meta["values"]
-        saved = checkpoint.tensors() if meta["variables"] else {}
+        saved = checkpoint.tensors()
         data = self._read_data(values, saved)
         variables = self._match_variables(checkpoint, saved, data)
         missing = [key for key in self._values if key not in data]
@@ -229,13 +229,10 @@ class StateEntries:
         """Context manager that restores the variables, arrays, objects and plain values at the end."""
         coded = self.values()
         arrays = {key: np.copy(self._state[key], "K") for key in self._arrays}
-        variables = [one for one in self.variables.values() if not isinstance(one, np.ndarray)]
-        before = [(copy, tf.identity(copy)) for variable in variables for copy in components(variable)]
         try:
-            yield
+            with values_kept([one for one in self.variables.values() if not isinstance(one, np.ndarray)]):
+                yield
         finally:
-            for copy, value in before:
-                copy.assign(value)
             for key, holder in self._objects.items():
                 holder.load_state_dict(decode(coded[key][_OBJECT]))
             self._put(arrays | {key: decode(coded[key]) for key in self._values})
@@ -283,7 +280,19 @@ def restore_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{what} cannot be restored: {type(error).__name__}: {first_line(error)}") from error
+        raise CheckpointError(f"{what} cannot be restored: {type(error).__name__}: {cause(error)}") from error
+
+
+@contextmanager
+def values_kept(variables: Iterable[Any]) -> Iterator[None]:
+    """Context manager that restores the values of variables at the end, in each tower."""
+    # A tensor keeps the value it was read with; TensorFlow copies only a variable that changes.
+    kept = [(part, tf.convert_to_tensor(part)) for variable in variables for part in components(variable)]
+    try:
+        yield
+    finally:
+        for part, value in kept:
+            part.assign(value)
 
 
 # -- variables --------------------------------------------------------------------------------------------------------

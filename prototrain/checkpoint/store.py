@@ -33,20 +33,17 @@ from prototrain.experiment.experiment import META as META
 from prototrain.experiment.experiment import STEP, checkpoint_steps
 from prototrain.system.files import literal_prefix, sync
 from prototrain.system.terminal import FRESH
-from prototrain.system.tracebacks import cause, first_line
+from prototrain.system.tracebacks import cause
 
 FORMAT = 1
 BUNDLE = "model"
 """The prefix of the bundle with the variables."""
 READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
 _FRESH = f"put one back, or start again with {FRESH}"
-_DIGEST = "sha256"  # protects against damage, not against forgery
 _THREADS = min(4, os.cpu_count() or 1)
-_FILE_BYTES = 2**28  # about the size of one file of a bundle
 _META_TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
 _BUNDLE_FILE = re.compile(r".*\.(index|data-\d+-of-\d+)")
-_GRAPH_WORD = b".is_dataset"
-_GRAPH_KEY = re.compile(rb"@@[^@\s]{1,200}" + re.escape(_GRAPH_WORD))
+_GRAPH_KEY = re.compile(rb"@@[^@\s]{1,200}\.is_dataset")
 
 
 @runtime_checkable
@@ -107,11 +104,11 @@ class Checkpoint:
         Raises:
             CheckpointError: the bundle cannot be read.
         """
-        return _read_tensors(self.path / BUNDLE)
+        return _read_tensors(self.path / BUNDLE) if self.meta["variables"] else {}
 
     def variables(self) -> dict[str, np.ndarray[Any, Any]]:
         """Read all variables as arrays by name; see `tensors`."""
-        return read_bundle(self.path / BUNDLE)
+        return {name: tensor.numpy() for name, tensor in self.tensors().items()}
 
     def prefix_of(self, name: str) -> str:
         """Return the path prefix of the files of a `Saveable`."""
@@ -180,11 +177,16 @@ class Checkpoints:
                 sync(self.directory.parent)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
-            write_rest = _start_writing(temporary, snapshot)
+            # A tensor that was read from a variable keeps its value: the next update of the variable makes a copy.
+            tensors = {
+                name: tf.constant(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value)
+                for name, value in snapshot.variables.items()
+            }
+            parts = {name: one.write(_prefix_of(temporary, name)) for name, one in snapshot.saveables.items()}
 
         def finish() -> Path:
             with _whole_or_nothing(temporary, final):
-                write_rest()
+                _write(temporary, snapshot, tensors, parts)
                 if aside and final.exists():
                     self._delete(final)
                 elif os.path.lexists(final) and not self.set_aside(final):
@@ -317,8 +319,7 @@ def _whole_or_nothing(temporary: Path, final: Path) -> Iterator[None]:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, (OSError, tf.errors.OpError)):
             step = int(final.name.rpartition("-")[2])
-            is_op = isinstance(error, tf.errors.OpError)
-            reason = cause(error).rpartition("; ")[2] if is_op else first_line(error)  # without the temporary name
+            reason = cause(error).rpartition("; ")[2]  # without the temporary name
             raise CheckpointError(f"cannot save step {step} to {final}: {reason}") from error
         raise
 
@@ -350,90 +351,55 @@ def _prefix_of(directory: Path, name: str) -> str:
 # -- writing the files -------------------------------------------------------------------------------------------------
 
 
-def _start_writing(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
-    """Copy everything that training would change.
-
-    Returns:
-        a function that writes and syncs all files. It can be called in any thread.
-    """
-    # A tensor that was read from a variable keeps its value: the next update of the variable makes a copy.
-    tensors = {
-        name: tf.constant(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value)
-        for name, value in snapshot.variables.items()
-    }
-    written = {name: one.write(_prefix_of(directory, name)) for name, one in snapshot.saveables.items()}
-
-    def finish() -> None:
-        if snapshot.check is not None:
-            snapshot.check(tensors)
-        parts = {name: rest() if callable(rest) else rest for name, rest in written.items()}
-        if tensors:
-            _write_bundle(directory / BUNDLE, tensors)
-        meta = {
-            "format": FORMAT,
-            "step": snapshot.step,
-            "variables": {n: {"shape": one.shape.as_list(), "dtype": one.dtype.name} for n, one in tensors.items()},
-            "parts": parts,
-            **snapshot.meta,
-            "files": _sync_and_digest(sorted(directory.iterdir())),
-        }
-        text = json.dumps({"sha256": checksum(meta), "meta": meta})
-        (directory / META).write_text(text + "\n", encoding="utf-8")
-        sync(directory / META)
-        sync(directory)
-
-    return finish
-
-
-def _sync_and_digest(files: list[Path]) -> dict[str, dict[str, Any]]:
-    for path in files:
-        if _holds_graph(path):
-            raise CheckpointError(
-                f"the state in {path.name} cannot be saved: it is an iterator that holds datasets, and a restore would "
-                "have to run their graphs"
-            )
-    with ThreadPoolExecutor(_THREADS) as pool:  # a file is read for its digest while the disk writes it
-        started = [(path, pool.submit(_digest, path), pool.submit(sync, path)) for path in files]
-    for _, _, synced in started:
-        synced.result()
-    return {path.name: {"size": path.stat().st_size, _DIGEST: digest.result()} for path, digest, _ in started}
-
-
-def _write_bundle(prefix: Path, tensors: Mapping[str, tf.Tensor]) -> None:
-    """Write a bundle of tensors. Large bundles have several files, since TensorFlow writes each with one thread."""
-    parts: list[dict[str, tf.Tensor]] = []
-    size = _FILE_BYTES
-    for name, tensor in tensors.items():
-        if size >= _FILE_BYTES:
-            parts.append({})
-            size = 0
-        parts[-1][name] = tensor
-        size += tensor.shape.num_elements() * tensor.dtype.size
-
-    def write(prefix: str, tensors: dict[str, tf.Tensor]) -> None:
+def _write(directory: Path, snapshot: Snapshot, tensors: Mapping[str, tf.Tensor], parts: Mapping[str, Any]) -> None:
+    """Write and sync all files of a checkpoint. Functions in `parts` write the files of their `Saveable`."""
+    if snapshot.check is not None:
+        snapshot.check(tensors)
+    written = {name: part() if callable(part) else part for name, part in parts.items()}
+    if tensors:
         with tf.device("CPU:0"):
-            slices = [""] * len(tensors)
             tf.raw_ops.SaveV2(
-                prefix=prefix, tensor_names=[*tensors], shape_and_slices=slices, tensors=[*tensors.values()]
+                prefix=str(directory / BUNDLE),
+                tensor_names=[*tensors],
+                shape_and_slices=[""] * len(tensors),
+                tensors=[*tensors.values()],
             )
-
-    prefixes = [f"{prefix}-{number}" for number in range(len(parts))]
+    files = sorted(directory.iterdir())
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(write, prefixes, parts))
-    with tf.device("CPU:0"):
-        tf.raw_ops.MergeV2Checkpoints(
-            checkpoint_prefixes=prefixes, destination_prefix=str(prefix), delete_old_dirs=False
+        facts = dict(zip([path.name for path in files], pool.map(_sync_file, files), strict=True))
+    meta = {
+        "format": FORMAT,
+        "step": snapshot.step,
+        "variables": {n: {"shape": one.shape.as_list(), "dtype": one.dtype.name} for n, one in tensors.items()},
+        "parts": written,
+        **snapshot.meta,
+        "files": facts,
+    }
+    text = json.dumps({"sha256": checksum(meta), "meta": meta})
+    (directory / META).write_text(text + "\n", encoding="utf-8")
+    sync(directory / META)
+    sync(directory)
+
+
+def _sync_file(path: Path) -> dict[str, Any]:
+    """Sync a file and return its facts for meta.json."""
+    if _holds_graph(path):
+        raise CheckpointError(
+            f"the state in {path.name} cannot be saved: it is an iterator that holds datasets, and a restore would "
+            "have to run their graphs"
         )
+    sync(path)
+    return _facts(path)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    with open(path, "rb", buffering=0) as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def checksum(meta: Any) -> str:
-    """Return the checksum of the content of meta.json, independent of the order of its keys."""
+    """Return the checksum of the content of meta.json. It protects against damage, not against forgery."""
     return hashlib.sha256(json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, _DIGEST).hexdigest()
 
 
 def _holds_graph(path: Path) -> bool:
@@ -444,8 +410,7 @@ def _holds_graph(path: Path) -> bool:
     if path.name.startswith(f"{BUNDLE}.") or not path.stat().st_size:
         return False
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        # Search for the word first, which is faster: most files do not contain it.
-        return content.find(_GRAPH_WORD) >= 0 and _GRAPH_KEY.search(content) is not None
+        return _GRAPH_KEY.search(content) is not None
 
 
 # -- reading and verifying ---------------------------------------------------------------------------------------------
@@ -464,7 +429,7 @@ def _read_tensors(prefix: Path | str) -> dict[str, tf.Tensor]:
                 dtypes=[dtypes[name] for name in names],
             )
     except READ_ERRORS as error:
-        raise CheckpointError(f"cannot read the checkpoint {prefix}: {first_line(error)}") from error
+        raise CheckpointError(f"cannot read the checkpoint {prefix}: {cause(error)}") from error
     return dict(zip(names, tensors, strict=True))
 
 
@@ -495,8 +460,7 @@ def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
     try:
         meta = _read_meta(path)
         with ThreadPoolExecutor(_THREADS) as pool:
-            for checked in [pool.submit(_check_file, path, *file) for file in meta["files"].items()]:
-                checked.result()
+            list(pool.map(lambda item: _check_file(path, *item), meta["files"].items()))
         for file in path.iterdir():
             if file.name not in meta["files"] and _BUNDLE_FILE.fullmatch(file.name):
                 raise CheckpointError(f"{damaged}: {file.name} does not belong to it")
@@ -516,10 +480,7 @@ def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    file = path / META
-    if file.exists() and not file.is_file():
-        raise ValueError("not a file")  # opening a pipe would block forever
-    document = json.loads(file.read_text(encoding="utf-8"))
+    document = json.loads((path / META).read_text(encoding="utf-8"))
     meta: dict[str, Any] = document["meta"]
     if checksum(meta) != document["sha256"]:
         raise CheckpointError(f"checkpoint {path} is damaged: the content of {META} does not match its checksum")
@@ -534,16 +495,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 def _check_file(path: Path, name: str, expected: dict[str, Any]) -> None:
-    damaged = f"checkpoint {path} is damaged:"
-    if Path(name).name != name or name in (".", ".."):
-        raise CheckpointError(f"{damaged} {META} names a file outside of it, {name!r}")
-    file = path / name
-    size = file.stat().st_size
-    if not file.is_file():
-        raise CheckpointError(f"{damaged} {name} is not a file")
-    if size != expected["size"]:
-        raise CheckpointError(f"{damaged} {name} has {size} bytes, not {expected['size']}")
-    if _digest(file) != expected[_DIGEST]:
-        raise CheckpointError(f"{damaged} the content of {name} does not match its checksum")
-    if _holds_graph(file):
+    if _facts(path / name) != expected:
+        raise CheckpointError(f"checkpoint {path} is damaged: the content of {name} does not match its checksum")
+    if _holds_graph(path / name):
         raise CheckpointError(f"checkpoint {path}: {name} holds a TensorFlow graph, which a restore would run")

@@ -140,15 +140,15 @@ class GeneratorState:
         """The generator's state, for `encode`.
 
         Raises:
-            CheckpointError: the generator has no state, like `random.SystemRandom`.
+            CheckpointError: the generator has no state, like `random.SystemRandom`, or has spawned others.
         """
         found = self._generator
         if isinstance(found, np.random.RandomState):
             return found.get_state(legacy=False)
         if isinstance(found, np.random.Generator):
-            seeds = found.bit_generator.seed_seq  # `spawn` derives other generators from it
-            spawning = seeds.state if isinstance(seeds, np.random.SeedSequence) else None
-            return {"bits": found.bit_generator.state, "seeds": spawning}
+            if getattr(found.bit_generator.seed_seq, "n_children_spawned", 0):  # NumPy 1 cannot restore the number
+                raise CheckpointError("a random generator that has spawned others cannot be saved; save those it made")
+            return found.bit_generator.state
         try:
             return found.getstate()
         except NotImplementedError as error:
@@ -160,13 +160,7 @@ class GeneratorState:
         if isinstance(found, np.random.RandomState):
             found.set_state(state)
         elif isinstance(found, np.random.Generator):
-            bits: Any = found.bit_generator
-            seeds = state["seeds"]
-            bits.state = state["bits"]
-            if seeds is not None and isinstance(bits.__getstate__(), tuple):
-                bits.__setstate__((bits.state, np.random.SeedSequence(**seeds)))
-            elif seeds is not None and seeds["n_children_spawned"]:  # NumPy 1 cannot set it
-                raise CheckpointError("a generator that has spawned others can only be restored with NumPy 2 or later")
+            found.bit_generator.state = state
         else:
             found.setstate(state)
 

@@ -8,22 +8,23 @@ import re
 import textwrap
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import h5py
 import numpy as np
 import tensorflow as tf
 from tabulate import tabulate
 
-from prototrain.checkpoint.keras_weights import by_variable, read_h5
 from prototrain.checkpoint.state import NAN, OF_CALLBACKS, describe_variable, in_words, not_finite
 from prototrain.checkpoint.store import BUNDLE, META, Checkpoints, read_bundle, verify
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP, Experiment
 from prototrain.experiment.remote import fetched
 from prototrain.system.files import write_atomic
-from prototrain.system.tracebacks import first_line
+from prototrain.system.tracebacks import cause
 from prototrain.tf_private import names_in_checkpoint
 
 AVERAGES = f"{OF_CALLBACKS}ExponentialMovingAverage/"
@@ -77,7 +78,7 @@ def load_weights(
     report: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     saved = _renamed(read, names, prefix, report["excluded"], where)
     if not isinstance(source, Mapping) and str(source).endswith(".h5"):
-        saved = by_variable(saved, variables)
+        saved = _by_variable(saved, variables)
     try:
         patterns = [re.compile(pattern) for pattern in ([ignore] if isinstance(ignore, str) else ignore)]
     except re.error as error:
@@ -128,7 +129,7 @@ def dump_weights(variables: Mapping[str, Any], path: str | Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, buffer.getvalue())
     except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
+        raise CheckpointError(f"cannot write {path}: {cause(error)}") from error
 
 
 def load_report_table(report: Mapping[str, list[str]]) -> str:
@@ -203,16 +204,16 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
         if not path.exists():
             raise CheckpointError(f"there is no file {path} to take weights from")
     except (OSError, ValueError) as error:  # the name is too long or contains a NUL
-        raise CheckpointError(f"there is no checkpoint {str(source)[:80]!r}: {first_line(error)}") from error
+        raise CheckpointError(f"there is no checkpoint {str(source)[:80]!r}: {cause(error)}") from error
     if path.suffix not in (".npz", ".h5"):
         raise CheckpointError(f"weights are not read from {path}; write them to a .npz or a .weights.h5")
     try:
         if path.suffix == ".h5":
-            return read_h5(path)
+            return _read_h5(path)
         with np.load(path, allow_pickle=False) as file:  # verifies checksums while reading
             return {name.removesuffix(":0"): value for name, value in file.items()}
     except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise CheckpointError(f"cannot read {path}: {first_line(error)}") from error
+        raise CheckpointError(f"cannot read {path}: {cause(error)}") from error
 
 
 def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
@@ -296,3 +297,55 @@ def best_checkpoint(source: Any) -> Path:
 
 def _experiment(source: Any) -> Experiment:
     return source if isinstance(source, Experiment) else Experiment(fetched(source))
+
+
+# -- the weights files of Keras ----------------------------------------------------------------------------------------
+
+
+def _read_h5(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the arrays of a ``.weights.h5`` by name.
+
+    The file does not name the weights of a layer, so they are numbered: ``layer/0``, ``layer/1`` and so on.
+    """
+    datasets: dict[str, Any] = {}
+    layers: dict[str, str] = {}
+
+    def note(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Group):
+            if "name" in item.attrs:
+                layers[f"/{name}".removesuffix("/vars")] = str(item.attrs["name"])
+        elif item.external or item.is_virtual:
+            raise ValueError(f"{name} is stored in another file")
+        else:
+            datasets[f"/{name}"] = item
+
+    with h5py.File(path, "r") as file:
+        file.visititems(note)
+        if not layers:
+            raise ValueError("it has no names of layers, which Keras 3.6 and later write")
+        return {_by_layer(name, layers): np.asarray(dataset) for name, dataset in datasets.items()}
+
+
+def _by_layer(name: str, layers: Mapping[str, str]) -> str:
+    """Return the name of a dataset by layer names, such as ``net/fc0/1`` for ``/layers/dense/vars/1``."""
+    home, _, index = name.rpartition("/vars/")
+    parts = home.split("/")
+    names = [layers.get("/".join(parts[: end + 1]), "") for end in range(len(parts))]
+    return "/".join([*filter(None, names), index])
+
+
+def _by_variable(saved: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the arrays of `_read_h5` to the names of a model's variables.
+
+    Numbered arrays are matched by their order within the layer, with trainable variables first, as in Keras. The name
+    of the network before the layer names may differ.
+    """
+    numbered: dict[str, str] = {}
+    count: Counter[str] = Counter()
+    for name in sorted(variables, key=lambda name: not variables[name].trainable):
+        layer = name.rpartition("/")[0]
+        numbered[f"{layer}/{count[layer]}"] = name
+        count[layer] += 1
+    tails = Counter(key.partition("/")[2] for key in numbered)
+    known = {tail: name for key, name in numbered.items() if tails[tail := key.partition("/")[2]] == 1} | numbered
+    return {known.get(name, known.get(name.partition("/")[2], name)): value for name, value in saved.items()}

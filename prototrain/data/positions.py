@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from prototrain.checkpoint import READ_ERRORS
+from prototrain.checkpoint.store import READ_ERRORS
 from prototrain.data.batches import Batch, RollingDigest, first_batch
 from prototrain.data.pipeline import sources
 from prototrain.data.rule import is_function_of_element
@@ -22,7 +22,7 @@ from prototrain.data.source import Source
 from prototrain.errors import CheckpointError
 from prototrain.readers.order import order_of
 from prototrain.system.files import literal_prefix
-from prototrain.system.tracebacks import first_line
+from prototrain.system.tracebacks import cause
 from prototrain.tf_private import holds_generator, iterator_state, set_iterator_state, stage_inputs, stage_number
 from prototrain.tf_private import stage_name as name_of
 
@@ -279,7 +279,7 @@ class IteratorPosition(Position):
         try:
             self._go_to_state(read_state(prefix), place["offset"] - place["behind"], place["offset"])
         except READ_ERRORS as error:
-            raise CheckpointError(f"the data position {prefix} cannot be restored: {first_line(error)}") from error
+            raise CheckpointError(f"the data position {prefix} cannot be restored: {cause(error)}") from error
 
 
 # -- a number ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from prototrain.data.rule import draws, is_python, is_random
 from prototrain.errors import ConfigError, DataError
 from prototrain.readers.order import making_pass
 from prototrain.system.terminal import announcing
-from prototrain.system.tracebacks import first_line
+from prototrain.system.tracebacks import cause
 from prototrain.tf_private import divided_by_files, taking_python_functions
 
 _DIVISIONS = {"files": "its own files of the training data", "none": "its own training data"}
@@ -81,7 +81,7 @@ def shared_out(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
             raise DataError(
                 'model.data_sharding is "files", and the training data does not come from enough files that TensorFlow '
                 'can divide, such as those of TFRecordDataset; use datasets(worker) and set it to "none" '
-                f"({first_line(error)})"
+                f"({cause(error)})"
             ) from error
     return {**datasets, "trn": trn.rebatch(batch_size, drop_remainder=True).repeat()}
 

@@ -28,7 +28,7 @@ from prototrain.callbacks import (
     Summaries,
     TensorBoardWriter,
 )
-from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
+from prototrain.checkpoint.store import BUNDLE, Checkpoint, Checkpoints, verify
 from prototrain.checkpoint.values import global_random_kept
 from prototrain.checkpoint.weights import best_checkpoint
 from prototrain.config import Config

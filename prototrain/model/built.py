@@ -319,7 +319,7 @@ class BuiltModel:
         Raises:
             CheckpointError: the checkpoint is damaged, or belongs to another model.
         """
-        saved = checkpoint.tensors() if checkpoint.meta["variables"] else {}
+        saved = checkpoint.tensors()
         averages = averaged_weights(saved)
         self.assign({**saved, **averages}, str(checkpoint.path), cure=cure)
         self.counter.step = checkpoint.step

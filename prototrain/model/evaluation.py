@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from prototrain.checkpoint.state import values_kept
 from prototrain.checkpoint.values import random_state_kept
 from prototrain.data.batches import WHY_EMPTY, counted_examples
 from prototrain.data.positions import prefetched
@@ -18,7 +18,6 @@ from prototrain.step.variables import StopVariable
 from prototrain.system.signals import StopRequest, interruptibly
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
-from prototrain.towers import components
 
 Batch = dict[str, Any]
 REHEARSED = 2
@@ -89,7 +88,7 @@ class CompiledPass:
                 return None
             read = self._given.take(min(batches or REHEARSED, REHEARSED)).cache()  # read once
             what = f"the first batches of {name!r}"
-            with announcing(f"waiting for {what}", stop.announce), stop.waiting_for(what, when="before the first step"):
+            with announcing(f"waiting for {what}", stop.announce), stop.waiting_for(what):
                 interruptibly(lambda: sum(1 for _ in read), check=stop.check)
             with values_kept(graph.variables):
                 return self._run(read, stop)
@@ -119,18 +118,6 @@ class CompiledPass:
 def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     # The sums start as empty vectors, since their length is known only after the model is traced.
     return tf.pad(sums, [[0, tf.size(values) - tf.size(sums)]]) + values
-
-
-@contextmanager
-def values_kept(variables: Iterable[Any]) -> Iterator[None]:
-    """Context manager that restores the values of variables on exit, in each tower."""
-    # A tensor keeps the value it was read with; TensorFlow copies only a variable that changes.
-    kept = [(part, part.read_value()) for variable in variables for part in components(variable)]
-    try:
-        yield
-    finally:
-        for part, value in kept:
-            part.assign(value)
 
 
 def require_end(name: str, dataset: tf.data.Dataset, cure: str = "leave out its repeat()") -> None:

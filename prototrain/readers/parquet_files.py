@@ -13,7 +13,7 @@ from prototrain.errors import DataError
 from prototrain.readers.order import Shuffle
 from prototrain.readers.paths import PathLike
 from prototrain.readers.tables import CHUNK, Arrays, Column, Features, columns_of, dataset_of
-from prototrain.system.tracebacks import first_line
+from prototrain.system.tracebacks import cause
 
 
 def parquet(
@@ -73,7 +73,7 @@ def _read(columns: list[Column], name: str, path: str) -> Iterator[Arrays]:
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own errors have no errno
             raise
-        raise DataError(f"{where}: not Parquet ({first_line(error)})") from None
+        raise DataError(f"{where}: not Parquet ({cause(error)})") from None
 
 
 def _array(values: Any, column: Column) -> np.ndarray[Any, Any]:

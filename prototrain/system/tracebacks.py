@@ -84,9 +84,11 @@ def source_line(error: BaseException, graph: Any = None) -> str | None:
 
 
 def cause(error: BaseException) -> str:
-    """Return the line of a TensorFlow error that describes the failure, without the names of graph nodes."""
-    text = getattr(error, "message", None) or str(error)
+    """Return the line of an error that describes the failure, without the names of graph nodes, or its type."""
+    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
     lines = [line.strip() for line in _NODE_NAME.split(text)[0].splitlines() if line.strip()]
+    if not _is_of_tensorflow(error):
+        return lines[0] if lines else type(error).__name__
     noise = ("Detected at node", "Graph execution error", "File ", "Traceback")
     said = [line for line in lines if not line.startswith(noise)] or lines[:1] or [type(error).__name__]
     return _GRAPH_NOISE.sub("", said[-1])
@@ -97,12 +99,6 @@ def in_one_line(error: BaseException) -> str:
     text = cause(error) if _is_of_tensorflow(error) else str(error)
     said = f"{text}{_raised_at(error)}" if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
     return " ".join(said.split())
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if the message is empty."""
-    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
 
 
 def out_of_memory(error: BaseException | None) -> str | None:

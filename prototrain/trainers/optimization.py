@@ -21,7 +21,7 @@ from prototrain.errors import CheckpointError, ConfigError
 from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots, slot_stem
 from prototrain.system.terminal import FRESH
-from prototrain.system.tracebacks import first_line
+from prototrain.system.tracebacks import cause
 from prototrain.tf_private import copy_kept_from_decay, kept_from_decay, learning_rate_source
 
 UNSET_RATE = 0.0
@@ -107,7 +107,7 @@ def equal_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.O
     try:
         equal = type(optimizer).from_config(optimizer.get_config())
     except NotImplementedError as error:
-        raise ConfigError(f"{type(optimizer).__name__} cannot be made a second time: {first_line(error)}") from error
+        raise ConfigError(f"{type(optimizer).__name__} cannot be made a second time: {cause(error)}") from error
     copy_kept_from_decay(optimizer, equal)  # not part of the config
     return equal
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tqdm import tqdm
 
-from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import OF_CALLBACKS, FiniteState, StateEntries, in_words, restore_errors
+from prototrain.checkpoint.store import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.values import decode, encode, random_state, random_state_kept, set_random_state
 from prototrain.errors import (
     CheckpointError,
@@ -538,7 +538,7 @@ class Run:
 
     def _check_is_finite(self, checkpoint: Checkpoint) -> None:
         """Raise a CheckpointError if a variable to be restored is not finite."""
-        if not self._trainer.check_finite or not checkpoint.meta["variables"]:
+        if not self._trainer.check_finite:
             return
         own = StateEntries(self._trainer.state).variables
         saved = checkpoint.tensors().items()

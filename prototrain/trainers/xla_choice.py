@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from prototrain.checkpoint.state import values_kept
 from prototrain.checkpoint.values import random_state_kept
-from prototrain.model.evaluation import values_kept
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
 

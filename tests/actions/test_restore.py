@@ -70,7 +70,7 @@ def test_checkpoint_without_experiment_and_changed_facts(copied: Path, tmp_path:
         (
             lambda copied: (copied / "checkpoints/step-0000000020/model.index").write_bytes(b""),
             None,
-            "step-0000000020 is damaged: model.index has 0 bytes",
+            "step-0000000020 is damaged: the content of model.index does not match",
         ),
         (
             lambda copied: (copied / "checkpoints/min-vld-loss.json").unlink(),

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from prototrain import Callback, Experiment
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries, TensorBoardWriter
-from prototrain.checkpoint import META, verify
+from prototrain.checkpoint.store import META, verify
 from prototrain.errors import CheckpointError, ExperimentError
 from tests.checkpoint.test_store import rewrite_meta
 from tests.tiny import CountingTrainer, tiny_trainer, values

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.checkpoint import META, Checkpoints, Snapshot, read_bundle, store, verify
-from prototrain.checkpoint.store import checksum
+from prototrain.checkpoint.store import META, Checkpoints, Snapshot, checksum, read_bundle, verify
 from prototrain.errors import CheckpointError, ExperimentError
 from prototrain.system import files
 
@@ -170,26 +169,22 @@ def test_prune_keeps_newest_and_protected(tmp_path: Path) -> None:
         (lambda meta: meta.update(step=2), "its content is of step 2"),
         (lambda meta: meta.update(step=-1), "meta.json is not readable"),
         (lambda meta: meta.update(files=[]), "meta.json is not readable"),
-        (lambda meta: meta["files"].update({"../x": {"size": 0}}), r"names a file outside of it, '\.\./x'"),
         (lambda meta: meta["files"].update({"gone": {"size": 0}}), "No such file or directory"),
-        (lambda meta: meta["files"].update({"pipe": {"size": 0, "sha256": ""}}), "pipe is not a file"),
         (lambda meta: meta["files"].pop("model.index"), "model.index does not belong to it"),
         (_of_another_run, r"is of another run \(another\); .* model.weights_load_path"),
     ],
 )
 def test_invalid_meta_json_values(tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
     path = Checkpoints(tmp_path).save(snapshot(1))
-    os.mkfifo(path / "pipe")
     rewrite_meta(path, change)
     with pytest.raises(ExperimentError if "format" in said else CheckpointError, match=said):
         verify(path, run_id="mine")
 
 
-@pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"[]", b"\xff", None])
-def test_invalid_meta_json(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"[]", b"\xff"])
+def test_invalid_meta_json(tmp_path: Path, content: bytes) -> None:
     path = Checkpoints(tmp_path).save(snapshot(1))
-    (path / META).unlink()
-    os.mkfifo(path / META) if content is None else (path / META).write_bytes(content)
+    (path / META).write_bytes(content)
     with pytest.raises(CheckpointError, match="is not readable"):
         verify(path)
 
@@ -319,27 +314,14 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize(("part", "count"), [(1600, 5), (2**28, 1)])
-def test_large_variables_use_several_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, count: int
-) -> None:
-    monkeypatch.setattr(store, "_FILE_BYTES", part)
+def test_tensors_are_read_back_by_any_reader(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path).save(Snapshot(1, dict(TENSORS)))
-    assert sorted(file.name for file in path.iterdir()) == [
-        "meta.json",
-        *(f"model.data-{number:05d}-of-{count:05d}" for number in range(count)),
-        "model.index",
-    ]
     read = verify(path).variables()
     assert read.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert read[name].dtype == tensor.dtype
         np.testing.assert_array_equal(read[name], tensor)
         np.testing.assert_array_equal(tf.train.load_variable(str(path / "model"), name), tensor)  # as others read it
-    last = path / f"model.data-{count - 1:05d}-of-{count:05d}"
-    last.write_bytes(last.read_bytes()[:-1] + b"?")
-    with pytest.raises(CheckpointError, match=f"the content of {last.name} does not match"):
-        verify(path)
 
 
 def test_read_invalid_bundle(tmp_path: Path) -> None:

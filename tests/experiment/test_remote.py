@@ -16,7 +16,7 @@ import pytest
 
 from prototrain import Callback
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries, TensorBoardWriter
-from prototrain.checkpoint import Checkpoints
+from prototrain.checkpoint.store import Checkpoints
 from prototrain.checkpoint.weights import read_weights
 from prototrain.cli import main
 from prototrain.errors import ExperimentError, StorageError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from prototrain.checkpoint import verify
+from prototrain.checkpoint.store import verify
 from prototrain.cli import main
 from prototrain.experiment.rows import read_rows
 

@@ -14,7 +14,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 from prototrain.callbacks.monitor import Monitor, split_name
 from prototrain.callbacks.pictures import text_summary
-from prototrain.system.tracebacks import first_line
+from prototrain.system.tracebacks import cause
 
 _EVENT_FILES = "events.out.tfevents."
 
@@ -67,7 +67,7 @@ class TensorBoardWriter(Monitor):
                 sub_run.flush(self._clock())
         except (OSError, tf.errors.OpError) as error:
             if not self._has_failed:
-                text = f"WARNING: cannot write to {self._directory}: {first_line(error)}; trying again later"
+                text = f"WARNING: cannot write to {self._directory}: {cause(error)}; trying again later"
                 self.trainer.log(text)
             self._has_failed = True
 

@@ -22,7 +22,7 @@ from prototrain.callbacks import (
     Validation,
 )
 from prototrain.callbacks.base import Callback, Priority
-from prototrain.checkpoint import verify
+from prototrain.checkpoint.store import verify
 from prototrain.errors import CheckpointError
 from prototrain.model.built import BuiltModel
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values

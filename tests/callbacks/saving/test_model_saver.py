@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prototrain.callbacks import JSONWriter, ModelSaver, RunOp, SaveOnExit
-from prototrain.checkpoint import Checkpoints, Snapshot, read_bundle
+from prototrain.checkpoint.store import Checkpoints, Snapshot, read_bundle
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.launch import default_callbacks

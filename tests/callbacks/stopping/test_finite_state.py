@@ -21,8 +21,8 @@ from prototrain.callbacks import (
     SaveOnExit,
     StopOnNaN,
 )
-from prototrain.checkpoint import verify
 from prototrain.checkpoint.state import not_finite
+from prototrain.checkpoint.store import verify
 from prototrain.errors import CheckpointError, NonFiniteError
 from prototrain.experiment import checkpoint_steps
 from tests.callbacks.helpers import Puts
