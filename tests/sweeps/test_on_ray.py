@@ -42,7 +42,7 @@ def test_trial_of_a_lost_node_resumes_elsewhere(tmp_path: Path, nodes: Any) -> N
     (tmp_path / "m.py").write_text(SLOW)
     (tmp_path / "slow").touch()
     grid = ["--grid", "model.lr_schedule.constant.value=0.1,0.2", "--jobs", "2", "--cluster", nodes.address]
-    shared = ["-s", "model.num_steps=60", "-s", "trainer.checkpoint_save_interval=5"]
+    shared = ["-s", "model.num_steps=200", "-s", "trainer.checkpoint_save_interval=5"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     program = Program(["-m", "prototrain.cli", "sweep", "m", *grid, *shared], environment, tmp_path)
     directories = [tmp_path / f"experiments/e-{number}/checkpoints" for number in range(2)]
@@ -50,11 +50,13 @@ def test_trial_of_a_lost_node_resumes_elsewhere(tmp_path: Path, nodes: Any) -> N
         assert program.returncode is None, program.stdout.read()
         time.sleep(0.1)
     nodes.remove_node(nodes.list_all_nodes()[1], allow_graceful=False)
+    logs = [directory.parent / "train.log" for directory in directories]
+    while program.returncode is None and not any("resumed at step" in log.read_text() for log in logs):
+        time.sleep(0.1)
     (tmp_path / "slow").unlink()
     said = program.stdout.read()
     assert program.wait(20) == 0, said
     (lost,) = re.findall(r"^trial (\d) is lost with its machine; it is started again elsewhere$", said, re.MULTILINE)
     assert f"trial {lost} finished: vld/loss" in said and f"trial {1 - int(lost)} finished: vld/loss" in said
-    log = (directories[int(lost)].parent / "train.log").read_text()
-    assert re.search(r"^start +resumed at step (\d+); data: ", log, re.MULTILINE)
-    assert all(checkpoint_steps(directory)[-1] == 60 for directory in directories)
+    assert re.search(r"^start +resumed at step (\d+); data: ", logs[int(lost)].read_text(), re.MULTILINE)
+    assert all(checkpoint_steps(directory)[-1] == 200 for directory in directories)
