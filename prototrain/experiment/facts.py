@@ -26,7 +26,8 @@ _LONGEST = 60  # characters of a displayed value
 def source_of(thing: object) -> Path | None:
     """Return the package directory or file whose code runs, for a module or the class of an object."""
     module = thing if isinstance(thing, ModuleType) else inspect.getmodule(type(thing))
-    return _package_or_file(module, getattr(module, "__source__", None) or getattr(module, "__file__", None))
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    return _package_or_file(module, getattr(loader, "path", None) or getattr(module, "__file__", None))
 
 
 def home_of(module: ModuleType | None) -> Path | None:

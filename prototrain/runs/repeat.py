@@ -13,7 +13,6 @@ from prototrain.config.schema import LOCATION_KEYS
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ConfigError, ExperimentError
 from prototrain.experiment import Experiment
-from prototrain.experiment.copies import ModuleCopy
 from prototrain.experiment.facts import differences
 from prototrain.experiment.record import read_attempts
 from prototrain.experiment.rows import rows_of
@@ -29,7 +28,7 @@ class Repeat:
         model: the name of its model.
         trainer: the class of its trainer, as ``module:name``.
         towers: its devices, in the form of `--towers`; None if its trainer takes no towers.
-        modules: the copies of its modules, by name.
+        modules: the paths of its modules and of their copies, by name.
 
     Raises:
         ExperimentError: the directory is not an experiment, or the run cannot be repeated.
@@ -58,19 +57,19 @@ class Repeat:
         on_cpu = all(name.startswith("CPU") for name in names)
         self.towers = (f"cpu:{len(names)}" if on_cpu else ",".join(names)) if names else None  # as --towers takes them
         self.modules = {name: self._kept(name, Path(home)) for name, home in found["modules"].items()}
-        if len({kept.copy for kept in self.modules.values()}) < len(self.modules):
+        if len({copy for _, copy in self.modules.values()}) < len(self.modules):
             raise ExperimentError(
                 f"--from: {' and '.join(self.modules)} have the same file name, so {directory}/source has only one of "
                 "them"
             )
 
-    def _kept(self, name: str, home: Path) -> ModuleCopy:
+    def _kept(self, name: str, home: Path) -> tuple[Path, Path]:
         copy = self._experiment.directory / "source" / home.name
         if not copy.exists():
             raise ExperimentError(f"--from: {copy} is missing, the copy of {name}")
         here = Path.cwd().joinpath(*name.split("."))
         original = next(filter(Path.exists, (home, here, here.with_suffix(".py"))), copy.absolute())
-        return ModuleCopy(original, copy.absolute())
+        return original, copy.absolute()
 
     def __str__(self) -> str:
         return str(self._experiment)
