@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.rows import last_row
@@ -138,25 +138,13 @@ def read_attempts(path: Path) -> list[Attempt]:
     try:
         found = json.loads(path.read_bytes())["parts"]
         # Ignore attributes that a later version has added.
-        attempts = [Attempt(**{name: value for name, value in one.items() if name in known}) for one in found]
+        return [Attempt(**{name: value for name, value in one.items() if name in known}) for one in found]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ExperimentError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExperimentError(f"{path} is damaged: it does not hold the parts of a run") from error
-    if not all(map(_is_sound, attempts)):
-        raise ExperimentError(f"{path} is damaged: a part of the run has a wrong value")
-    return attempts
-
-
-def _is_sound(attempt: Attempt) -> bool:
-    return (
-        isinstance(attempt.started, int | float)
-        and attempt.state in get_args(State)
-        and all(isinstance(taken, int | float | None) for taken in (attempt.first_step, attempt.step, attempt.seconds))
-        and all(isinstance(change, list) and len(change) == 3 for change in attempt.changes or ())
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

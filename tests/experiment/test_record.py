@@ -100,8 +100,7 @@ def test_changes_from_the_models_defaults(experiment: Path) -> None:
     assert parts(experiment)[1].changes == [["model.num_steps", 2, 20], ["own.key", [1, 2], "(unset)"]]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"parts": [{}]}', '{"parts": [{"started": "x"}]}',
-                                     '{"parts": [{"started": 1, "changes": [1]}]}'])  # fmt: skip
+@pytest.mark.parametrize("content", ["", "[]", '{"parts": [{}]}'])
 def test_damaged_record_is_rewritten(content: str, experiment: Path) -> None:
     experiment.mkdir()
     (experiment / "run.json").write_text(content)
