@@ -140,11 +140,9 @@ class Mirror:
         for name in names:
             if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
                 raise ExperimentError(f"{self._storage} holds {name!r}, which cannot be a file; no run writes that")
-        below = sorted({name.partition("/")[0] for name in names if name.endswith("/environment.json")})
-        if below and "environment.json" not in names:  # runs may be at work in the local copies of those
-            raise ExperimentError(
-                f"{self._storage} is not an experiment, but holds {', '.join(below[:3])}; `prototrain runs "
-                f"{self._storage}` lists all"
+        if "environment.json" not in names and any(name.endswith("/environment.json") for name in names):
+            raise ExperimentError(  # runs may be at work in the local copies of those below
+                f"{self._storage} is not an experiment; `prototrain runs {self._storage}` lists those below it"
             )
 
     # -- upload -------------------------------------------------------------------------------------------------------

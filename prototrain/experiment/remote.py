@@ -18,13 +18,13 @@ from pathlib import Path
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import lease
 from prototrain.experiment.lock import LOCK, is_locked
-from prototrain.experiment.mirror import Mirror, local_copy, step_of
+from prototrain.experiment.mirror import Mirror, local_copy
 from prototrain.system.files import PathLike, local_path, url_of
 from prototrain.system.storage import Storage, downloaded
 from prototrain.system.terminal import announcing, say
 
 UPLOAD_SECONDS = 30.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+RETRY_SECONDS = 10.0
 LAST_SECONDS = 60.0
 """How long a failed upload is tried again at the end of a run."""
 _CHECKPOINT = re.compile(r"(.+)/(checkpoints/[^/]+(?:/[^/]+)?)")
@@ -118,12 +118,7 @@ class Remote:
             try:
                 if not to_clear and (last is None or last.copy != self._mirror.copy):
                     with announcing(f"downloading what the run continues from, {self}", announce):
-                        cut = self._mirror.download(whole=True)
-                        self.storage.delete(cut)
-                    for step in sorted({step_of(name) or 0 for name in cut}):
-                        announce(
-                            f"deleted parts of the checkpoint of step {step} at {self}, whose upload was cut short"
-                        )
+                        self.storage.delete(self._mirror.download(whole=True))
                 self._mirror.remember()
                 # Only at the end: if this process is killed earlier, the next one downloads everything again.
                 self._lease.beat(copy=self._mirror.copy)
@@ -166,7 +161,7 @@ class Remote:
             ExperimentError: another run has taken over.
             StorageError: the upload still fails after that time.
         """
-        end, pause = time.monotonic() + (LAST_SECONDS if patience is None else patience), FIRST_PAUSE
+        end = time.monotonic() + (LAST_SECONDS if patience is None else patience)
         while self._is_open:
             self.check()
             try:
@@ -175,14 +170,13 @@ class Remote:
                         pass
                 return
             except StorageError as error:
-                if time.monotonic() + pause > end:
+                if time.monotonic() + RETRY_SECONDS > end:
                     raise StorageError(
                         f"{error}; everything of the run lies whole in {self.directory}: the same "
                         "command on this machine uploads it once the storage answers"
                     ) from error
                 announce(f"WARNING: {error}; trying again for {end - time.monotonic():.0f} s")
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                time.sleep(RETRY_SECONDS)
 
     def close(self, announce: Say) -> None:
         """Release the lease. Changes that are not uploaded yet stay local."""
@@ -229,25 +223,22 @@ class Remote:
                 pass  # the upload thread reports it
 
     def _upload_changes(self, announce: Say) -> None:
-        pause = 0.0  # seconds to wait after a failure
-        while True:
-            (self._ending if pause else self._woken).wait(pause or UPLOAD_SECONDS)
-            if self._ending.is_set() or self._lost is not None:
-                return
+        is_failing = False
+        while not self._ending.is_set():
+            self._woken.wait(UPLOAD_SECONDS)
             self._woken.clear()
             try:
-                if self._upload():
-                    self._woken.set()
+                while not self._ending.is_set() and self._upload():
+                    pass
+                if is_failing and not self._ending.is_set():
+                    announce(f"uploads to {self} work again, nothing is missing")
+                is_failing = False
             except ExperimentError:
                 return  # `check` raises it
             except StorageError as error:
-                if not pause:
+                if not is_failing:
                     announce(f"WARNING: {error}; training continues, and the upload is tried again")
-                pause = min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
-                continue
-            if pause:
-                announce(f"uploads to {self} work again, nothing is missing")
-            pause = 0.0
+                is_failing = True
 
 
 def fetched(path: PathLike) -> Path:

@@ -42,8 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 
     at("first")
     monkeypatch.setattr(remote, "UPLOAD_SECONDS", 0.02)
-    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(remote, "LAST_SECONDS", 0.0)
     monkeypatch.setattr(lease, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(lease, "SILENT_SECONDS", 0.02)
@@ -156,7 +155,7 @@ def test_parent_directory_is_not_an_experiment(
     train(url, 10, At(6, ask))
     said = capsys.readouterr().err
     assert said.count(f"{above} is not an experiment") == len(asks), said
-    with pytest.raises(ExperimentError, match="is not an experiment, but holds run; `prototrain runs memory://"):
+    with pytest.raises(ExperimentError, match="is not an experiment; `prototrain runs memory://"):
         train(above, 1)
     # Nobody knows yet of one whose run has not uploaded anything.
     (local_copy(above) / "other").mkdir()
