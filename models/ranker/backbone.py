@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from prototrain.config.schema import nearest
 from prototrain.errors import ConfigError
-from prototrain.system.tracebacks import first_line
+from prototrain.system.tracebacks import cause
 
 from .config import backbone_name, config, picture_size
 
@@ -64,5 +64,5 @@ def _application(weights: str | None) -> keras.Model:
     except Exception as error:  # Keras raises many kinds for sizes, files and downloads that it cannot use
         given = "" if weights is None else f" with model.backbone.weights {weights!r}"
         raise ConfigError(
-            f"model.backbone.name: {name}{given} cannot be made for {height}x{width} pictures: {first_line(error)}"
+            f"model.backbone.name: {name}{given} cannot be made for {height}x{width} pictures: {cause(error)}"
         ) from error
