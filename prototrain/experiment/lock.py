@@ -56,13 +56,13 @@ class DirectoryLock:
         holder = _holder(file)
         said = f"took over the lock of {holder}, which ended without giving it back" if holder else None
         try:
-            reason = self._lock(file)
-        except ExperimentError:
-            file.close()
-            raise
-        if reason is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with file:
+                raise self._in_use(_holder(file)) from None
+        except OSError as error:
             said = (
-                f"WARNING: no lock on {self._directory} can be had ({reason}): see to it yourself that no "
+                f"WARNING: no lock on {self._directory} can be had ({error.strerror}): see to it yourself that no "
                 "other process has a run there"
             )
         self._file = file
@@ -98,22 +98,16 @@ class DirectoryLock:
 
     def check_free(self) -> None:
         """Raise an `ExperimentError` if another run holds the lock."""
-        if self._file is None:
-            with suppress(FileNotFoundError, NotADirectoryError), _open(self._directory / LOCK) as file:
-                self._lock(file)
+        path = self._directory / LOCK
+        if self._file is None and is_locked(path):
+            with _open(path) as file:
+                raise self._in_use(_holder(file))
 
-    def _lock(self, file: IO[bytes]) -> str | None:
-        """Lock the file; returns the reason if the file system has no locks, else None."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ExperimentError(
-                f"{self._name} is in use by another run ({_holder(file) or 'unknown process'}); "
-                "wait for it, stop it, or choose another trainer.experiment_name"
-            ) from None
-        except OSError as error:
-            return error.strerror
-        return None
+    def _in_use(self, holder: str) -> ExperimentError:
+        return ExperimentError(
+            f"{self._name} is in use by another run ({holder or 'unknown process'}); wait for it, stop it, or choose "
+            "another trainer.experiment_name"
+        )
 
 
 def _open(path: Path, mode: str = "rb") -> IO[bytes]:
@@ -132,7 +126,7 @@ def is_locked(path: Path) -> bool:
 
     The check takes the lock for a moment, which can keep a run from starting. Call it only where necessary.
     """
-    with suppress(FileNotFoundError), _open(path) as file:
+    with suppress(FileNotFoundError, NotADirectoryError), _open(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:

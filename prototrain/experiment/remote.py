@@ -28,7 +28,6 @@ RETRY_SECONDS = 10.0
 LAST_SECONDS = 60.0
 """How long a failed upload is tried again at the end of a run."""
 _CHECKPOINT = re.compile(r"(.+)/(checkpoints/[^/]+(?:/[^/]+)?)")
-_MARK = re.compile(r"(^|/)environment\.json$")
 _WEIGHTS = (".h5", ".hdf5", ".keras", ".npy", ".npz")
 
 Say = Callable[[str], object]
@@ -260,8 +259,5 @@ def fetched(path: PathLike) -> Path:
 
 def experiments_below(url: str) -> list[Path]:
     """Return the directories of the local copies of the experiments at and below a URL, sorted by name."""
-    found: list[str] = []
-    for folder in sorted(name.rpartition("/")[0] for name in Storage(url).listing() if _MARK.search(name)):
-        if not any(f"{folder}/".startswith(f"{other}/".lstrip("/")) for other in found):
-            found.append(folder)
-    return [local_copy(url) / folder for folder in found]
+    paths = [local_copy(url) / name for name in Storage(url).listing()]
+    return sorted(path.parent for path in paths if path.name == "environment.json")

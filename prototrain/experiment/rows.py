@@ -7,7 +7,6 @@ import mmap
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,6 @@ def is_repeatable(name: str) -> bool:
     return not name.startswith(NOT_REPEATED)
 
 
-@dataclass(frozen=True)
-class Repetition:
-    """The result of a comparison between repeated rows and the earlier ones.
-
-    Attributes:
-        is_same: whether all scalars agree.
-        text: a line about the repeated steps, or about the first step and scalar that differ.
-    """
-
-    is_same: bool
-    text: str
-
-
 class RepeatedRows:
     """Compares rows with the rows of the same steps in an earlier attempt.
 
@@ -55,7 +41,7 @@ class RepeatedRows:
         self._first = step + 1
         self._compared = 0  # the last step that has two rows
 
-    def compare(self, row: Row, *, is_last: bool) -> Repetition | None:
+    def compare(self, row: Row, *, is_last: bool) -> tuple[bool, str] | None:
         """Compare a row with the earlier row of the same step, if there is one.
 
         Args:
@@ -63,7 +49,7 @@ class RepeatedRows:
             is_last: whether this is the last row of the attempt.
 
         Returns:
-            the result once it is known, else None.
+            once it is known, whether all scalars agree, and a line about the repeated steps or the first difference.
         """
         step = row["step"]
         while self._earlier is not None and self._earlier["step"] < step:
@@ -73,12 +59,12 @@ class RepeatedRows:
             for name, value in row.items():
                 then, now = self._earlier.get(name), value if math.isfinite(value) else None
                 if name in self._earlier and name != "time" and is_repeatable(name) and then != now:
-                    return Repetition(False, f"step {step} was made again with another {name}: {now!r}, was {then!r}")
+                    return False, f"step {step} was made again with another {name}: {now!r}, was {then!r}"
             self._earlier = next(self._rows, None)
         if not self._compared or (self._earlier is not None and not is_last):
             return None
         steps = f"steps {self._first} to {self._compared}" if self._first < self._compared else f"step {self._first}"
-        return Repetition(True, f"{steps} repeated with the same values")
+        return True, f"{steps} repeated with the same values"
 
 
 def read_rows(content: bytes) -> list[Row]:

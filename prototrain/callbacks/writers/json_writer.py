@@ -108,9 +108,9 @@ class JSONWriter(Monitor):
         """Compare a complete row with the row of an earlier attempt and report the result."""
         outcome = None if self._repeated is None else self._repeated.compare(row, is_last=is_last)
         if outcome is not None:
-            self._repeated = None
-            self.trainer.log(outcome.text if outcome.is_same else f"WARNING: {outcome.text}")
-            self.trainer.run.note(repeated=outcome.is_same)
+            self._repeated, (is_same, text) = None, outcome
+            self.trainer.log(text if is_same else f"WARNING: {text}")
+            self.trainer.run.note(repeated=is_same)
 
 
 class StatJSON(Callback):
