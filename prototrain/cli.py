@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -51,9 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _is_reader_gone():
+            return 128 + signal.SIGPIPE
         sys.stderr.write(for_terminal(error))
         return 1
     return 0
+
+
+def _is_reader_gone() -> bool:
+    """Return whether the program that reads the output has ended, as in ``prototrain runs | head``."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
+        return True
+    return False
 
 
 def _parser() -> Parser:

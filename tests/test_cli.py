@@ -18,6 +18,7 @@ import pytest
 from prototrain.cli import main
 from prototrain.errors import ModelError
 from tests.conftest import ROOT
+from tests.made import make, part
 
 MODEL = """
 import keras, tensorflow as tf
@@ -421,3 +422,14 @@ def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert not Path("experiments").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_output_that_is_no_longer_read(tmp_path: Path, more: list[str]) -> None:
+    make(tmp_path / "run", part())
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "prototrain.cli", "runs", str(tmp_path), *more]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
