@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ _COMMANDS = {
     "report": report.add,
     "sweep": sweep.add,
 }
+_STDOUT = 1
 _OTHER_WORDS = {"train": "run MODEL", "fit": "run MODEL"} | {name: f"action MODEL {name}" for name in action.ACTIONS}
 
 
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _is_reader_gone():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)  # Python flushes it at exit
             return 128 + signal.SIGPIPE
         sys.stderr.write(for_terminal(error))
         return 1
@@ -61,12 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _is_reader_gone() -> bool:
     """Return whether the program that reads the output has ended, as in ``prototrain runs | head``."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
-        return True
-    return False
+    output = select.poll()
+    output.register(_STDOUT, 0)
+    return bool(output.poll(0))  # reports errors only
 
 
 def _parser() -> Parser:
