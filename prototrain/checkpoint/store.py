@@ -365,8 +365,10 @@ def _write(directory: Path, snapshot: Snapshot, tensors: Mapping[str, tf.Tensor]
                 tensors=[*tensors.values()],
             )
     files = sorted(directory.iterdir())
-    with ThreadPoolExecutor(_THREADS) as pool:
-        facts = dict(zip([path.name for path in files], pool.map(_sync_file, files), strict=True))
+    with ThreadPoolExecutor(_THREADS) as pool:  # a file is read for its facts while the disk writes it
+        synced, found = pool.map(sync, files), pool.map(_safe_facts, files)
+        facts = dict(zip([path.name for path in files], found, strict=True))
+        list(synced)
     meta = {
         "format": FORMAT,
         "step": snapshot.step,
@@ -381,14 +383,13 @@ def _write(directory: Path, snapshot: Snapshot, tensors: Mapping[str, tf.Tensor]
     sync(directory)
 
 
-def _sync_file(path: Path) -> dict[str, Any]:
-    """Sync a file and return its facts for meta.json."""
+def _safe_facts(path: Path) -> dict[str, Any]:
+    """Return the facts about a file for meta.json; raise CheckpointError if a restore would run a graph in it."""
     if _holds_graph(path):
         raise CheckpointError(
             f"the state in {path.name} cannot be saved: it is an iterator that holds datasets, and a restore would "
             "have to run their graphs"
         )
-    sync(path)
     return _facts(path)
 
 
