@@ -366,7 +366,7 @@ def _write(directory: Path, snapshot: Snapshot, tensors: Mapping[str, tf.Tensor]
             )
     files = sorted(directory.iterdir())
     with ThreadPoolExecutor(_THREADS) as pool:  # a file is read for its facts while the disk writes it
-        synced, found = pool.map(sync, files), pool.map(_safe_facts, files)
+        found, synced = pool.map(_safe_facts, files), pool.map(sync, files)
         facts = dict(zip([path.name for path in files], found, strict=True))
         list(synced)
     meta = {
