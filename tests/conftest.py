@@ -23,8 +23,8 @@ from prototrain.towers import make_cpu_devices
 # Devices that trainers of several towers can use; TensorFlow makes them at its start or never.
 make_cpu_devices(4)
 
-# Under nohup, and in a shell's background, these signals are ignored: runs and children would keep to that, and tests
-# that send one would wait for ever.
+# Under nohup and in the background of a shell these signals are ignored. Runs and child processes would inherit this,
+# and tests that send a signal would wait forever.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,7 +32,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parent.parent
 
 COMPATIBILITY = (
-    # Training, exact resumes, and the private names that these stand on.
+    # Training, exact resumes, and the private names that they use.
     "tests/test_tf_private.py",
     "tests/test_launch.py",
     "tests/test_optimizers.py",
@@ -56,7 +56,7 @@ COMPATIBILITY = (
     "tests/trainers/test_replicated.py::test_towers_equal_one[adam]",
     "tests/trainers/test_replicated.py::test_tower_index_random_numbers_and_means",
     "tests/trainers/test_replicated.py::test_single_steps_and_resume_are_exact",
-    # Keras, the estimator, the command line, what is made of a model.
+    # Keras, the estimator, the command line, and exports.
     "tests/keras/test_callback.py",
     "tests/keras/test_fit.py::test_model_trains_as_in_fit[class weights]",
     "tests/keras/test_fit.py::test_model_trains_as_in_fit[train_step]",
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    # A test does not outlive a power failure. Right after an installation, which the disk is still writing, a single
+    # Tests need no durability. Right after an installation, while the disk is still writing, a single
     # fsync can take a minute.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)

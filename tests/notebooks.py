@@ -23,7 +23,7 @@ _THOUSANDS_DONE = re.compile(r"\b\d{4,}/\d")
 
 class _Client(NotebookClient):  # type: ignore[misc]
     def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
-        """Interrupt the kernel, as Jupyter does, once such a cell's progress bar shows some thousand steps."""
+        """Interrupt the kernel, as Jupyter does, once the cell's progress bar shows some thousand steps."""
         shown = json.dumps(msg["content"], default=str, ensure_ascii=False)  # a stream, or an update of a widget
         if cell.metadata.get("interrupt") and cell.id not in self.interrupted and _THOUSANDS_DONE.search(shown):
             self.interrupted[cell.id] = asyncio.ensure_future(self.km.interrupt_kernel())

@@ -54,7 +54,7 @@ def follow(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Do what blocks of a page say, in the working directory.
+    """Run the blocks of a page in the working directory.
 
     Python runs in the namespace `names`, and becomes a file too if its first line names one. Commands must print what
     is shown, and Python what stands in the block behind it with the title "prints". Old code (`title="before..."`),
@@ -94,7 +94,7 @@ def follow(
 
 
 def run(command: str, shown: list[str], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command in this process, and press Ctrl-C if `^C` is shown, after the step that is said to be saved.
+    """Run a command in this process; if `^C` is shown, press Ctrl-C after the step that the page shows as saved.
 
     Returns:
         what it has printed, or what was shown where it is one that tests do not run.

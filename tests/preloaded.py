@@ -70,9 +70,9 @@ def _run(arguments: list[str], environment: dict[str, str], cwd: Path, output: C
     output.close()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    multiprocessing.set_start_method(None, force=True)  # as if this were no process of multiprocessing
+    multiprocessing.set_start_method(None, force=True)  # as in a process that multiprocessing has not started
     os.chdir(cwd)
-    # An interpreter puts these first, too.
+    # A Python interpreter also puts these first.
     sys.path[:0] = [*environment.get("PYTHONPATH", "").split(os.pathsep), str(cwd)]
     os.environ.clear()
     os.environ.update(environment)
@@ -84,4 +84,4 @@ def _run(arguments: list[str], environment: dict[str, str], cwd: Path, output: C
         else:
             runpy.run_path(arguments[0], run_name="__main__")
     finally:
-        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
+        atexit._run_exitfuncs()  # multiprocessing does not call these

@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-MARGIN = 50  # steps at the end in which no kill is meant to come
+MARGIN = 50  # steps at the end without a kill
 KINDS = ("iterator", "replay", "towers")
 READY, MADE = "before the first step", re.compile(r"made step (\d+)")
 
@@ -69,7 +69,7 @@ def storm(
     random: Random,
     start: Callable[[list[str]], Any] = start_interpreter,
 ) -> list[str]:
-    """Make the reference and the killed run of one kind, and name everything in which they differ.
+    """Make the reference and the killed run of one kind, and list their differences.
 
     Args:
         kind: one of `KINDS`.
@@ -92,7 +92,7 @@ def storm(
     reached = 0
     for kill in range(kills + 1):
         process = start(["-m", "tests.storm_run", kind, str(killed), str(steps)])
-        # Half of the kills come while TensorFlow traces the first step, the others while steps, saves and the like run.
+        # Half of the kills come while TensorFlow traces the first step, the others during steps and saves.
         if kill < kills and kill % 2 == 0:
             output = _read(process, READY)
             timer = threading.Timer(random.uniform(0, tracing), process.send_signal, [signal.SIGKILL])

@@ -1,4 +1,4 @@
-"""One run of the kill storm: a small model with everything in it that a resume could lose."""
+"""One run of the kill storm: a small model with all kinds of state that a resume could lose."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def arrays(examples: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def trn(kind: str) -> tf.data.Dataset:
-    """A shuffled and mapped dataset whose position is kept in the way that `kind` names."""
+    """A shuffled and mapped dataset with the data position that `kind` names."""
     data = arrays(500, 1)
     if kind == "replay":
 

@@ -94,7 +94,7 @@ def test_run_and_rerun(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "m"]) == 0
     first = capfd.readouterr().out
     assert "tensorboard --logdir experiments/e/summaries" in first
-    # On a busy machine there may be an advice on the input, which is longer.
+    # On a busy machine there may also be a longer line about the input.
     assert max(len(line) for line in first.splitlines() if not line.startswith("the steps spent")) <= 80
     assert main(["run", "m", "-s", "model.num_steps=6"]) == 0
     assert "resumed at step 4; data: " in capfd.readouterr().out
@@ -414,7 +414,7 @@ def test_interrupt_while_tensorflow_loads() -> None:
 
 
 def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A job in the background of a script is started with the signal ignored.
+    # A background job of a script starts with the signal ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         change("def build", "import signal\nsignal.raise_signal(signal.SIGINT)\ndef build")

@@ -20,7 +20,7 @@ from tests.test_package import RANK
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if read_blocks(page) and page != DOCS / "index.md")
 CALLBACKS = DOCS / "reference" / "callbacks.md"
-LEFT = {  # what must be there after a page
+LEFT = {  # files that a page must create
     "experiments.md": ["curves.png", "experiments/wide/report.html"],
     "exporting.md": ["experiments/simple/analysis/step-0000000100-evaluate.json", "experiments/simple/exported/200"],
 }
@@ -38,7 +38,7 @@ def test_examples_of_a_page_run(
         pytest.importorskip("xgboost")
     names: dict[str, Any] = {"__name__": "page"}
     first, *others = [[*chain(*split_sections(page))]]
-    if page == CALLBACKS:  # its sections need nothing but the first ones
+    if page == CALLBACKS:  # its sections depend on the first ones only
         before, examples, *others = split_sections(page)
         first = [*before, *examples]
     follow(page, first, names, monkeypatch, capsys)

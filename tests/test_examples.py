@@ -65,7 +65,7 @@ def test_evolution_learns(evolution: ModuleType) -> None:
 
 
 def test_evolution_as_a_script(evolution: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for steps in ("3", "5"):  # run again with more steps, it goes on
+    for steps in ("3", "5"):  # the second run continues the first
         monkeypatch.setattr(sys, "argv", ["evolution.py", "--steps", steps, "--experiment", str(tmp_path / "run")])
         evolution.main()
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [3, 5]
@@ -87,9 +87,9 @@ def test_dqn_learns_and_resumes_its_memory(dqn: ModuleType, tmp_path: Path) -> N
     assert trainer.run.resume_line().startswith("resumed at step 400; data: restart")
     remembered = trainer.state["callbacks/replay/made"]
     assert made[0] >= 390 * dqn.MOVES_PER_BATCH and remembered[0] >= made[0] + 780 * dqn.MOVES_PER_BATCH
-    assert trainer.monitors.latest("score/mean") > 0.2  # chance comes to -0.6
+    assert trainer.monitors.latest("score/mean") > 0.2  # chance gives -0.6
     target, online = (trainer.variables[f"{name}/q/kernel"].numpy() for name in ("target", "online"))
-    assert np.array_equal(target, online)  # as RunOp has left them after step 1200
+    assert np.array_equal(target, online)  # as RunOp left them after step 1200
     assert not [thread for thread in threading.enumerate() if thread.name in ("player", "AsyncPredictor")]
 
 

@@ -58,7 +58,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes]
 
 
 class WhileSaving:
-    """A part of a checkpoint that is slow to write, and gets a signal meanwhile."""
+    """A part of a checkpoint that takes long to write and receives a signal meanwhile."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self.action: Callable[[], None] | None = action
@@ -132,7 +132,7 @@ def test_signal_at_any_time_saves(
         again.state["slow"] = WhileSaving(lambda: None)
     again.train(callbacks(), max_steps=STEPS)
     assert values(again) == straight[0]
-    if where != "the exit save":  # a stop makes its step count as the last one, at which everything is due
+    if where != "the exit save":  # the step of a stop counts as the last one, at which all callbacks are due
         assert rows(tmp_path) == straight[1]
 
 
@@ -146,7 +146,7 @@ def boom() -> None:
 
 @pytest.mark.parametrize(("action", "step"), [(boom, 1), (boom, 8), (stop, 10)])
 def test_exits_from_a_callback_save_the_step(action: Callable[[], None], step: int, tmp_path: Path) -> None:
-    """After the first step, after one that is saved anyhow, and at the end of an epoch."""
+    """Stops after the first step, after a step with a checkpoint, and at the end of an epoch."""
     trainer = CountingTrainer(experiment=tmp_path)
     saving = [ModelSaver().every(steps=8), SaveOnExit()]
     with pytest.raises(RuntimeError) if action is boom else nullcontext():
@@ -214,7 +214,7 @@ def test_exit_codes_and_three_signals(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert "still waiting for saving" in wait_for(process, "still")
     process.send_signal(signal.SIGINT)
-    # The third leaves at once: nothing is saved, and the half-written checkpoint is swept at the next start.
+    # The third leaves at once: nothing is saved, and the next start deletes the partial checkpoint.
     assert process.wait(20) == 128 + signal.SIGINT
     process.stdout.close()
     assert [path.name[:5] for path in (tmp_path / "checkpoints").iterdir()] == [".tmp-"]

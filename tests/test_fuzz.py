@@ -25,7 +25,7 @@ from prototrain.config.schema import SCHEMA
 from prototrain.errors import CheckpointError, PrototrainError
 from tests.tiny import CountingTrainer, tiny_config
 
-# The same examples in every run, and few: each has to be quick on a slow machine.
+# The same few examples in every run, since each takes long on a slow machine.
 FUZZ = settings(
     derandomize=True,
     deadline=None,
@@ -58,12 +58,12 @@ JSON = st.recursive(
 
 @st.composite
 def mutated(draw: st.DrawFn, value: Any) -> Any:
-    """JSON data with one to three of its parts replaced, dropped, or given under another name."""
+    """JSON data with one to three of its parts replaced, dropped or renamed."""
     value = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, 3))):
         owner, last = None, None
         part = value
-        # Every level of the data gets its share, however many parts it has.
+        # Every level of the data is chosen equally often.
         while isinstance(part, (dict, list)) and part and (owner is None or draw(st.integers(0, 4))):
             owner, last = part, draw(st.sampled_from(sorted(part) if isinstance(part, dict) else range(len(part))))
             part = owner[last]
@@ -81,7 +81,7 @@ def mutated(draw: st.DrawFn, value: Any) -> Any:
 
 @st.composite
 def corrupted(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes of which some are cut out, changed or put in."""
+    """Bytes with some removed, changed or inserted."""
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(content)))
         end = min(len(content), start + draw(st.integers(0, 20)))
@@ -90,7 +90,7 @@ def corrupted(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 def attempt(call: Callable[..., object], *arguments: Any) -> None:
-    """Call something; errors of prototrain, in one line, are all that it may raise."""
+    """Call a function that may only raise errors of prototrain with one line."""
     try:
         call(*arguments)
     except PrototrainError as error:
@@ -100,7 +100,7 @@ def attempt(call: Callable[..., object], *arguments: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails a test in which something is evaluated, imported anew, or a process started."""
+    """Fails a test that evaluates code, imports a new module or starts a process."""
     for owner, name in ((os, "system"), (os, "abort"), (os, "fork"), (os, "popen")):
         monkeypatch.setattr(owner, name, lambda *a, name=name, **k: pytest.fail(f"{name} was called"))
 
@@ -170,14 +170,14 @@ def callbacks() -> list[Any]:
 
 
 class Indifferent(CountingTrainer):
-    """Does not care what its own state is: that is the user's code."""
+    """A callback that accepts any state, as a user's may."""
 
     def run_step(self) -> dict[str, float]:
         return {"loss": 0.5}
 
 
 class Run:
-    """A run with a checkpoint, in a directory beside things that no run may touch."""
+    """A run with a checkpoint, next to files that no run may touch."""
 
     def __init__(self, base: Path) -> None:
         self.base, self.directory = base, base / "run"
@@ -208,7 +208,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def restore(run: Run) -> None:
-    """What a resumed run does up to the end of its first step."""
+    """Resume a run up to the end of its first step."""
     Indifferent(experiment=run.directory).train(callbacks(), max_steps=5)
 
 
@@ -253,14 +253,14 @@ def test_bytes_of_weights(tmp_path: Path, suffix: str) -> None:
 
 
 def test_graph_in_a_data_position_is_refused(tmp_path: Path) -> None:
-    """A buffer of datasets is saved as graphs; a restore would run the graph of a stranger, too."""
+    """A buffer of datasets is saved as graphs, and a restore would run any graph."""
     dataset = tf.data.Dataset.range(50).window(5).shuffle(4, seed=1).flat_map(lambda window: window.batch(5))
     position = iter(dataset)
     next(position)
     trainer = CountingTrainer(experiment=tmp_path)
     trainer.state["data"] = position
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prototrain.checkpoint.store._holds_graph", lambda path: False)  # a save refuses it as well
+        patch.setattr("prototrain.checkpoint.store._holds_graph", lambda path: False)  # a save also refuses it
         trainer.train([SaveOnExit()], max_steps=1)
     with pytest.raises(CheckpointError, match="holds a TensorFlow graph, which a restore would run"):
         verify(tmp_path / "checkpoints" / "step-0000000001")

@@ -69,7 +69,7 @@ def test_length_and_intervals_in_epochs(
 ) -> None:
     keys = {"trainer__validation_step_interval": "2 epochs", "trainer__summary_save_interval": "1 epoch"}
     rate = {"model__lr_schedule__method": "cosine", "model__lr_schedule__cosine__value": 0.01}
-    for epochs in (3, 4):  # the second run resumes the first and goes on
+    for epochs in (3, 4):  # the second run resumes the first
         trainer = launch(model(model__num_epochs=epochs, **keys, **rate))
         assert trainer.global_step == 5 * epochs
         assert trainer.outputs["learning_rate"] > 0
@@ -80,7 +80,7 @@ def test_length_and_intervals_in_epochs(
         len([line for line in capsys.readouterr().out.splitlines() if " trn " in line and line.split()[0].isdigit()])
         == 4
     )
-    # The one that is set last counts, in whatever way it is set.
+    # The one that is set last counts.
     config = trainer.model.config
     config.override("model.num_steps=21")
     assert "model.num_epochs" not in config and launch(trainer.model).global_step == 21
@@ -183,6 +183,6 @@ def test_weights_are_loaded_only_at_the_start(
     assert "weights from" in capsys.readouterr().out and tuned.run.resume_line() == "fresh"
     resumed = launch(model(**keywords, model__num_steps=5), callbacks=[SaveOnExit()])
     assert "weights from" not in capsys.readouterr().out and resumed.run.resume_line().startswith("resumed at step 4")
-    # Also from the very run that a fresh start deletes.
+    # Even from the run that a fresh start deletes.
     launch(model(model__weights_load_path=path), fresh=True, callbacks=[SaveOnExit()])
     assert "weights from" in capsys.readouterr().out

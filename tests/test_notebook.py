@@ -17,7 +17,7 @@ def printed(cell: dict[str, Any]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # inside of Jupyter
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # inside Jupyter
 def test_interrupt_and_continue(tmp_path: Path) -> None:
     cells = {cell.id: cell for cell in execute(ROOT / "docs" / "notebook.ipynb", tmp_path).cells}
     assert "SIGINT: stopping after this step and saving" in printed(cells["train"])

@@ -27,7 +27,7 @@ X = {"x": ("int64", [])}
 
 @pytest.fixture(params=NAMES)
 def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """An odd directory, beside others that it matches where it is taken for a pattern."""
+    """An odd directory, next to others that its name would match as a pattern."""
     for name in ("-lr=0 xzzyb", "a ßq 100%#1", "b ßq 100%#1"):
         (tmp_path / name).mkdir()
     directory = tmp_path / request.param

@@ -135,7 +135,7 @@ def test_wrong_optimizers(keys: dict[str, Any], message: str) -> None:
 
 
 DENSE = tf.constant([[3.0, -4.0]])
-# Row 2 comes twice: its gradient is the sum, [6, -8].
+# Row 2 occurs twice: its gradient is the sum, [6, -8].
 SPARSE = tf.IndexedSlices(
     tf.constant([[3.0, -4.0], [1.0, 0.0], [3.0, -4.0]]), tf.constant([2, 0, 2]), tf.constant([4, 2])
 )

@@ -17,7 +17,7 @@ from tests.tiny import tiny_arrays, tiny_build, tiny_trainer
 
 @pytest.fixture(scope="module")
 def trainer() -> SimpleTrainer:
-    """Of a tiny model that also goes on from a state, from noise, and from tuples, if it is given them."""
+    """The predictor of a tiny model that also takes a state, noise, and tuples."""
 
     def build(inputs: Any, train_phase: bool) -> Any:
         net = tiny_build(inputs if "x" in inputs else {"x": inputs["z"]}, train_phase)

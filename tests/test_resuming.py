@@ -59,7 +59,7 @@ class Counts(Callback):
 
 BASE: dict[str, Any] = {"datasets": datasets(), "build": with_layer()}
 
-# What changes -> what the line "start" says of it.
+# Change -> text in the line "start".
 UNSAID: dict[str, dict[str, Any]] = {
     "nothing": {},
     "the number of steps": {"model__num_steps": 500},
@@ -115,7 +115,7 @@ def once_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stopped(once_stopped: Path, tmp_path: Path) -> Path:
-    """A run that was stopped, which a test may go on with."""
+    """A stopped run, for a test to continue."""
     return Path(shutil.copytree(once_stopped, tmp_path / "tiny"))
 
 
@@ -144,13 +144,13 @@ def test_refused_changes_lose_nothing(stopped: Path, straight: dict[str, bytes])
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """The bytes of every file below a directory, by its path there."""
+    """Return the content of every file below a directory, by relative path."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
 
 
 class Fails(Callback):
-    """Finds a mistake when it is set up."""
+    """Raises an error in `setup`."""
 
     def setup(self) -> None:
         raise ConfigError("a mistake")
@@ -216,14 +216,14 @@ def test_other_changed_facts_are_named(tmp_path: Path) -> None:
 
 
 class Nothing(Trainer):
-    """Has no model."""
+    """A trainer without a model."""
 
     def run_step(self) -> dict[str, float]:
         return {"x": 1.0}
 
 
 class MakesLate(Nothing):
-    """Has a variable that the first step makes."""
+    """A trainer whose first step creates a variable."""
 
     def run_step(self) -> dict[str, float]:
         self.state.setdefault("late", tf.Variable(1.0))

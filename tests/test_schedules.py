@@ -73,7 +73,7 @@ def test_values(schedule: schedules.Schedule, expected: Callable[[int], float]) 
         eager = schedule(step)
         assert eager.dtype == tf.float32 and eager.shape == ()
         np.testing.assert_allclose(eager, expected(step), rtol=1e-6, atol=1e-12, err_msg=f"step {step}")
-        # Exactly the same bits, or a resumed run would not be exact.
+        # The same bits, so that a resumed run is exact.
         assert eager.numpy() == schedule(tf.constant(step, tf.int64)).numpy()
         assert eager.numpy() == in_graph(tf.constant(step, tf.int64)).numpy()
 
@@ -84,7 +84,7 @@ def test_boundaries_and_integer_types() -> None:
     restart = schedules.cosine_restarts(0.1, 3, period_factor=3)
     for start in (0, 3, 12, 39, 3 * (3**18 - 1) // 2):
         assert restart(start).numpy() == np.float32(0.1)
-    far = schedules.linear([(BIG - 2, 0.0), (BIG, 1.0)])  # in float32 all would be the same step
+    far = schedules.linear([(BIG - 2, 0.0), (BIG, 1.0)])  # in float32 these would be the same step
     assert [far(step).numpy() for step in (BIG - 2, BIG - 1, BIG)] == [0.0, 0.5, 1.0]
     half = schedules.exponential(1.0, 0.5, 10)
     for step in (10, np.int64(10), np.int32(10), tf.constant(10, tf.int32), tf.Variable(10, dtype=tf.int64)):

@@ -1,4 +1,4 @@
-"""What prototrain relies on in TensorFlow and Keras without their promise: a test for each function of `tf_private`.
+"""Private names of TensorFlow and Keras: a test for each function of `tf_private`.
 
 When one fails with a new version, that function is where to mend it.
 """
@@ -37,7 +37,7 @@ def numbers() -> tf.data.Dataset:
 
 
 def the(name: str, dataset: Any) -> Any:
-    """The stage of this name above everything that a dataset reads from."""
+    """Return the topmost stage with this name in a dataset."""
     while name_of(dataset) != name:
         (dataset,) = tf_private.stage_inputs(dataset)
     return dataset
@@ -97,7 +97,7 @@ def test_inputs_functions_and_settings_of_a_stage() -> None:
 
 @pytest.mark.usefixtures("own_seed")
 def test_order_and_seeds_of_a_stage() -> None:
-    tf_private.set_tensorflow_seed(None)  # which would be that of what has none
+    tf_private.set_tensorflow_seed(None)  # the result for an object without one
     plain = tf.data.Dataset.range(4)
     anew, same = plain.shuffle(4), plain.shuffle(4, seed=0, reshuffle_each_iteration=False)
     assert [tf_private.is_seeded(stage) for stage in (anew, same)] == [False, True]
@@ -119,7 +119,7 @@ def test_set_options() -> None:
     options = tf.data.Options()
     options.deterministic = True
     options.threading.private_threadpool_size = 2
-    assert options.autotune.enabled is None  # only asked for
+    assert options.autotune.enabled is None  # only read
     assert set(tf_private.set_options(options)) == {"deterministic", "threading"}
 
 
@@ -203,7 +203,7 @@ def test_variable_uses_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Any] = []
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
-    monkeypatch.setattr(BaseResourceVariable, "handle", BaseResourceVariable.handle)  # to be put back
+    monkeypatch.setattr(BaseResourceVariable, "handle", BaseResourceVariable.handle)  # restored afterwards
     variable = tf.Variable(1.0)
     tf_private.tell_of_uses(used.append)
     handle = tf_private.raw_handle(variable)
@@ -409,7 +409,7 @@ SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(
 
 
 def defined(tree: ast.AST) -> set[str]:
-    """All names and attributes that a module gives to something."""
+    """Return all names and attributes that a module assigns."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -425,7 +425,7 @@ OWN = set().union(*map(defined, SOURCES.values()))
 
 
 def private_names(tree: ast.AST) -> Iterator[str]:
-    """What of another package's private parts a module touches."""
+    """Return the private names of other packages that a module uses."""
     here = defined(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_"):

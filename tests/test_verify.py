@@ -121,7 +121,7 @@ def test_options_before_and_after_the_model(
 
 
 def forked(command: list[str], *, stdout: Any, env: dict[str, str], **_: Any) -> Any:
-    """Stands in for `subprocess.run`: a process that finds TensorFlow imported, which saves seconds for each."""
+    """Replaces `subprocess.run` by a forked process with TensorFlow already imported, which saves seconds."""
     program = Program(command[1:], env)
     with open(os.dup(stdout.fileno()), "w", encoding="utf-8") as file, program.stdout as lines:
         file.writelines(lines)
@@ -162,7 +162,7 @@ def test_programs(program: str, where: str | None, tmp_path: Path) -> None:
     result = verify(PROGRAMS, program, steps=12, interruptions=2 if where is None else 1)
     assert result.where == where and bool(result) == (where is None), str(result)
     assert result.repeats == (program != "unseeded")
-    assert not list(tmp_path.iterdir())  # the experiments were elsewhere
+    assert not list(tmp_path.iterdir())  # the experiments were in another directory
 
 
 @pytest.mark.slow

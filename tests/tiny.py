@@ -18,7 +18,7 @@ from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 
 
 def tiny_config(**more: Any) -> Config:
-    """A config for 20 steps of a tiny classifier; keys are given with ``__`` in place of dots."""
+    """A config for 20 steps of a tiny classifier; in keys, ``__`` stands for a dot."""
     values: dict[str, Any] = {
         "trainer.experiment_name": "tiny",
         "model.batch_size": 8,
@@ -32,7 +32,7 @@ def tiny_config(**more: Any) -> Config:
 
 
 def tiny_arrays(examples: int = 40) -> dict[str, np.ndarray[Any, Any]]:
-    """Points in the plane, labelled by the side of a line they lie on."""
+    """Points in the plane, labelled by their side of a line."""
     points = np.random.default_rng(3).normal(size=(examples, 4)).astype(np.float32)
     return {"x": points, "y": (points[:, 0] > points[:, 1]).astype(np.int32)}
 
@@ -45,7 +45,7 @@ def tiny_datasets(batch_size: int = 8) -> dict[str, tf.data.Dataset]:
 
 
 def tiny_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
-    """A layer with batch normalisation and dropout: everything that has hidden state."""
+    """A layer with batch normalisation and dropout, which have hidden state."""
     net = ModelDict()
     net.x = inputs["x"]
     net.fc0 = keras.layers.Dense(6, activation="relu", name="fc0")(net.last)
@@ -61,7 +61,7 @@ def tiny_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
 
 
 def tiny_model(*, build: Any = tiny_build, datasets: Any = tiny_datasets, **config: Any) -> SimpleNamespace:
-    """A model object; further keywords are config keys with ``__`` in place of dots."""
+    """A model object; further keywords are config keys, in which ``__`` stands for a dot."""
     return SimpleNamespace(config=tiny_config(**config), datasets=datasets, build=build, name="tiny")
 
 
@@ -71,7 +71,7 @@ def tiny_trainer(experiment: Path | None = None, **model: Any) -> SimpleTrainer:
 
 
 class CountingTrainer(Trainer):
-    """Has no TensorFlow in it: each step adds its number to a total that is saved."""
+    """A trainer without TensorFlow: each step adds its number to a saved total."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -83,7 +83,7 @@ class CountingTrainer(Trainer):
 
 
 class Recorder(Callback):
-    """Notes every hook it is called for as (hook, step)."""
+    """Records every call of a hook as (hook, step)."""
 
     def __init__(self, calls: list[tuple[str, int]] | None = None) -> None:
         self.calls = [] if calls is None else calls
@@ -131,7 +131,7 @@ class At(Callback):
 
 
 class PressesCtrlC(Callback):
-    """Presses Ctrl-C when the next step is about to begin, and not while code of a callback runs."""
+    """Presses Ctrl-C when the next step is about to begin, outside of callbacks."""
 
     def __init__(self, step: int) -> None:
         self.step = step

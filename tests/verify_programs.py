@@ -32,7 +32,7 @@ class Weights(Trainer):
 
 
 class Warmup(Callback):
-    """Changes the weight by a counter, with or without a state."""
+    """Changes the weight by a counter, with or without `state_dict`."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -55,7 +55,7 @@ class ForgetfulWarmup(SavedWarmup):
         pass
 
 
-_order = random.Random(7)  # goes on from pass to pass, and no checkpoint holds it
+_order = random.Random(7)  # continues from pass to pass, and no checkpoint contains it
 
 
 def hidden_order() -> dict[str, tf.data.Dataset]:

@@ -42,7 +42,7 @@ def test_result_equals_validation(trained: SimpleTrainer, base: Path, capsys: py
 
 
 def test_every_example_counts_once(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
-    """The mean over batches of 7, 7 and 6 examples is that of one batch of 20, and of scalars of any kind."""
+    """The mean over batches of 7, 7 and 6 examples equals that of one batch of 20."""
 
     def build(inputs: Any, train_phase: bool) -> Any:
         weight = tf.Variable(1.0, name="weight")

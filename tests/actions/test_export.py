@@ -50,9 +50,9 @@ def left_behind(base: Path) -> set[str]:
 
 
 def test_saved_model(trained: SimpleTrainer, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With moving averages, batch normalisation, dropout, a lookup table and text, loaded without prototrain."""
+    """Exports moving averages, batch normalisation, dropout, a lookup table and text; loads them without prototrain."""
     table()
-    gc.freeze()  # as a run from the command line has done when it exports: the collector does not know the table
+    gc.freeze()  # as in a run from the command line, after which the collector has lost the table
     run(base)
     printed = capsys.readouterr().out
     for words in ("moving averages", "x float32[None,4]", "logits float32[None,2], classes string[None]"):
@@ -204,7 +204,7 @@ def test_errors(
 
 
 def test_input_may_be_a_tensor_of_the_model() -> None:
-    """Such as the noise of a generator, with a batch of one example and a scalar."""
+    """Inputs without a batch, such as noise, together with a batch of one example and a scalar."""
 
     def datasets() -> dict[str, tf.data.Dataset]:
         return {"trn": tf.data.Dataset.from_tensors({"real": [[1.0, 2.0]], "scale": 3.0})}

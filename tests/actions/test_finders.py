@@ -37,7 +37,7 @@ def test_find_lr(trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: pyt
     run(find_lr, model, "--start", "1e-4", "--end", "10", "--steps", "60", "-o", str(picture))
     out = capsys.readouterr().out
     rate = float(out.partition("try -s model.lr_schedule.constant.value=")[2].split()[0])
-    assert 0.005 < rate < 1.0  # at 1 gradient descent on x ** 2 diverges
+    assert 0.005 < rate < 1.0  # with a rate of 1, gradient descent on x ** 2 diverges
     assert "the loss is 4 times as high as at its lowest" in out and picture.read_text().startswith("<?xml")
     assert {path: path.stat().st_mtime_ns for path in base.rglob("*")} == before
 

@@ -47,7 +47,7 @@ def test_newest_checkpoint_with_moving_averages(trained: SimpleTrainer, base: Pa
     [("15", 15), ("best", 20), ("{base}/tiny", 20), ("{base}/tiny/checkpoints/step-0000000015", 15)],
 )
 def test_choice_of_checkpoint(which: str, step: int, trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
-    # A path counts as it is, whatever experiment the config names.
+    # A path takes precedence over the experiment in the config.
     named = base if "/" not in which else tmp_path
     restored = restore(model_in(named), which.format(base=base))
     assert restored.checkpoint.step == step and restored.experiment.directory == base / "tiny"

@@ -22,14 +22,14 @@ class Puts(Callback):
 
 
 class EachStep(Callback):
-    """Makes the loop ask for each step."""
+    """Makes each compiled call one step long."""
 
     def trigger_step(self) -> None:
         pass
 
 
 class Fails(Callback):
-    """Raises after a step, once everything else of that step has happened."""
+    """Raises after all other callbacks of a step."""
 
     priority = 1000
 

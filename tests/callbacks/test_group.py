@@ -30,7 +30,7 @@ from tests.tiny import CountingTrainer, tiny_model
 
 
 class Named(Callback):
-    """Appends its letter to a shared list when it is triggered, and counts the calls."""
+    """Appends a letter to a shared list when it is triggered, and counts its calls."""
 
     def __init__(self, letter: str, order: list[str], priority: int = Priority.DECIDE) -> None:
         self.letter, self.order, self.priority = letter, order, priority
@@ -131,7 +131,7 @@ def test_failed_callback_runs_again_after_a_resume(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="not this time"):
         train()
     train()
-    assert "".join(order) == "aabcabc"  # all of its step are called again
+    assert "".join(order) == "aabcabc"  # all callbacks of the step are called again
 
 
 @pytest.mark.parametrize(
@@ -216,6 +216,6 @@ def test_decision_is_made_once_if_a_later_callback_fails(tmp_path: Path) -> None
         train(Holder(), Fails())
     holder = Holder()
     trainer = train(holder)
-    # Measured at step 2, which is the best, and without an improvement at 4, 6 and 8.
+    # The best value is measured at step 2; there is no improvement at 4, 6 and 8.
     assert trainer.global_step == 8 and holder.rate == 1 / 32  # halved at step 0 as well
     assert trainer.monitors.history("vld/loss") == [(step, 1.0) for step in (2, 4, 6, 8)]

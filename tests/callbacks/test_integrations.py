@@ -44,7 +44,7 @@ def test_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (names["trainer"], names["model"], names["config"]) == (trainer, trainer.model, trainer.config)
     assert names["batch"]["x"].shape == (8, 4) and names["step"] == 0 and trainer.global_step == 2
     assert plain["model"] is plain["config"] is plain["batch"] is None
-    assert names["handler"] == before == signal.getsignal(signal.SIGINT)  # Ctrl-C is the shell's
+    assert names["handler"] == before == signal.getsignal(signal.SIGINT)  # Ctrl-C belongs to the shell
     monkeypatch.setattr(sys, "stdin", Input(False))
     with pytest.raises(CallbackError, match="needs a terminal"):
         CountingTrainer().train([DebugShell()], max_steps=1)

@@ -1,4 +1,4 @@
-"""Monitors receive and remember every scalar once; and which values are better."""
+"""Monitors receive and remember every scalar once; comparison of values."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Tells(Callback):
 def build(inputs: dict[str, Any], train_phase: bool) -> ModelDict:
     net = tiny_build(inputs, train_phase)
     tf.summary.histogram("logits", net.logits)
-    if train_phase:  # which only makes variables that nothing depends on
+    if train_phase:  # it only creates unused variables
         keras.layers.Dense(1, name="idle")(net.x)
     return net
 

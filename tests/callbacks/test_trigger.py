@@ -96,9 +96,9 @@ def test_intervals_in_seconds() -> None:
     recorder = Recorder()
     trigger = recorder.every(seconds=2.5, clock=lambda: now)
     CountingTrainer().train([Slow(), trigger], max_steps=10)
-    # Asked between steps whether the time is over: it is after 3 s, so the step after that is due.
+    # The time is checked between steps: it is over after 3 s, so the next step is due.
     assert recorder.steps("trigger") == [4, 8, 10]
-    times = itertools.count()  # every look at the clock is a second later: the time is always over
+    times = itertools.count()  # each reading of the clock is a second later, so the time is always over
     both = Recorder()
     CountingTrainer().train([both.every(steps=2, seconds=1, clock=lambda: next(times))], max_steps=6)
     assert both.steps("trigger") == [1, 2, 3, 4, 5, 6]

@@ -26,7 +26,7 @@ FILES = ["data.data-00000-of-00001", "data.index", "meta.json", "model.data-0000
 
 
 class Bench:
-    """A run with two checkpoints, one of another run, and a trainer that copies of the first can be restored into."""
+    """A run with two checkpoints, a checkpoint of another run, and a trainer into which copies can be restored."""
 
     def __init__(self, directory: Path) -> None:
         self.run, self.other, self._directory = directory / "run", directory / "other", directory
@@ -46,7 +46,7 @@ class Bench:
         return target / "checkpoints"
 
     def restore(self, checkpoints: Path) -> str:
-        """Restore what there is; returns the step in the checkpoint's name, and "" if nothing was restored."""
+        """Restore the newest valid checkpoint; returns the step in its name, or "" if nothing was restored."""
         self.trainer.global_step = 0
         self.trainer.experiment = Experiment(checkpoints.parent)
         self.trainer.run.restore(True)
@@ -72,7 +72,7 @@ def falls_back(bench: Bench, checkpoints: Path, capsys: pytest.CaptureFixture[st
     assert f"WARNING: checkpoint {checkpoints / NEWEST} is " in said
     assert "WARNING: falling back to the checkpoint of step 3" in said
     assert sorted(path.name for path in checkpoints.iterdir()) == [f".bad-{NEWEST}", PREVIOUS]
-    assert bench.restore(checkpoints) == PREVIOUS  # the second time without a word
+    assert bench.restore(checkpoints) == PREVIOUS  # the second time without a message
     assert "WARNING" not in capsys.readouterr().out
 
 
@@ -85,7 +85,7 @@ def test_files_of_a_checkpoint(bench: Bench) -> None:
 def truncated(name: str, left: float) -> Damage:
     def damage(bench: Bench, newest: Path) -> None:
         size = (newest / name).stat().st_size
-        os.truncate(newest / name, size - 2 if left < 0 else int(left * size))  # meta.json ends with a line's end
+        os.truncate(newest / name, size - 2 if left < 0 else int(left * size))  # meta.json ends with a newline
 
     return damage
 
@@ -152,7 +152,7 @@ def test_flipped_bits(bench: Bench, capsys: pytest.CaptureFixture[str], name: st
     checkpoints = bench.copy()
     file = checkpoints / NEWEST / name
     content = file.read_bytes()
-    # Every place in a small file, 60 in a large one; the bit changes along.
+    # Every byte of a small file, 60 bytes of a large one; a different bit each time.
     places = range(0, len(content), max(1, len(content) // 60))
     for number, place in enumerate(places):
         flipped = bytearray(content)
@@ -227,7 +227,7 @@ def test_moved_directory(bench: Bench, capsys: pytest.CaptureFixture[str], how: 
     assert ids == {trainer.experiment.run_id}
 
 
-# What monitors have written agrees with the checkpoint that is taken.
+# The files of the monitors match the restored checkpoint.
 
 
 def writers() -> list[Callback]:
@@ -290,7 +290,7 @@ class FillsDisk(Callback):
 
 
 class Chatty(Callback):
-    """Records so much that no file has room for the next step on its last page."""
+    """Records so much that every file needs a new page for the next step."""
 
     def trigger_step(self) -> None:
         for number in range(150):
@@ -298,7 +298,7 @@ class Chatty(Callback):
 
 
 class Heavy(CountingTrainer):
-    """Has a checkpoint of several pages."""
+    """A trainer whose checkpoint takes several pages."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)

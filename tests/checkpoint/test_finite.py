@@ -47,7 +47,7 @@ def test_non_finite_from_the_start_is_ignored(first: float, later: float, found:
     state = FiniteState()
     state.begin({"x": np.array(first)})
     assert state.find({"x": np.array(later)}) == ({} if found is None else {"x": found})
-    # Another run in the same process begins with what the one before has left, which is no excuse.
+    # Another run in the same process starts from these values and is refused, too.
     assert state.begin({"x": np.array(later), "y": np.array(math.inf)}) == {"y": "infinite"}
     assert state.find({"x": np.array(later)}) == ({} if found is None else {"x": found})
 

@@ -22,7 +22,7 @@ from tests.tiny import At, CountingTrainer
 
 
 class Counter:
-    """Has a state."""
+    """An object with a state."""
 
     def __init__(self, count: int = 0) -> None:
         self.count = count
@@ -101,7 +101,7 @@ def test_variables_are_named_after_their_entries() -> None:
 
 
 class Refuses(Counter):
-    """Cannot take its state back."""
+    """An object whose state cannot be restored."""
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         raise KeyError("best")
@@ -204,7 +204,7 @@ def test_mutable_entries_keep_their_identity(tmp_path: Path) -> None:
     restore(state, checkpoint)
     assert all(state[key] is before[key] for key in ("list", "dict", "array"))
     assert memory == [1] and state["dict"] == {"a": 1} and state["array"].tolist() == [1.0, 1.0]
-    assert state["other"] == [2]  # two entries that were one list when the program began, and are no longer
+    assert state["other"] == [2]  # two entries that were the same list at the start, and are no longer
 
 
 def test_invalid_entry_is_named_and_nothing_is_saved(experiment: Path) -> None:
@@ -216,7 +216,7 @@ def test_invalid_entry_is_named_and_nothing_is_saved(experiment: Path) -> None:
 
 
 class Recorder(Callback):
-    """Keeps a value and what it was given back."""
+    """Keeps a value and the restored state."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

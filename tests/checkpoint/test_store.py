@@ -40,7 +40,7 @@ def snapshot(step: int, run_id: str | None = "mine", **saveables: Any) -> Snapsh
 
 
 def rewrite_meta(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change what a meta.json says, with a checksum that is right."""
+    """Change the content of a meta.json, with a correct checksum."""
     meta = json.loads((path / META).read_text())["meta"]
     change(meta)
     (path / META).write_text(json.dumps({"sha256": checksum(meta), "meta": meta}))
@@ -64,7 +64,7 @@ def test_saved_checkpoint_is_read_back(tmp_path: Path) -> None:
     note = Note("")
     note.read(found.prefix_of("note"), found.meta["parts"]["note"])
     assert note.text == "hello"
-    # Others' tools read it as well.
+    # Other tools can read it.
     assert sorted(name for name, _ in tf.train.list_variables(str(path / "model"))) == ["count", "w/kernel"]
 
 
@@ -111,7 +111,7 @@ def test_damaged_checkpoint_of_a_step_is_replaced(tmp_path: Path, damage: Callab
         assert checkpoints.save(snapshot(1)) == path
         assert verify(path, run_id="mine").step == 1
         if number == 1:
-            damage(path)  # once more: what was set aside before is not in the way
+            damage(path)  # again: the checkpoint that was set aside before does not prevent it
     assert names(tmp_path) == [".bad-step-0000000001", ".bad-step-0000000001-2", "step-0000000001"]
     assert sum("is kept as" in line for line in said) == 2
 
@@ -131,7 +131,7 @@ def test_remains_of_a_killed_save_are_deleted(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.index").write_text("half")
     (tmp_path / ".tmp-min-vld-loss.json-77").write_text("{")
-    checkpoints.save(snapshot(2))  # of a process with the same number
+    checkpoints.save(snapshot(2))  # from a process with the same ID
     checkpoints.remove(1)
     checkpoints.sweep()
     assert names(tmp_path) == ["step-0000000002"]
@@ -260,7 +260,7 @@ def plain_snapshot(step: int) -> Snapshot:
 
 
 def test_kill_between_any_two_calls_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
-    """Each child is killed at another opening, renaming, making or deleting of a file."""
+    """Each child process is killed at a different file operation."""
     reached = 0
     for at in range(1, 200):
         directory = tmp_path / str(at) / "checkpoints"
@@ -278,7 +278,7 @@ def test_kill_between_any_two_calls_leaves_a_valid_checkpoint(tmp_path: Path) ->
 
 
 def _kill_child(directory: Path, at: int) -> int:
-    """Save, fall back and prune in a child that is killed at its `at`-th file operation; 0 if it came through."""
+    """Save, fall back and prune in a child that is killed at its `at`-th file operation; returns 0 if it finished."""
     child = os.fork()
     if child == 0:
         seen = 0
@@ -295,7 +295,7 @@ def _kill_child(directory: Path, at: int) -> int:
         checkpoints = Checkpoints(directory, lambda line: None, run_id="mine")
         for step in (1, 2):
             checkpoints.save(plain_snapshot(step))
-        (checkpoints.path(2) / "note.txt").write_bytes(b"")  # to save step 2 again moves it aside first
+        (checkpoints.path(2) / "note.txt").write_bytes(b"")  # saving step 2 again moves it aside first
         armed = True
         checkpoints.newest()
         for step in (2, 3):

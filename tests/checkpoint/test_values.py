@@ -52,7 +52,7 @@ TAGGED: list[Any] = [
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """The same types and values all the way down, to the bit, in the same order."""
+    """Check that two values have the same types, bits and order at every level."""
     assert type(found) is type(expected)
     if isinstance(expected, np.ndarray | np.generic):
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)

@@ -217,7 +217,7 @@ def test_no_usable_checkpoint(tmp_path: Path, make: Any, message: str) -> None:
 
 @pytest.mark.parametrize("name", ["model.index", "model.data-00000-of-00001", "meta.json"])
 def test_prefix_inside_a_checkpoint_is_verified(name: str, source: Path, tmp_path: Path) -> None:
-    """TensorFlow's own checksums leave some bytes of an index out."""
+    """TensorFlow's checksums do not cover some bytes of an index."""
     place = tmp_path / "checkpoints/step-0000000003"
     shutil.copytree(source / "checkpoints/step-0000000003", place)
     content = bytearray((place / name).read_bytes())

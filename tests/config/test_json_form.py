@@ -150,7 +150,7 @@ def test_wrong_files(tmp_path: Path, text: bytes | None, message: str) -> None:
 
 
 def test_restore_into_a_models_config(tmp_path: Path) -> None:
-    """Objects without a name stay as they are, keys that were not set are unset, names are imported."""
+    """Objects without a name are kept, keys that were not set are unset, and names are imported."""
 
     def made() -> Config:
         nameless = {"own.fn": lambda x: x + 1, "own.thing": Described(1.0), "own.text": "len"}

@@ -37,7 +37,7 @@ def resume(make: Callable[[], Any], path: Path, meta: dict[str, Any], lines: lis
 
 
 def assert_exact(make: Callable[[], Any], directory: Path, stops: Collection[int], end: int = 12) -> DataIterator:
-    """Check that a run that is resumed after some batches reads what an uninterrupted one does."""
+    """Check that a resumed run reads the same batches as an uninterrupted one."""
     source, places, batches = data(make), {}, []
     for step in range(end):
         if step in stops:

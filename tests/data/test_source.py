@@ -126,7 +126,7 @@ def test_live_data() -> None:
 
     flow = Played()
     source = data(lambda: readers.dataflow(flow, spec=SPEC, live=True).batch(2), batch_size=3)
-    assert source.describe() == "restart (it is live)"  # and it has waited for nothing
+    assert source.describe() == "restart (it is live)"  # and it did not wait
     assert source.is_made_up and source.first_batch["x"].numpy().tolist() == [0] * 3
     ready.set()
     assert read(source, 1) == [[1, 2]]

@@ -30,7 +30,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpe
     accuracy = keras.metrics.Accuracy()
     accuracy.update_state(labels, classes)
     tf.summary.scalar("accuracy", accuracy.result())
-    optimizer = keras.optimizers.Adagrad(0.1)  # also where it is not used
+    optimizer = keras.optimizers.Adagrad(0.1)  # even where it is not used
     if mode == ModeKeys.EVAL:
         mean = tf.reduce_mean(tf.cast(labels, tf.float32))
         return EstimatorSpec(mode, loss=loss, eval_metric_ops={"accuracy": accuracy, "mean": mean})
@@ -38,7 +38,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpe
 
 
 def linear_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-    """Linear regression, without anything random in it; features are one tensor."""
+    """Linear regression without random ops; the features are one tensor."""
     found = keras.layers.Dense(1, kernel_initializer="ones", name="line")(features)[:, 0]
     loss = None if labels is None else tf.reduce_mean((found - tf.cast(labels, tf.float32)) ** 2)
     return EstimatorSpec(mode, predictions=found, loss=loss, train_op=keras.optimizers.SGD(0.1))
@@ -51,7 +51,7 @@ def named(batch: int = 10) -> tf.data.Dataset:
 
 
 def endless() -> tf.data.Dataset:
-    """As `named`, shuffled and without an end."""
+    """Like `named`, but shuffled and endless."""
     return named(1).unbatch().shuffle(70).repeat().batch(10)
 
 

@@ -130,7 +130,7 @@ def test_exporters(tmp_path: Path) -> None:
     assert len(list((tmp_path / "export" / "latest").iterdir())) == 1
     note = json.loads((tmp_path / "export" / "best_exporter.json").read_text())
     assert note == {"step": 4, "exported": "6", "measured": {"loss": 1.0}}
-    assert run(6, [9.0, 9.0, 9.0, 9.0, 1.5, 0.5])[0] is not None  # of a later part: 1.5 is no better than 1.0
+    assert run(6, [9.0, 9.0, 9.0, 9.0, 1.5, 0.5])[0] is not None  # in a later evaluation: 1.5 is not better than 1.0
     assert json.loads((tmp_path / "export" / "best_exporter.json").read_text())["step"] == 6
     wrong: dict[str, Any] = {
         "the name must do": lambda: estimator.FinalExporter("a/b", receiver),

@@ -63,7 +63,7 @@ def test_every_example_counts_once(trained: Estimator) -> None:
     part = trained.evaluate(partial(named, 10), steps=3, name="part")
     assert part["accuracy"] == pytest.approx(np.mean((classes == SIDES)[:30]))
     charts = {path.parent.name for path in (Path(trained.model_dir) / "summaries").rglob("events*")}
-    assert charts == {"summaries", "trn", "eval", "eval_part"}  # that of the config stands above
+    assert charts == {"summaries", "trn", "eval", "eval_part"}  # the one of the config takes precedence
 
 
 def test_forms_of_predictions(trained: Estimator) -> None:
@@ -106,7 +106,7 @@ def scalars(directory: Any) -> list[dict[str, float]]:
 
 
 def test_resumed_run_is_exact(tmp_path: Path) -> None:
-    """On several towers, also of a metric in the `model_fn`, which adds up while training."""
+    """Several towers give the same metrics, including a metric of the `model_fn` that is updated while training."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     config = RunConfig(save_summary_steps=5, save_checkpoints_steps=20, train_distribute=strategy)
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
@@ -231,7 +231,7 @@ def test_train_metrics_use_recorded_steps_only(tmp_path: Path) -> None:
         return given if mode == ModeKeys.TRAIN else replace(given, eval_metric_ops={"steps": steps})
 
     config = RunConfig(save_summary_steps=4, save_checkpoints_steps=20)
-    for max_steps in (8, 12):  # the second call goes on
+    for max_steps in (8, 12):  # the second call continues
         line = Estimator(model_fn, tmp_path, config).train(lambda: plain().repeat(), max_steps=max_steps)
     assert [(row["step"], row["trn/steps"]) for row in scalars(tmp_path)] == [(4, 1.0), (8, 2.0), (12, 3.0)]
     assert line.evaluate(lambda: plain(10))["steps"] > 1  # each batch of an evaluation counts

@@ -24,7 +24,7 @@ FEATURES = {
 
 
 def made_by(module: Any, file: Path) -> list[Any]:
-    """The same columns, by one module or the other."""
+    """Create the same columns with either module."""
     m = module
     bucketized = m.bucketized_column(m.numeric_column("age"), [20, 30, 50])
     pair = m.numeric_column("pair", shape=(2,), normalizer_fn=lambda numbers: numbers * 2)

@@ -29,7 +29,7 @@ SGD = keras.optimizers.SGD
 
 
 def returning(make: Callable[[str, tf.Tensor], Any]) -> Callable[..., Any]:
-    """A model_fn that returns what `make` makes of the mode and a loss."""
+    """A model_fn that returns the result of `make` for the mode and a loss."""
 
     def model_fn(features: Any, labels: Any, mode: str) -> Any:
         outputs = keras.layers.Dense(2)(features)

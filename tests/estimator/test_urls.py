@@ -59,7 +59,7 @@ def test_files_of_a_run_are_at_the_url(url: str, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "second"))  # another machine
     train()
-    assert exports() == there  # what it measures is no better than it was
+    assert exports() == there  # the new value is not better than the old one
     for path in (f"{run}/checkpoints/step-0000000020", f"{run}/checkpoints/step-0000000020/model"):
         assert classifier(run).evaluate(named, name="again", checkpoint_path=path) == measured
     assert names(run, "summaries/eval_again")

@@ -17,7 +17,7 @@ from prototrain.experiment.copies import imported_from_copies
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with a package, a module and copies of both, from which the present ones differ."""
+    """A directory with a package and a module, and copies of earlier versions of both."""
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "outer_of_snapshot" / "package"
     (package / "sub").mkdir(parents=True)

@@ -31,9 +31,9 @@ def write(storage: Storage, holder: Holder) -> None:
     [
         (None, None, 0, None),
         (ELSEWHERE._replace(held=False), None, 0, None),
-        (HERE, None, 0, None),  # whoever has the lock of the local copy knows that it has ended
+        (HERE, None, 0, None),  # a process that holds the lock of the local copy knows that it has ended
         (HERE._replace(host="pod-8"), None, 60, None),  # a machine with a copy of the disk
-        (HERE._replace(copy=""), None, 60, None),  # one that was killed before its copy had everything
+        (HERE._replace(copy=""), None, 60, None),  # a run that was killed before its copy was complete
         (ELSEWHERE._replace(beat=1e12), None, 60, None),
         (ELSEWHERE, ELSEWHERE._replace(beat=1.0), 15, r"is in use by another run .process 77 on pod-7\\x1b"),
         (ELSEWHERE, ELSEWHERE._replace(held=False), 15, None),
@@ -80,7 +80,7 @@ def test_only_one_of_two_gets_the_lease(storage: Storage, monkeypatch: pytest.Mo
     for use in (first.check, first.beat):
         with pytest.raises(ExperimentError, match=r"another run \(process \d+ on .*\) has taken over memory://"):
             use()
-    # One that was quicker, between the look and the write.
+    # Another run that took the lease between the check and the write.
     second.beat(held=False)
     monkeypatch.setattr(storage, "delete", lambda names: None)
     with pytest.raises(ExperimentError, match="is in use by another run"):

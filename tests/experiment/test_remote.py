@@ -105,11 +105,11 @@ def test_run_continues_on_another_machine(
     assert steps_of_rows(second.experiment.metrics) == list(range(1, 16))
     assert steps_at(url) == [12, 15]
     events = [name for name in Storage(url).listing() if "tfevents" in name]
-    assert len(events) == 2  # the second file begins with the mark of a resume
-    # Back on the first one, whose files are older by now.
+    assert len(events) == 2  # the second file starts with the event that marks a resume
+    # Back on the first machine, whose files are now older.
     cache("first")
     assert train(url, 17).run.resume_line().startswith("resumed at step 15")
-    # Here it worked last, so nothing has to be downloaded.
+    # This machine ran last, so nothing is downloaded.
     assert train(url, 18).run.resume_line().startswith("resumed at step 17")
     record = json.loads(str(Storage(url).read("run.json"), "utf-8"))
     assert [part["state"] for part in record["parts"]] == ["finished"] * 4
@@ -135,7 +135,7 @@ def test_reading_commands(url: str, cache: Callable[[str], Path], capsys: pytest
         assert main([command, f"{base}/nothing"]) == 1 and f"there is no directory {base}" in capsys.readouterr().err
     (directory,) = find_runs(base)
     assert url_of_copy(directory) == url and read_run(directory).state == "finished"
-    # Only a run downloads checkpoints, and what was read here before does not keep it from that.
+    # Only a run downloads checkpoints, even if the other files are already here.
     assert {path.name for path in directory.glob("checkpoints/*/*")} == {"meta.json"}
     assert train(url, 6).run.resume_line().startswith("resumed at step 5")
 
@@ -143,7 +143,7 @@ def test_reading_commands(url: str, cache: Callable[[str], Path], capsys: pytest
 def test_parent_directory_is_not_an_experiment(
     url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Reading it does not disturb a run below it."""
+    """Reading a parent URL does not disturb a run below it."""
     above = url.removesuffix("/run")
     asks = [["report", above], ["plot", above, "--scalar", "trn/total", "-o", "x.png"]]
 
@@ -157,7 +157,7 @@ def test_parent_directory_is_not_an_experiment(
     assert said.count(f"{above} is not an experiment") == len(asks), said
     with pytest.raises(ExperimentError, match="is not an experiment; `prototrain runs memory://"):
         train(above, 1)
-    # Nobody knows yet of one whose run has not uploaded anything.
+    # A run that has not uploaded anything is not listed.
     (local_copy(above) / "other").mkdir()
     Storage(url).delete(list(Storage(url).listing()))
     Experiment(above).fetch()
@@ -198,7 +198,7 @@ def test_running_state_is_visible_everywhere(
 
 
 class Cut(BaseException):
-    """A kill."""
+    """Stands for a kill of the process."""
 
 
 class Cutting(Storage):
@@ -344,7 +344,7 @@ def test_failing_storage(url: str, cache: Callable[[str], Path], monkeypatch: py
         train(url, 9, At(8, break_for_good))
     assert "the server is on fire" in str(failure.value) and steps_at(url)[-1] < 9
     broken.clear()
-    # The same command on this machine has everything; on another one, what was uploaded.
+    # On this machine the same command has all files; on another one, the uploaded ones.
     assert train(url, 9).run.resume_line().startswith("resumed at step 9") and steps_at(url)[-1] == 9
     with pytest.raises(StorageError):
         train(url, 11, At(10, break_for_good))

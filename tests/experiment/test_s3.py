@@ -84,10 +84,10 @@ def test_run_killed_during_an_upload_continues_elsewhere(
     names = [name.split("/") for name in Storage(url).listing()]
     begun = {name[1] for name in names if name[-1] == "model.index"}
     (whole,) = (name[1] for name in names if name[-1] == "meta.json")
-    assert len(begun - {whole}) == 1  # the last whole one stays there until another one is
+    assert len(begun - {whole}) == 1  # the last complete checkpoint is kept until another one is complete
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "new"))
     trainer = train(url, 24)
-    names = [name.split("/") for name in Storage(url).listing()]  # the parts of the cut one are gone
+    names = [name.split("/") for name in Storage(url).listing()]  # the parts of the incomplete one are deleted
     assert {name[1] for name in names if len(name) == 3 and name[0] == "checkpoints"} == {
         name[1] for name in names if name[-1] == "meta.json"
     }
@@ -97,7 +97,7 @@ def test_run_killed_during_an_upload_continues_elsewhere(
     assert trainer.experiment is not None and straight.experiment is not None
     for one, other in zip(rows_of(trainer.experiment.metrics), rows_of(straight.experiment.metrics), strict=True):
         assert {**one, "time": 0} == {**other, "time": 0}
-    # The commands that read, from an empty cache again.
+    # Commands that read, with an empty cache.
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "third"))
     assert main(["runs", bucket]) == 0 and "finished  24" in capsys.readouterr().out
     found = restore(tiny_model(), url)

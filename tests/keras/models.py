@@ -24,7 +24,7 @@ def batches(*parts: Any) -> tf.data.Dataset:
 
 
 def made(make: Callable[[], keras.Model]) -> keras.Model:
-    """The same model in the same state, as in a new process."""
+    """Create the same model in the same state, as in a new process."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     return make()
@@ -153,7 +153,7 @@ def own_step() -> keras.Model:
 
 
 class CountsHalves(keras.metrics.Metric):  # type: ignore[misc]
-    """Gives two numbers by name."""
+    """Returns two numbers by name."""
 
     def __init__(self) -> None:
         super().__init__(name="two")
@@ -182,7 +182,7 @@ def classifier(kind: type[keras.Model] = keras.Model, metrics: Callable[[], list
 
 
 class Shuffling(keras.utils.PyDataset):  # type: ignore[misc]
-    """Has another order in each epoch, and larger values."""
+    """Reorders and increases its values in each epoch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ ALL = ("on_train_begin", *EPOCHS, *BATCHES, *TESTS, "on_train_end")
 
 
 class Measured(CountingTrainer):
-    """Has an evaluation without TensorFlow."""
+    """An evaluation without TensorFlow."""
 
     def evaluate(self, dataset: str, batches: int = 0) -> Mapping[str, float]:
         return {"loss": max(1.0, 5.0 - self.global_step)}
@@ -130,7 +130,7 @@ def test_stop_training_is_resumed(tmp_path: Path) -> None:
 
 @ALLOWED
 def test_resume_ignores_weights_restored_at_the_end(tmp_path: Path) -> None:
-    """Neither after the end of the run nor with more patience, after which no epoch is better than the first."""
+    """Not after the end of the run, and not with more patience; no later epoch is better than the first."""
 
     def trained(epochs: int, patience: int, directory: str) -> KerasTrainer:
         stopping = keras.callbacks.EarlyStopping("loss", mode="max", patience=patience, restore_best_weights=True)
@@ -162,7 +162,7 @@ def test_resume_within_an_epoch(tmp_path: Path) -> None:
     stopping = best(9)
     run(stopping, parts, rows("parts"), steps=7, experiment=tmp_path / "run")
     assert parts.calls == whole.calls and begun.calls == whole.calls[: len(begun.calls)]
-    # A sign turned once must not be turned back, and the patience is that of the present list.
+    # A restored sign must not be inverted again, and the patience comes from the current list.
     assert (stopping.wait, stopping.best, stopping.min_delta, stopping.patience) == (1, 1.0, -0.5, 9)
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
@@ -224,7 +224,7 @@ def holder() -> Holder:
         inside=(np.zeros(2), lambda value: np.add(value, 1, out=value)),
         texts=(np.array(["a"]), lambda value: np.append(value, "bc")),
         nested=({}, lambda value: {**value, len(value): [(1, np.float32(2)), {"a": None}, np.ones(2)]}),
-        # Not plain, or too large: these begin anew.
+        # Attributes that are not plain, or too large, start from their initial values.
         count=(Count(), lambda value: Count(value.number + 1)),
         local=(None, lambda value: lambda: 0),
         large=(np.zeros(1 << 21), lambda value: value + 1),

@@ -33,7 +33,7 @@ def make_sequential() -> keras.Model:
 
 
 def inline(make: Callable[[], keras.Model]) -> Network:
-    """A network that makes a whole model where it is used."""
+    """A network that creates a whole model where it is used."""
     return lambda x, training: make()(x, training=training)
 
 

@@ -115,7 +115,7 @@ def test_calls_share_variables(build: Build, names: str | None) -> None:
     trained = {id(variable) for variable in store.variables.values() if variable.trainable}
     assert trained <= used_again(store, build, True) <= mine
     assert used_again(store, build, False) <= mine
-    # Another trainer of the same process, which resets Keras's counters, has the same names and does not disturb.
+    # Another trainer in the same process, which resets Keras's counters, gets the same names.
     assert list(fresh(build).variables) == list(store.variables)
     assert trained <= used_again(store, build, True) <= mine
 

@@ -82,7 +82,7 @@ def test_unfrozen_layers_are_trained_by_the_next_train(experiment: Path) -> None
     assert set(whole.trainable) == HEAD | BODY
     assert "optimizer/body_fc_kernel_0_velocity" in whole.state
     run(experiment / "stopped", 4, 7)
-    resumed = run(experiment / "stopped", 4, 9)  # the first call continues from step 7, where more was trained
+    resumed = run(experiment / "stopped", 4, 9)  # the first call continues from step 7
     assert resumed.global_step == 9
     for name, value in values(whole).items():
         np.testing.assert_array_equal(values(resumed)[name], value, err_msg=name)

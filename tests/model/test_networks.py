@@ -47,7 +47,7 @@ class Whole(keras.Model):  # type: ignore[misc]
 
 
 class DenseAdam(keras.optimizers.Adam):  # type: ignore[misc]
-    """Adam that adds up the rows of sparse gradients, which Keras applies one after the other."""
+    """Adam that sums repeated rows of sparse gradients, which Keras applies one after the other."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         super().apply([tf.convert_to_tensor(gradient) for gradient in grads], trainable_variables)
@@ -99,7 +99,7 @@ def test_training_equals_keras(group: str) -> None:
     for trainer, pairs in zip(trainers, paired, strict=True):
         trainer.train([Summaries().every(steps=1)], max_steps=STEPS)
         history = trainer.monitors.history
-        losses = [value for _, value in history("trn/loss_total") or history("trn/loss")]  # some have nothing to add
+        losses = [value for _, value in history("trn/loss_total") or history("trn/loss")]  # not all have added losses
         np.testing.assert_allclose(losses, expected, rtol=2e-4, atol=1e-6)
         for mine, theirs in pairs:
             value = tf.convert_to_tensor(mine).numpy()

@@ -22,7 +22,7 @@ def test_mean_of_tensors_of_all_shapes_and_dtypes(monkeypatch: Any) -> None:
         tf.range(12.0),  # large
         tf.constant(5.0),  # small
         tf.zeros([0]),
-        tf.zeros([0], tf.float16),  # nothing else is of this kind
+        tf.zeros([0], tf.float16),  # the only one of this kind
         tf.IndexedSlices(tf.ones([2, 3]), tf.constant([1, 0]), tf.constant([4, 3])),
     ]
 

@@ -73,7 +73,7 @@ def test_loaded_weights_are_accepted(tmp_path: Path) -> None:
     first = trained(model)
     first.dump_weights(tmp_path / "trained.npz")
     again = SimpleTrainer(model)
-    again.load_weights(tmp_path / "trained.npz")  # the same values: whoever loads them wants them
+    again.load_weights(tmp_path / "trained.npz")  # the same values: loading them is intended
     again.train(max_steps=1)
     for layer in (*model.body.layers, model.head):
         layer.set_weights([np.full_like(weight, 0.5) for weight in layer.get_weights()])

@@ -39,7 +39,7 @@ def bits(trainer: TowerTrainer) -> dict[str, list[bytes]]:
 
 
 def assert_resumes_exactly(make: Callable[[Path], Any], directory: Path) -> TowerTrainer:
-    """Compare a run of `END` steps with another trainer's that goes on from what the first one had saved after `CUT`.
+    """Compare a run of `END` steps with one of another trainer that resumes from the checkpoint after `CUT`.
 
     Args:
         make: makes a trainer of the experiment in a directory.

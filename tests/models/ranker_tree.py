@@ -43,7 +43,7 @@ def write_stanford(directory: Path) -> Path:
 
 @contextmanager
 def tiny(directory: Path) -> Iterator[Config]:
-    """The model's config, for a tiny run with experiments below a directory; as it was again afterwards."""
+    """The model's config for a tiny run with experiments below a directory; restored afterwards."""
     before = dict(ranker_config)
     ranker_config.update(
         {
@@ -74,5 +74,5 @@ def config(tmp_path: Path) -> Iterator[Config]:
 
 @pytest.fixture(scope="module")
 def stanford(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A catalogue that no test changes."""
+    """A catalogue for reading only."""
     return write_stanford(tmp_path_factory.mktemp("stanford"))

@@ -27,7 +27,7 @@ FC: dict[str, Any] = {"type": "fc", "units": "classes"}
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The model, whose config is as before after the test."""
+    """The model; its config is restored after the test."""
     found = load_model("models.convnet")
     monkeypatch.setattr(found.config, "_values", {**found.config._values, "model.layers": SMALL})
     return found
@@ -35,7 +35,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of three classes, each of one grey: 12 of each to train with, 2 to validate."""
+    """Pictures of three classes, each with its own grey level: 12 of each for training, 2 for validation."""
     directory = tmp_path_factory.mktemp("folders")
     for split, count in (("trn", 12), ("vld", 2)):
         for label, name in enumerate(["cat", "dog", "owl"]):

@@ -29,13 +29,13 @@ SMALL = {
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The model with few units; its config is as before after the test."""
+    """The model with few units; its config is restored after the test."""
     found = load_model("models.gan")
     monkeypatch.setattr(found.config, "_values", {**found.config._values, **SMALL})
     return found
 
 
-# A model without anything random in it, so that results can be compared
+# A model without random ops, so that results can be compared
 
 
 def plain_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -68,7 +68,7 @@ def plain_model(**config: Any) -> Any:
 
 
 def by_hand(trainer: GANTrainer, steps: int, rate: float) -> dict[str, Any]:
-    """What the trainer should make of its variables, step by step and without it."""
+    """Compute the expected variables step by step, without the trainer."""
     variables = {name: tf.Variable(tf.convert_to_tensor(value)) for name, value in trainer.variables.items()}
     batches = list(trainer.datasets["trn"])
 
@@ -95,7 +95,7 @@ def by_hand(trainer: GANTrainer, steps: int, rate: float) -> dict[str, Any]:
 def test_updates_of_a_step() -> None:
     trainer = GANTrainer(plain_model(model__lr_schedule__constant__value=0.1), "cpu:2")
     expected = by_hand(trainer, 5, 0.1)
-    # Only the second update of the sixth step meets what is not a number; the first is taken back with it.
+    # Only the second update of the sixth step is NaN; the first one is undone with it.
     with pytest.raises(NonFiniteError, match="not finite in step 6 "):
         train(trainer, 10)
     for name, value in expected.items():

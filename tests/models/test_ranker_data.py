@@ -116,7 +116,7 @@ def test_batches_of_one_class() -> None:
     classes = [{query.category for query, _ in batch} for batch in batches]
     assert all(len(found) == 1 for found in classes)
     counts = Counter(next(iter(found)) for found in classes)
-    assert counts["a"] > counts["b"] > 0 and counts["c"] == 0  # nothing in "c" could be a negative
+    assert counts["a"] > counts["b"] > 0 and counts["c"] == 0  # "c" has no possible negative
     of_b = next(batch for batch in batches if batch[0][0].category == "b")
     assert len({query.product for query, _ in of_b}) == 3  # some twice
     mixed = [len({query.category for query, _ in batch}) > 1 for batch in _batches(0.5, 60)]

@@ -18,7 +18,7 @@ from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import Losses, tiny_config
 
 PAIRS, UNITS, MARGIN = 8, 4, 0.2
-PRODUCTS = np.array([0, 1, 2, 0, 3, 1, 4, 5], np.int32)  # some twice, in different towers and in one
+PRODUCTS = np.array([0, 1, 2, 0, 3, 1, 4, 5], np.int32)  # some examples twice, in one tower or in two
 
 
 def _embeddings(seed: int) -> np.ndarray:
@@ -62,7 +62,7 @@ def test_batch_of_one_product_has_no_gradient() -> None:
 
 
 def _model(mining: str, *, accumulate: int = 1) -> Any:
-    """A linear embedding of fixed random vectors; nothing but the mining looks beyond an example."""
+    """A linear embedding of fixed random vectors; only the mining uses several examples."""
     random = np.random.default_rng(5)
     arrays = {
         "query": random.normal(size=(PAIRS * 3, 6)).astype(np.float32),
@@ -103,7 +103,7 @@ def test_loss_and_updates_do_not_depend_on_towers() -> None:
 
 
 def test_mining_within_one_tower() -> None:
-    """Each tower is as one that has its part of the batch, as micro-batches are."""
+    """Each tower mines within its part of the batch, like a micro-batch."""
     parts, weights = _train(SimpleTrainer(_model("global", accumulate=2)))
     of_towers, weights_of_towers = _train(SyncReplicatedTrainer(_model("tower"), "cpu:2"))
     np.testing.assert_allclose(of_towers, parts, rtol=1e-5)

@@ -34,7 +34,7 @@ def labels(dataset: tf.data.Dataset, name: str = "y") -> list[int]:
 
 
 def write_records(path: str, values: list[int], compression: str = "") -> str:
-    """Examples of a number, and of a list that has it as often as its remainder by three says, and once more."""
+    """Examples with a number n, and a list of n, repeated n % 3 + 1 times."""
     with tf.io.TFRecordWriter(path, compression) as writer:
         for value in values:
             feature = {
@@ -104,7 +104,7 @@ def test_wrong_records(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def images() -> Path:
-    """Class b with an upper-case JPEG, class a with two PNGs and what is not an image, and a hidden directory."""
+    """Class b with an upper-case JPEG, class a with two PNGs and another file, and a hidden directory."""
     folder = Path("images")
     for name in ("b", "a", ".hidden"):
         (folder / name).mkdir(parents=True)

@@ -72,11 +72,11 @@ def test_reader_made_outside_datasets_restarts() -> None:
     dataset = numbers(10, 1).batch(4)
     source = data(lambda: dataset)
     assert source.mode == "restart" and "made outside of datasets()" in source.reason
-    assert reshuffles(dataset)  # which is said of data to validate on
+    assert reshuffles(dataset)  # the message names the validation data
 
 
 def test_changed_files_are_changed_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second call of `datasets()` must not bring what the first one has for validation among what is trained on."""
+    """Validation examples of the first call of `datasets()` must not be training examples of the second."""
     monkeypatch.chdir(tmp_path)
     for number in range(4):
         Path(f"{number}.csv").write_text("y\n" + "".join(f"{10 * number + k}\n" for k in range(4)))

@@ -29,7 +29,7 @@ def plot(*arguments: str) -> int:
 
 
 def texts(svg: bytes | str) -> list[str]:
-    """What stands in the picture, besides numbers; glyphs are drawn, and their text is in a comment."""
+    """Return the texts in a picture, without numbers; glyphs are drawn, and their text is in a comment."""
     text = svg.decode() if isinstance(svg, bytes) else svg
     return [found for found in re.findall(r"<!-- (.*?) -->", text) if not re.fullmatch(r"[\d.]+", found)]
 
@@ -85,7 +85,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert plot("a", "--scalar", "vld/loss", "-o", "c.png") == 1
     said = capsys.readouterr().err
     assert said == "prototrain: error: curves are drawn with matplotlib; pip install 'prototrain[plot]'\n"
-    assert main(["report", "none"]) == 0  # has no curves
+    assert main(["report", "none"]) == 0  # no curves
 
 
 def test_patterns_log_axis_and_smoothing() -> None:

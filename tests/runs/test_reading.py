@@ -44,7 +44,7 @@ NO_END = "killed, no end was recorded"
     ("parts", "locked", "state", "reason", "step"),
     [
         ([part()], False, "finished", None, 150),
-        ([part()], True, "finished", None, 150),  # a run that has just been started again and not begun
+        ([part()], True, "finished", None, 150),  # a run that was started again but has not begun
         ([part(state="failed", reason="no luck", step=140)], False, "failed", "no luck", 140),
         ([part(state="interrupted", reason="SIGINT")], False, "interrupted", "SIGINT", 150),
         ([running()], True, "running", None, 180),
@@ -166,7 +166,7 @@ def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     said, complaint = capsys.readouterr()
     assert complaint.count("\n") == 1 and "broken/config.json, line 1: malformed JSON" in complaint
     rows = [line for line in said.splitlines()[2:] if not line.startswith(" ")]
-    assert [row.split()[0] for row in rows] == ["early", "group/late"]  # as they were started
+    assert [row.split()[0] for row in rows] == ["early", "group/late"]  # in the order of their starts
     assert said.count(" luck") < 25
     late = [cell.strip() for cell in rows[1].split("  ") if cell.strip()]
     assert late == ["group/late", "finished", "150", "0.75", "0.4", "100", "40 s", "width=[8,\u2026"]
@@ -234,7 +234,7 @@ def test_filters_and_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert names() == ["c", "a", "b"]
     assert names("--sort", "name") == ["a", "b", "c"] and names("--sort", "started", "--reverse") == ["b", "a", "c"]
     assert names("--sort", "model.width") == ["b", "c", "a"] and names("--sort", "trn/loss") == ["b", "a", "c"]
-    assert names("--sort", "vld/loss") == ["a", "c", "b"]  # where there is none, at the start
+    assert names("--sort", "vld/loss") == ["a", "c", "b"]  # experiments without a value come first
     assert names("--filter", "state=f*") == ["c", "a", "b"]  # failed, finished
     assert names("--filter", "state=finished", "--filter", "model.width=8") == ["c"]
     assert names("--filter", "trainer.print_interval=100", "--filter", "model.kind=d??p") == ["b"]

@@ -100,9 +100,9 @@ def leave(place: Path) -> None:
 
 @pytest.fixture
 def place(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of it as the working directory; its modules are forgotten afterwards."""
+    """A copy of this directory as the working directory; its modules are forgotten afterwards."""
     shutil.copytree(original, tmp_path / "here")
-    shutil.rmtree(tmp_path / "here" / "outer")  # the run says that it is still where it was
+    shutil.rmtree(tmp_path / "here" / "outer")  # the run still has the original directory
     enter(tmp_path / "here", monkeypatch)
     yield tmp_path / "here"
     leave(tmp_path / "here")
@@ -120,12 +120,12 @@ def metrics(experiment: str) -> list[dict[str, Any]]:
 
 
 def test_repeated_run_is_exact(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its settings, trainer and towers too, and a repeat of the repeat as well."""
+    """Also restores the settings, trainer and towers; a repeat can be repeated."""
     assert main(["run", "--from", "experiments/first"]) == 0
     assert main(["run", "--from", "experiments/first-repeat/", "-s", "trainer.experiment_name=third"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("trainer        Mine") == 2 and printed.count("2 towers x 2") == 2
-    # Data that lies elsewhere is the same; where the run was started is said.
+    # Data in another directory counts as the same; another working directory is reported.
     assert f"differs in  working directory {original} -> " in printed.replace("\n            ", " ")
     assert "repeats     experiments/first-repeat\ndiffers in  nothing that is known\n" in printed
     assert "metrics: the same bits as in experiments/first, at all 5 steps that both have written" in printed

@@ -22,7 +22,7 @@ from tests.tiny import tiny_trainer
 
 
 class Page(HTMLParser):
-    """The tags, texts and pictures of a page; what is opened must be closed."""
+    """Collect the tags, texts and pictures of a page; every tag must be closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from tests.trainers.test_replicated import plain_build
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, bytes]:
-    """The variables after 20 steps that were made in as few calls as possible."""
+    """The variables after 20 steps in as few calls as possible."""
     trainer = tiny_trainer()
     trainer.train([LearningRate(rate), StopOnNaN()])
     return values(trainer)
@@ -78,7 +78,7 @@ def test_one_trace_and_outputs_of_the_last_step() -> None:
         return tiny_build(inputs, train_phase)
 
     trainer, losses = tiny_trainer(build=build, model__weight_decay__value=0.1), Losses()
-    assert phases == [True, True]  # with a batch, which makes the variables, and traced
+    assert phases == [True, True]  # eagerly on a batch, which creates the variables, and traced
     trainer.train([losses, StopOnNaN()], max_steps=6)
     assert phases == [True, True, True]
     assert list(trainer.outputs) == ["loss", "accuracy", "loss_l2", "loss_total", "learning_rate"]
@@ -147,7 +147,7 @@ def test_non_finite_step_changes_nothing(
     assert trainer.global_step == 7
     assert values(trainer) == unpoisoned[0]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000007"]
-    if alone:  # the saved position is right before the bad batch: repaired, the run is what it would have been
+    if alone:  # the saved position is right before the bad batch: with repaired data the run continues exactly
         repaired = tiny_trainer(tmp_path, datasets=numbered_datasets)
         repaired.train([LearningRate(rate)], max_steps=20)
         assert values(repaired) == unpoisoned[1]
@@ -214,7 +214,7 @@ def test_end_of_data_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     shared = once_datasets()
     trainer, recorder = SimpleTrainer(tiny_model(datasets=lambda: shared)), Recorder()
     trainer.train([recorder.every(steps=100)], max_steps=50)
-    # Two batches were looked at before training; what is left is trained on.
+    # Two batches were read before training; the remaining ones are used.
     assert 0 < trainer.global_step < 10
     assert recorder.steps("trigger") == [trainer.global_step]
     assert "the training dataset ran out of data" in capsys.readouterr().out
@@ -251,7 +251,7 @@ def test_wrong_builds(build: Any, words: str) -> None:
 
 def test_custom_train_step_is_compiled_and_guarded() -> None:
     class TwoUpdates(SimpleTrainer):
-        """Updates once with the gradient and once more, without asking, with a constant that is NaN in step 5."""
+        """Updates with the gradient, and again with a constant that is NaN in step 5."""
 
         def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
             outputs = super().train_step(inputs)

@@ -38,7 +38,7 @@ def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class StandIn:
-    """Runs trials that end as their batch size tells, without a process."""
+    """Runs trials without a process; the batch size determines how they end."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[list[str], str | None]] = {}
@@ -98,7 +98,7 @@ def test_outcomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus == "4,6" and stand_in.seen[2][1] == "5,7"
     assert [line for line in run(open_study(1, 2, 3, 4, 5), StandIn()) if "runs" in line] == [
         "trial 2 runs: model.batch_size=3"
-    ]  # the same command continues the one that was killed only
+    ]  # the same command continues only the killed trial
 
 
 def test_stop_ends_all_trials() -> None:
@@ -177,7 +177,7 @@ def test_killed_sweep_resumes() -> None:
         assert f"trial {number} finished: vld/loss" in said
         log = (directory.parent / "train.log").read_text()
         assert re.search(r"^start +resumed at step (\d+); data: ", log, re.MULTILINE)
-        assert "SIGTERM: stopping after this step and saving" in log  # by itself, when its sweep was gone
+        assert "SIGTERM: stopping after this step and saving" in log  # because its sweep has ended
         assert checkpoint_steps(directory)[-1] == 60
 
 
@@ -190,6 +190,6 @@ def test_ctrl_c_during_the_import_stops_the_sweep() -> None:
         assert sweep.stdout is not None
         while "trial 0 runs" not in sweep.stdout.readline():
             assert sweep.poll() is None
-        os.killpg(sweep.pid, signal.SIGINT)  # it reaches the server that forks, too
+        os.killpg(sweep.pid, signal.SIGINT)  # it also reaches the fork server
         said = sweep.stdout.read()
     assert sweep.returncode == 130 and "trial 0 stopped" in said and "Traceback" not in said

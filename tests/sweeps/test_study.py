@@ -34,7 +34,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.fixture
 def opens(tmp_path: Path) -> Iterator[Opens]:
-    """Opens the study as one more process would; another `machine` has its own base directory."""
+    """Opens the study like another process; another `machine` has its own base directory."""
 
     studies = []
 
@@ -75,7 +75,7 @@ def finish(trial: Trial, value: float = 1.0, *, steps: int = 1) -> None:
 
 
 def die(trial: Trial) -> None:
-    """What the operating system does when the sweep of a trial is killed."""
+    """Release a lock, as the operating system does when a sweep is killed."""
     trial._lock.give_back()
 
 
@@ -120,7 +120,7 @@ def test_trial_of_a_dead_process_is_continued(opens: Opens) -> None:
 def test_stopped_trials_are_continued_first(opens: Opens) -> None:
     first = opens()
     assert [taken(first).release(), taken(first).release("killed by SIGKILL")] == ["stopped", "killed by SIGKILL"]
-    assert taken(first).number == 2  # not one that this process has had already
+    assert taken(first).number == 2  # not a trial that this process has already run
     later = opens()
     assert [taken(later).number for _ in range(3)] == [0, 1, 3]
     first.close()
@@ -160,7 +160,7 @@ def test_samples_do_not_depend_on_stops(opens: Opens, tmp_path: Path) -> None:
 
     straight = run("straight", stops=False)
     assert run("stopped", stops=True) == straight and len(set(straight)) == 12
-    assert any(rate < 0.01 for rate in straight[10:])  # it has learned where the values are small
+    assert any(rate < 0.01 for rate in straight[10:])  # the sampler has learned where the values are small
 
 
 def test_bad_trials_are_pruned(opens: Opens) -> None:
@@ -211,7 +211,7 @@ def test_existing_experiment(opens: Opens, tmp_path: Path) -> None:
     experiment = Experiment(tmp_path / "here/tiny-5")
     experiment.lock()
     experiment.unlock()
-    opens()  # a lock file alone is nothing
+    opens()  # a lock file alone is not an experiment
     (tmp_path / "here/tiny-5/config.json").write_text("{}")
     with pytest.raises(SweepError, match=r"tiny-5 is there already and is no trial of this sweep; delete it, or"):
         opens()

@@ -83,7 +83,7 @@ def test_grid_is_trained_once(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert best == result.best and "runs:" not in printed and "2 trials, 2 of them begun" in printed
 
-    # The values alone, in a run of its own, give what the trial gave.
+    # A separate run with these values gives the same result as the trial.
     mine.config.update(result.best.values)
     assert launch(mine).monitors.latest("vld/loss") == result.best.objective
 
@@ -106,7 +106,7 @@ def test_failed_trial_does_not_end_the_sweep(capsys: pytest.CaptureFixture[str])
     assert "trial 3 failed: the loss or a gradient is not finite" in capsys.readouterr().out
     study = optuna.load_study(study_name="tiny", storage="sqlite:///experiments/tiny.sweep.db")
     assert 'raise ValueError("no such\\nsize")' in study.trials[0].user_attrs["output"]
-    mine.build = tiny_build  # a failure is an end, too
+    mine.build = tiny_build  # a failed trial has ended
     assert [trial.state for trial in prototrain.sweep(mine, space).trials].count("failed") == 3
 
 

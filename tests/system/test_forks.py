@@ -20,7 +20,7 @@ from prototrain.system.signals import StopRequest
 from tests.tiny import CountingTrainer, tiny_trainer
 
 FORK = multiprocessing.get_context("fork")
-# From Python 3.12 on a fork beside threads, which TensorFlow always has, is warned of.
+# Python 3.12 and later warn about a fork in a process with threads, which TensorFlow always has.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 ENOUGH = 20.0
 
@@ -84,7 +84,7 @@ def test_signal_to_a_child_does_not_reach_the_run(signum: int) -> None:
         child = fork(lambda: (os.write(writer, b"!"), wait_for_ever()))
         if signum == signal.SIGINT:
             os.read(reader, 1)
-        os.kill(child, signum)  # SIGTERM at once: it may not even have begun to run
+        os.kill(child, signum)  # SIGTERM at once: the child may not have started to run
         codes.append(code_of(child))
         os.close(reader)
         os.close(writer)
@@ -92,7 +92,7 @@ def test_signal_to_a_child_does_not_reach_the_run(signum: int) -> None:
     codes: list[int] = []
     trainer = CountingTrainer()
     trainer.train([at(2, end_one).every(steps=1)], max_steps=4)
-    # Python's own handler of SIGINT raises, which `fork` turns into an exit code.
+    # Python's handler of SIGINT raises an exception, which `fork` turns into an exit code.
     assert codes == [1 if signum == signal.SIGINT else -signum]
     assert trainer.global_step == 4
 
@@ -107,7 +107,7 @@ def test_child_that_outlives_the_run(experiment: Path, children: list[int]) -> N
 
 
 def test_run_ends_while_children_hold_its_sockets(children: list[int]) -> None:
-    # A copy that no hook of Python's has closed, as a child has that a library has forked.
+    # A copy that no Python hook has closed, like that of a child process forked by a library.
     stop = StopRequest(print)
     with stop:
         assert stop._sockets is not None
@@ -167,7 +167,7 @@ def test_processes_are_killed_if_they_ignore_signals(
     target: Callable[[], None], said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = FORK.Process(target=target)
-    # A deaf one has time to become it.
+    # A child that ignores signals needs time to do so.
     helper = StartProcOrThread(process, timeout=0.2 if said else 5.0)
     begun = threading.Event()
     CountingTrainer().train([helper, CallbackFactory(after_train=lambda self: begun.wait(0.5))][::-1], max_steps=1)

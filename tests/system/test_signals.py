@@ -65,7 +65,7 @@ def test_repeated_system_signals_stop_and_save(
     def again_and_again() -> None:
         for _ in range(4):
             send(signum)
-            time.sleep(0.01)  # one that is pending swallows the next
+            time.sleep(0.01)  # a pending signal absorbs the next one
 
     trainer = CountingTrainer(experiment=experiment)
     with pytest.raises(SystemExit) as caught:
@@ -116,7 +116,7 @@ def test_save_signal_changes_nothing_else(
     assert values(trainer) == straight[0]
     assert rows(tmp_path) == straight[1]
     said = capsys.readouterr().out
-    # What is being traced runs when the signal comes, and makes its step or none.
+    # A step that is being traced when the signal comes is run completely or not at all.
     for steps in ({0, 1}, {7}, {8}, {12}, {STEPS}):
         paths = [tmp_path / "checkpoints" / f"step-{step:010d}" for step in steps]
         assert sum(f"to {path}; continuing" in said for path in paths) == 1, steps
@@ -168,10 +168,10 @@ def test_child_of_a_nested_run_gets_its_signals(signum: int) -> None:
 
     def end_one() -> None:
         child = fork(wait_for_ever)
-        os.kill(child, signum)  # at once: it may not even have begun to run
+        os.kill(child, signum)  # at once: the process may not have started to run
         codes.append(code_of(child))
 
-    # The outer one takes the signals first although it is made last.
+    # The outer one receives the signals first although it was created last.
     inner = CountingTrainer()
     outer = CountingTrainer()
     outer.train([At(2, lambda: inner.train([At(2, end_one)], max_steps=3))], max_steps=3)

@@ -1,4 +1,4 @@
-"""Untrusted text and tables on a terminal."""
+"""Unsafe text and tables on a terminal."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from prototrain.system.files import joined, local_path, url_of
         ("memory://bucket//x//", "memory://bucket/x", None),
         ("memory:///bucket", "memory://bucket", None),
         ("MEMORY://bucket", "memory://bucket", None),
-        (Path("memory://bucket/x"), "memory://bucket/x", None),  # which has lost a slash
+        (Path("memory://bucket/x"), "memory://bucket/x", None),  # without one slash
     ],
 )
 def test_url_of(path: str | Path, url: str | None, local: str | None) -> None:

@@ -52,7 +52,7 @@ def test_only_slow_operations_are_announced(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("impatient")
 def test_operations_before_the_first_step(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def lines() -> list[str]:
-        # Data has words of its own.
+        # The data has its own message.
         said = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" ...")]
         elsewhere = ("read", "datasets()", "setup of", "before_train of", "asking the callbacks")
         return [line for line in said if not any(part in line for part in elsewhere)]
@@ -79,7 +79,7 @@ HOOKS = ("setup", "before_train", "before_epoch")
 
 
 class Hooked(Recorder):
-    """Sends SIGTERM in one of its hooks, which all are slow."""
+    """Sends SIGTERM in one of its hooks, all of which are slow."""
 
     def __init__(self, hook: str = "") -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Hooked(Recorder):
 
 @pytest.mark.parametrize(
     ("hook", "steps"),
-    # Within an epoch, a callback whose state was restored is not prepared again.
+    # Within an epoch, `before_epoch` is not called for a callback whose state was restored.
     [(hook, steps) for hook in HOOKS for steps in (0, 2) if (hook, steps) != ("before_epoch", 2)],
 )
 def test_signal_in_a_hook_ends_the_run_after_it(
@@ -108,7 +108,7 @@ def test_signal_in_a_hook_ends_the_run_after_it(
     with pytest.raises(SystemExit) as caught:
         trainer.train([Hooked(hook), last, SaveOnExit()], max_steps=5)
     assert caught.value.code == 143
-    assert trainer.global_step == (0 if hook == "setup" else steps)  # which comes before the restoring
+    assert trainer.global_step == (0 if hook == "setup" else steps)  # this comes before the restore
     assert last.steps(hook) == []
     said = f"; once more interrupts {hook} of Hooked"
     assert said in capsys.readouterr().out
@@ -137,7 +137,7 @@ def test_signal_interrupts_the_first_validation(experiment: Path, capsys: pytest
 
 
 class SignalsWhenRead:
-    """A part of a checkpoint that is slow to restore and gets a signal meanwhile."""
+    """A part of a checkpoint that takes long to restore and receives a signal meanwhile."""
 
     def write(self, prefix: str) -> None:
         pass
@@ -159,7 +159,7 @@ def test_signal_while_restoring(experiment: Path) -> None:
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_interrupts_a_native_wait(signum: int, code: int) -> None:
-    """As inside of TensorFlow: the main thread does not come back to the interpreter."""
+    """As inside TensorFlow, the main thread does not return to the interpreter."""
     program = (
         "import ctypes, sys\nfrom prototrain.system.signals import LeavingAtOnce\n"
         "with LeavingAtOnce():\n    print('waiting', flush=True)\n"

@@ -46,7 +46,7 @@ def run(*orders: dict[str, Any], **order: Any) -> list[dict[str, Any] | None]:
     deadline = threading.Timer(TIMEOUT, give_up)
     deadline.start()
     try:
-        with ThreadPoolExecutor(len(processes)) as readers:  # none may wait until another one's output is taken
+        with ThreadPoolExecutor(len(processes)) as readers:  # no worker may wait until another one's output is read
             outputs = list(readers.map(lambda process: process.stdout.read(), processes))
         assert not late.is_set(), "\n".join(out[-3000:] for out in outputs)
         for process, out in zip(processes, outputs, strict=True):

@@ -20,7 +20,7 @@ def test_towers_update_shared_variables() -> None:
     trainer.train([LearningRate(lambda step: 0.01), recorder.every(steps=50), StopOnNaN()], max_steps=200)
     assert trainer.global_step == 200
     assert recorder.steps("trigger") == [50, 100, 150, 200]
-    # One update may be lost when two towers count at the same moment; most are counted.
+    # An update may be lost when two towers count at the same moment.
     assert 100 < int(tf.convert_to_tensor(trainer.optimizer.iterations)) <= 200
     outcome = trainer.evaluate("vld")
     assert outcome is not None and outcome["loss"] < 0.5
@@ -28,7 +28,7 @@ def test_towers_update_shared_variables() -> None:
 
 
 def test_first_tower_equals_simple_trainer() -> None:
-    """Alone, and step by step."""
+    """One tower, step by step."""
     two, simple = AsyncTrainer(tiny_model(), 2, scale_gradient=False), SimpleTrainer(tiny_model())
     losses = []
     for trainer in (two, simple):

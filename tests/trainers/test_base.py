@@ -18,7 +18,7 @@ from tests.tiny import CountingTrainer, Recorder, tiny_datasets, tiny_trainer
 
 
 class StopAt(Callback):
-    """Raises at one step, from a hook of one's choice."""
+    """Raises in the given hook at one step."""
 
     def __init__(self, step: int, error: BaseException | None = None) -> None:
         self.step = step
@@ -247,7 +247,7 @@ def test_stop_training_in_after_run_saves_the_step(hook: str, tmp_path: Path) ->
 
 
 class Tally(Callback):
-    """Its state depends on how often and when its hooks are called."""
+    """A callback whose state depends on how often and when its hooks are called."""
 
     at_end = False
 
@@ -328,7 +328,7 @@ def test_callbacks_of_a_failed_step_run_again(tmp_path: Path, step: int, error: 
 
 
 class Prepares(Callback):
-    """Keeps what it needs for an epoch in an attribute, which no checkpoint holds."""
+    """Keeps a value for the epoch in an attribute that no checkpoint contains."""
 
     at_end = False
 

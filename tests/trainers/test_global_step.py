@@ -20,7 +20,7 @@ def build(inputs: Any, train_phase: bool) -> Any:
 
 
 class InTrace(Callback):
-    """Keeps what the counters are along with each iteration."""
+    """Records the counters in each iteration."""
 
     def setup(self) -> None:
         self.seen = self.trainer.state["callbacks/seen"] = tf.Variable(tf.zeros([20, 3], tf.int64))
@@ -68,4 +68,4 @@ def test_user_function_in_a_python_step() -> None:
         steps_per_epoch=2,
         max_steps=5,
     )
-    assert losses == [100, 10101, 20102, 30201, 40202]  # the epoch is that of the step behind
+    assert losses == [100, 10101, 20102, 30201, 40202]  # the epoch of the completed step

@@ -23,7 +23,7 @@ MASK = np.array([[1, 1, 1, 1], [1, 0, 0, 0]], np.float32)
 def masked(
     batch_size: int = 2, *, y: Any = Y, mask: Any = MASK, regularizer: Any = None, **keys: Any
 ) -> SimpleNamespace:
-    """A number for each column, trained with a mean over what is not masked."""
+    """A number for each column, trained with a mean over the unmasked entries."""
 
     def datasets() -> dict[str, tf.data.Dataset]:
         data = tf.data.Dataset.from_tensor_slices({"y": y, "mask": mask})
@@ -66,7 +66,7 @@ def trained(trainer: Any, callbacks: Any = ()) -> tuple[list[dict[str, float]], 
 
 
 class Own(SyncReplicatedTrainer):
-    """As a user's own `train_step` does it."""
+    """Like a user's `train_step`."""
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
         variables = list(self.trainable.values())
@@ -102,14 +102,14 @@ def test_masked_loss_does_not_depend_on_the_division(kind: str) -> None:
 
 
 def squares(outputs: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(outputs**2)  # which Keras divides by the examples
+    return tf.reduce_sum(outputs**2)  # Keras divides it by the number of examples
 
 
 def test_eight_parts_with_layer_losses() -> None:
-    """What layers and decay add is a mean over examples: weights do not apply to it."""
+    """Weights do not apply to the losses of layers and weight decay."""
     random = np.random.default_rng(1)
     y, mask = random.normal(size=(8, 5)).astype(np.float32), random.integers(0, 2, (8, 5)).astype(np.float32)
-    mask[2:4] = 0  # the second part counts for nothing, though its own loss is 0 / 0
+    mask[2:4] = 0  # the second part has no weight, although its loss is 0 / 0
     more: dict[str, Any] = {"y": y, "mask": mask, "model.weight_decay.value": 0.3, "model.weight_decay.l1": 0.1}
     more["regularizer"] = squares
     wanted, kernel = trained(SimpleTrainer(masked(**more)))
@@ -130,7 +130,7 @@ def test_batch_with_weight_zero_only_decays(kind: str) -> None:
     trainers: dict[str, Any] = {**DIVIDED, "one part": lambda **m: SimpleTrainer(masked(**m))}
     mask = np.zeros_like(MASK)
     found, kernel = trained(trainers[kind](mask=mask))
-    assert [row["loss"] for row in found] == [0.0, 0.0]  # 0 / 0 in the model itself
+    assert [row["loss"] for row in found] == [0.0, 0.0]  # 0 / 0 in the model
     assert not kernel.any() and found[0]["learning_rate"] == np.float32(0.1)
 
 

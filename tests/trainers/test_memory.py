@@ -15,18 +15,18 @@ from prototrain.errors import OutOfMemoryError
 from prototrain.system.tracebacks import out_of_memory
 from tests.tiny import CountingTrainer, tiny_build, tiny_trainer
 
-_PETABYTES = 10**16  # more than a processor can name
+_PETABYTES = 10**16  # more than the address space
 
 
 class Eats(Callback):
-    """Asks for more memory than there is, after some step."""
+    """Allocates more memory than available, after some step."""
 
     def trigger(self) -> None:
         np.ones(_PETABYTES)
 
 
 def big(inputs: Any) -> tf.Tensor:
-    """Fails when it is computed, and not while it is traced."""
+    """Fails when it is computed, not while it is traced."""
     many = 10000 * (1 + tf.cast(tf.reduce_mean(inputs["x"]) * 0, tf.int32))
     return tf.reduce_sum(tf.zeros([100000, 100000, many, 100]))
 

@@ -81,7 +81,7 @@ def test_killed_chief_ends_the_others(tmp_path: Path) -> None:
     order = {"experiment": str(tmp_path / "run"), "actor": 0, "act": "die", "at": 40}
     killed, other = run(steps=100_000, **order)
     assert killed is None and other is not None and other["error"].startswith("ClusterError: worker"), other
-    # A step may be half-done when a worker is killed, so nothing was saved that a resume would start from.
+    # A step may be incomplete when a worker is killed, so no checkpoint was saved for a resume.
     assert not [path for path in (tmp_path / "run").glob("checkpoints/step-*") if path.name > "step-0000000040"]
 
 

@@ -17,7 +17,7 @@ from tests.tiny import tiny_model
 
 
 class Rate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """Cannot say what it was made with."""
+    """An optimizer without `get_config`."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate

@@ -19,7 +19,7 @@ from tests.tiny import At, Losses, tiny_arrays, tiny_build, tiny_model
 
 
 def plain_build(inputs: Any, train_phase: bool) -> ModelDict:
-    """No random layers, and batch normalisation over all towers: what any number of towers must agree on."""
+    """No random layers, and batch normalisation over all towers: any number of towers gives the same results."""
     net = ModelDict()
     net.x = inputs["x"]
     net.fc0 = keras.layers.Dense(6, activation="relu", name="fc0")(net.last)
@@ -152,7 +152,7 @@ def test_tower_index_random_numbers_and_means() -> None:
 
 
 class OwnStep(SyncReplicatedTrainer):
-    """Its first update is finite and made before the second one fails."""
+    """A step whose first update is finite and made before the second one fails."""
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         variables = list(self.trainable.values())

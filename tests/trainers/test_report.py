@@ -15,7 +15,7 @@ from tests.tiny import At, CountingTrainer, tiny_datasets, tiny_trainer
 
 
 class Talkative(CountingTrainer):
-    """Says more than fits on a line, and something that no trainer says."""
+    """Describes itself with a long row and with an unknown row."""
 
     def describe(self) -> dict[str, Any]:
         return {"flavour": "plain", **super().describe(), "start": "because " + "of this and that, " * 20, "none": None}
@@ -118,7 +118,7 @@ def test_shares_of_time(
 
 def test_slow_dataset_is_named(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def work(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        # What a worn-out disk is in practice: some milliseconds that depend on the batch.
+        # Like a slow disk: some milliseconds that depend on the batch.
         x = tf.random.stateless_normal([400, 400], [1, tf.cast(batch["y"][0], tf.int32)])
         for _ in range(3):
             x = tf.linalg.matmul(x, x) / 1000.0

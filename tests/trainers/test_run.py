@@ -23,7 +23,7 @@ def writers() -> list[Callback]:
 
 
 class AtStep(Callback):
-    """Does something to the run's directory after a step."""
+    """Changes the run's directory after a step."""
 
     def __init__(self, step: int, action: Callable[[Path], object]) -> None:
         self.step, self.action = step, action

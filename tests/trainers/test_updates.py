@@ -1,4 +1,4 @@
-"""Updates have the right values, and settings act or are refused."""
+"""Updates have the right values, and settings have an effect or are refused."""
 
 from __future__ import annotations
 

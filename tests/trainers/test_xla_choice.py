@@ -19,11 +19,11 @@ from tests.tiny import tiny_build, tiny_model, tiny_trainer, values
 
 
 class Clock:
-    """Stands still, except that each form that is timed takes the given time."""
+    """A clock that stands still, except that each timed form takes the given time."""
 
     def __init__(self, *seconds: float) -> None:
         each = [pause for taken in seconds for pause in (0.0, taken)]
-        # Each form compiles, the length of a call is found, the budget begins, and the rounds follow.
+        # Each form compiles, the length of a call is measured, the budget starts, and the rounds follow.
         self._now, self._pauses = 0.0, itertools.chain([*each, 0.0, 0.01, 0.0], itertools.cycle([*each, 0.0]))
 
     def __call__(self) -> float:
@@ -54,7 +54,7 @@ def test_fastest_form_is_chosen(seconds: tuple[float, ...], chosen: Any) -> None
     assert (choice.in_step, choice.in_loop) == (chosen is True, chosen == "loop")
     assert choice.recorded() == {"jit_compile": chosen}
     assert int(counter) == 0, "what was tried leaves nothing behind"
-    assert said[-1].count(" ms") == len(seconds)  # behind a word about the time that it takes, on a busy machine
+    assert said[-1].count(" ms") == len(seconds)  # after a message about the waiting time, on a busy machine
 
 
 def test_resume_keeps_the_choice() -> None:

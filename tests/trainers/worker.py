@@ -28,7 +28,7 @@ SIGNALS = {"stop": signal.SIGTERM, "save": signal.SIGUSR1, "die": signal.SIGKILL
 
 
 def act(what: str) -> None:
-    """What a worker does at a step, if it is asked to."""
+    """The action of a worker at a step, if requested."""
     if what == "fail":
         raise RuntimeError("a callback failed")
     os.kill(os.getpid(), SIGNALS[what])
@@ -48,7 +48,7 @@ def _datasets(order: dict[str, Any]) -> Callable[[], dict[str, tf.data.Dataset]]
 
 
 def from_files(directory: str) -> dict[str, tf.data.Dataset]:
-    """Examples from text files, of which each has its own and which are shuffled."""
+    """Examples from the worker's own text files, shuffled."""
     names = tf.data.Dataset.list_files(f"{directory}/*.csv", shuffle=False)
 
     def example(line: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -88,7 +88,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     except SystemExit as error:
         found["exit"] = error.code
     if order.get("act") == "freeze":
-        with suppress(ProcessLookupError):  # it waits to be continued
+        with suppress(ProcessLookupError):  # it waits for SIGCONT
             os.kill(int(Path(f"{experiment}-{order['actor']}.pid").read_text()), signal.SIGKILL)
     if trainer is not None:
         found["step"] = trainer.global_step

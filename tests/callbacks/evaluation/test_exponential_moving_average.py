@@ -101,7 +101,7 @@ def test_resumed_and_continued_runs_have_equal_averages(tmp_path: Path) -> None:
 
 
 def test_averages_of_frozen_weights_start_when_unfrozen(tmp_path: Path) -> None:
-    """So does a callback that joins a run later."""
+    """A callback that is added in a later run starts from the current weights."""
     frozen = True
 
     def build(inputs: Any, train_phase: bool) -> Any:

@@ -31,7 +31,7 @@ def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
 
 
 class Largest(Inferencer):
-    """Sums only: the number of batches and of examples."""
+    """Returns the number of batches and of examples."""
 
     def sums(self, net: Any, size: tf.Tensor) -> list[Any]:
         return [1, size]
@@ -52,7 +52,7 @@ def inferencers() -> list[Inferencer]:
 
 
 def expected(trainer: Any, count: int) -> dict[str, float]:
-    """The same, by NumPy, on the first `count` examples at once."""
+    """Compute the same with NumPy on the first `count` examples."""
     arrays = {name: array[:count] for name, array in tiny_arrays(20).items()}
     predict = trainer.get_predictor(["x", "y"], ["loss", "probability"])
     loss, probability = predict(arrays["x"], arrays["y"])

@@ -25,7 +25,7 @@ LOSSES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 100], np.float32)  # three batches
 
 
 def mean_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
-    """The tiny model, whose loss is the mean of the batch when it is validated."""
+    """The tiny model, whose validation loss is the mean of the batch."""
     net = tiny_build({"x": inputs["x"], "y": inputs["y"]}, train_phase)
     if not train_phase:
         net.loss = tf.reduce_mean(inputs["value"])
@@ -131,7 +131,7 @@ def test_rehearsal_can_be_turned_off() -> None:
 
 
 def moving_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
-    """A model of which an evaluation moves everything: random layers, batch statistics, a counter."""
+    """A model with state that an evaluation changes: random layers, batch statistics and a counter."""
     net = tiny_build(inputs, train_phase)
     seen = tf.Variable(0.0, trainable=False, name="seen")
     net.count = seen.assign_add(1.0)

@@ -195,7 +195,7 @@ def test_train_called_again() -> None:
         second.train(both(5), max_steps=steps)
     first.train(both(5), max_steps=6)
     assert_same(first, second)
-    assert not second.keras_layers["backbone"].trainable  # as before the run
+    assert not second.keras_layers["backbone"].trainable  # the same as before the run
 
 
 class Own(SimpleTrainer):

@@ -22,7 +22,7 @@ from tests.tiny import CountingTrainer
 
 
 class Clock:
-    """A second passes with every step."""
+    """A clock that advances by one second per step."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -73,7 +73,7 @@ def test_asks_for_no_steps_between_updates() -> None:
 
 @contextmanager
 def terminal() -> Iterator[Callable[[], str]]:
-    """Makes stderr and stdout one terminal inside, and gives what is written there. (A fixture pytest would undo.)"""
+    """Make stderr and stdout a terminal in the block, and yield its output. (pytest would undo a fixture.)"""
     controller, user = pty.openpty()
     os.set_blocking(controller, False)
     termios.tcsetwinsize(user, (24, 100))
@@ -93,7 +93,7 @@ def terminal() -> Iterator[Callable[[], str]]:
 
 
 def screen(written: str) -> list[str]:
-    """What is left on the screen: a carriage return goes back to the start of a line that is written over."""
+    """Return the visible text: a carriage return starts to overwrite the line."""
     shown = []
     for line in written.replace("\r\n", "\n").split("\n"):
         cells: list[str] = []

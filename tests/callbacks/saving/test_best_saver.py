@@ -77,7 +77,7 @@ def best_note(experiment: Path) -> dict[str, Any]:
 
 
 def check_note(experiment: Path) -> None:
-    """The checkpoint has the score that it was kept for."""
+    """The checkpoint contains the score for which it was kept."""
     note, built = best_note(experiment), BuiltModel(tiny_model())
     built.restore_weights(verify(experiment / "checkpoints" / note["checkpoint"]), cure="")
     outcome = built.evaluate("vld")
@@ -123,7 +123,7 @@ def test_best_checkpoint_has_the_measured_weights(experiment: Path, capsys: pyte
     now = values(trainer)
     rows = (experiment / "metrics.jsonl").read_text()
 
-    again = tiny_trainer(experiment)  # the weights that were put back come back once more, and the run stays stopped
+    again = tiny_trainer(experiment)  # the best weights are restored again, and the run stays stopped
     again.train(callbacks())
     assert again.global_step == stopped and values(again) == now
     assert "changed" not in again.run.resume_line()

@@ -35,7 +35,7 @@ def test_newest_checkpoints_are_kept(
     saver = ModelSaver(max_to_keep=max_to_keep, asynchronous=asynchronous).every(steps=every)
     CountingTrainer(experiment=experiment).train([saver], max_steps=steps)
     assert kept(experiment) == expected
-    CountingTrainer(experiment=experiment).train([saver, SaveOnExit()], max_steps=9)  # of the earlier run, too
+    CountingTrainer(experiment=experiment).train([saver, SaveOnExit()], max_steps=9)  # also of the earlier run
     assert len(kept(experiment)) <= max_to_keep
 
 
@@ -67,7 +67,7 @@ def test_automatic_interval_in_a_run(experiment: Path, capsys: pytest.CaptureFix
     saver = Slow(interval="auto", failures_per_day=86.4, max_to_keep=9, clock=lambda: time[0])
     callbacks = [RunOp(tick, run_before=False).every(steps=1), JSONWriter(), saver]
     CountingTrainer(experiment=experiment).train(callbacks, steps_per_epoch=5, max_steps=18)
-    # A minute to the first; then sqrt(2 * 2 s * 1000 s) = 63 s, which is noticed behind step 14; and the end.
+    # One minute until the first save, then sqrt(2 * 2 s * 1000 s) = 63 s (noticed after step 14), then the end.
     saved = [int(path.name[5:]) for path in sorted((experiment / "checkpoints").iterdir())]
     assert saved == [7, 15, 18]
     assert capsys.readouterr().out.count("saving every 1 min 3 s: a save holds up the training for 2 s") == 1
@@ -92,7 +92,7 @@ class TestAsynchronous:
             trainer = tiny_trainer(experiment)
             go_on = threading.Event()
             if late:
-                trainer.run._writer.submit(go_on.wait)  # what is written queues behind this
+                trainer.run._writer.submit(go_on.wait)  # later writes wait for this one
             release = RunOp(go_on.set).every(steps=5)
             saver = ModelSaver(asynchronous=late).every(steps=3)
             trainer.train([saver, release], max_steps=5)

@@ -29,7 +29,7 @@ class Exits(Callback):
     def trigger_step(self) -> None:
         if isinstance(self.how, signal.Signals):
             os.kill(os.getpid(), self.how)
-        elif self.how is not None:  # a resumed run calls again what has failed
+        elif self.how is not None:  # a resumed run calls the failed callback again
             raise self.how("on purpose")
 
 

@@ -68,10 +68,10 @@ def test_best_weights_are_restored(stops: list[int], experiment: Path) -> None:
     for max_steps in stops:
         trainer = tiny_trainer(experiment)
         stopping = EarlyStopping("vld/x", mode="min", patience=2, restore_best=True)
-        # It may join a run later.
+        # It may be added in a later run.
         mine = [] if max_steps == 2 else [stopping.every(steps=1)]
         trainer.train([measure(), *mine, seen, SaveOnExit()], max_steps=max_steps)
-        if max_steps != 10:  # over before it fires
+        if max_steps != 10:  # the run ends before it fires
             assert same(seen.by_step[max_steps], [v.numpy() for v in trainer.variables.values()])
         if max_steps == 7:
             assert "callback EarlyStopping/vld/x added" in trainer.run.resume_line()
@@ -93,7 +93,7 @@ def test_time_before_a_resume_counts(lengths: list[int], ends: int, experiment: 
     for max_steps in lengths:
         trainer = CountingTrainer(experiment=experiment)
         trainer.train([StopAfter(minutes=1, clock=clock), EachStep(), SaveOnExit()], max_steps=max_steps)
-    assert trainer.global_step == ends  # the time is up after step 6, which the loop sees before the next one
+    assert trainer.global_step == ends  # the time is up after step 6; the loop notices it before the next step
 
 
 def test_stop_after_asks_for_no_steps_before_the_limit() -> None:

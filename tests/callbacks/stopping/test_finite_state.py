@@ -63,7 +63,7 @@ def ends(trainer: Trainer, callbacks: list[Any], message: str, *, steps: int = 1
 
 
 def saved_steps(experiment: Path, own: str) -> list[int]:
-    """The steps of the checkpoints, in all of which only `own` is not finite."""
+    """Return the steps of the checkpoints, after checking that only `own` is not finite in them."""
     found = checkpoint_steps(experiment / "checkpoints")
     for step in found:
         assert list(not_finite(verify(experiment / f"checkpoints/step-{step:010d}").variables())) == [own] * bool(own)

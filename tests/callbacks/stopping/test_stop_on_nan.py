@@ -42,7 +42,7 @@ def nan_gradient(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDic
     [(infinite_loss, "msgd", False), (nan_gradient, "adam", True)],
 )
 def test_non_finite_step_changes_no_variable(build: Any, optimizer: str, each_step: bool) -> None:
-    """Among them batch statistics, the state of dropout's seed, the optimizer's slots and its learning rate."""
+    """Includes batch statistics, the seed of dropout, and the optimizer's slots and learning rate."""
 
     def trainer() -> Any:
         return tiny_trainer(build=build, datasets=datasets, model__optimizer__method=optimizer)

@@ -1,4 +1,4 @@
-"""`JSONWriter`: metrics.jsonl has each step once in every case, and a full disk does not end a run."""
+"""`JSONWriter`: metrics.jsonl has each step exactly once, and a full disk does not end a run."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_run_and_its_continuation(experiment: Path, tmp_path: Path, monkeypatch:
     assert ended.data.tags["prototrain.outcome"] == "finished"
     assert ended.data.params["model.batch_size"] == "8" and ended.data.tags["changed.model.batch_size"] == "16"
     metrics = client.get_metric_history(ended.info.run_id, "trn/loss")
-    # What is made again after the checkpoint is sent again.
+    # Steps that are repeated after the checkpoint are sent again.
     assert dict(sorted((metric.step, metric.value) for metric in metrics)) == {
         step: pytest.approx(1 / step) for step in range(1, 7)
     }

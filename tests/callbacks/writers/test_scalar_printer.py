@@ -47,7 +47,7 @@ def test_column_per_name_and_row_per_prefix(capsys: pytest.CaptureFixture[str]) 
     places = [lines[0].index(name) + len(name) for name in ("loss", "accuracy", "alone", "rate")]
     assert lines[-1].endswith(" 1") and len(lines[-1]) == places[1]
     assert len(lines[2]) == places[2] and len(lines[3]) == places[3]
-    # A scalar of an earlier step is in a row of that step.
+    # A scalar of an earlier step is printed in a row for that step.
     lines = printed(capsys, {"loss": 2.0}, Puts(s1={"vld/loss": 0.5}), ScalarPrinter().every(steps=2), steps=4)
     assert [line.split() for line in lines[1:]] == [
         ["1", "vld", "0.5*"],

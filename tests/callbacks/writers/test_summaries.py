@@ -67,7 +67,7 @@ def test_resumed_run_equals_a_run_without_summaries(experiment: Path) -> None:
     for tag in ("hidden", "picture", "words", "sound", "largest", "loss"):
         assert found[tag] == [4, 7, 8, 10]
     assert [step for step, _ in trainer.monitors.history("trn/largest")] == [4, 7, 8, 10]
-    # Without the callback nothing of them is left in the graph.
+    # Without the callback, the graph has no op for them.
     library = whole.calls.graph.as_graph_def().library
     assert not {node.op for function in library.function for node in function.node_def if "Summary" in node.op}
 
@@ -83,7 +83,7 @@ def test_records_at_steps_or_epochs() -> None:
 
 
 class Gaps(CountingTrainer):
-    """Has a scalar in some steps only, and one that is always NaN."""
+    """Returns a scalar in some steps only, and one that is always NaN."""
 
     def run_step(self) -> dict[str, float]:
         step = self.global_step + 1

@@ -56,7 +56,7 @@ def test_resumed_run_shows_every_step_once(experiment: Path, save_every: int, ki
 
 
 def _together(files: list[Path], directory: Path) -> Path:
-    """A directory's own files without its sub-runs."""
+    """Return the files of a directory without its sub-runs."""
     directory.mkdir()
     for file in files:
         (directory / file.name).write_bytes(file.read_bytes())

@@ -73,11 +73,11 @@ def test_one_tracker_run_per_run(experiment: Path) -> None:
     with pytest.raises(RuntimeError):
         run(experiment, server, ModelSaver().every(steps=2), Puts(s5={"vld/loss": float("nan")}), Fails(5))
     assert steps_of(server) == [1, 2, 3, 4, 5] and server.outcomes == [Outcome("failed", "RuntimeError: on purpose")]
-    # The checkpoint is of step 4: what is made again, is sent again.
+    # The checkpoint is of step 4: repeated steps are sent again.
     run(experiment, server, SaveOnExit(), Puts(s5={"new": 7}))
     found = steps_of(server)
     assert found == [1, 2, 3, 4, 5, 5, 6] and steps_of(server, name="new") == [5]
-    # A fresh start is another run; so is one whose run is gone.
+    # A fresh start creates another run, and so does a resume whose run was deleted.
     run(experiment, server, resume=False, steps=2)
     assert steps_of(server, "run1") == [1, 2] and steps_of(server) == found
     assert [outcome.state for outcome in server.outcomes] == ["failed", "finished", "finished"]

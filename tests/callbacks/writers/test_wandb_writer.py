@@ -22,7 +22,7 @@ _BLOCK = 32768
 
 
 def records(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file, which has the form of LevelDB's logs behind a header of 7 bytes."""
+    """Return the records of a .wandb file: LevelDB's log format after a header of 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, place, begun = path.read_bytes(), 7, b""
@@ -33,7 +33,7 @@ def records(path: Path) -> Iterator[Any]:
         length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
         begun += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # whole, or the last part of one
+        if kind in (1, 4):  # a whole record, or the last part of one
             yield Record.FromString(begun)
             begun = b""
 
