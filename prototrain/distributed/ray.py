@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import os
+import random
 import re
 import signal
 import socket
@@ -21,6 +22,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from prototrain.errors import ClusterError, ConfigError
@@ -29,6 +31,7 @@ from prototrain.system.signals import StopRequest
 from prototrain.system.terminal import say
 
 _LOCAL = "local"
+_PORTS = range(12000, 32000)  # below the ephemeral ports, which other connections would take meanwhile
 _POLL_SECONDS = 0.3
 _ROOM_SECONDS = 30.0
 _REACH_SECONDS = 10.0
@@ -230,9 +233,11 @@ def _address() -> str:
     import ray
 
     host = ray.util.get_node_ip_address()
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
-        one.bind(("", 0))
-        return f"[{host}]:{one.getsockname()[1]}" if ":" in host else f"{host}:{one.getsockname()[1]}"
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
+            one.bind(("", port))
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    raise ClusterError(f"{host} has no free port from {_PORTS[0]} to {_PORTS[-1]}")
 
 
 def _set_tf_config(addresses: list[str], index: int) -> None:
