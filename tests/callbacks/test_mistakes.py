@@ -52,7 +52,11 @@ ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]
     (lambda **given: PeriodicCallback(Recorder(), **given), ({"every_k_epochs": 1.5},), "a positive whole number"),
     (ExponentialMovingAverage, (0.0, 1.0, 2.0), "between 0 and 1"),
     (lambda **given: ScheduledHyperParamSetter("rate", **given), ({"schedule": []},), "ScheduledHyperParamSetter/rate"),
-    (lambda given: ScheduledHyperParamSetter("rate", given), ([(3, 1), (3, 2)],), "points in ascending order"),
+    (
+        lambda given: ScheduledHyperParamSetter("rate", given),
+        ([(3, 1), (3, 2)], [(0, 1), (2.5, 2)]),
+        "ascending order of whole numbers",
+    ),
     (lambda given: ScheduledHyperParamSetter("rate", [(1, 1)], interp=given), ("cubic",), "interp must be"),
     (LearningRate, (0.1,), "takes a function of the step"),
     (GraphProfiler, ({"steps": 0},), "at least 1"),

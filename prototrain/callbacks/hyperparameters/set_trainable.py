@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Self
 
 from prototrain.callbacks.base import Callback, innermost
@@ -42,9 +43,9 @@ class SetTrainable(Callback):
     def at(self, *, step: int | None = None, epoch: int | None = None) -> Self:
         """Set the number of completed steps or epochs after which the weights change; 0 is the start of training."""
         given = epoch if step is None else step
-        if (step is None) == (epoch is None) or not isinstance(given, int) or given < 0:
+        if (step is None) == (epoch is None) or not isinstance(given, Integral) or given < 0:
             raise CallbackError(f"{self!r}: say .at(step=N) or .at(epoch=N), N at least 0; got {step=}, {epoch=}")
-        self._step, self._epoch = step or 0, epoch or 0
+        self._step, self._epoch = int(step or 0), int(epoch or 0)
         return self
 
     @property

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -193,7 +194,8 @@ class ScheduledHyperParamSetter(HyperParamSetter):
         step_based: whether the points are steps instead of epochs.
 
     Raises:
-        CallbackError: the schedule is empty or not ascending, or `interp` is unknown.
+        CallbackError: the schedule is empty or not ascending, an epoch or step is not a whole number, or `interp` is
+            unknown.
     """
 
     def __init__(
@@ -205,11 +207,13 @@ class ScheduledHyperParamSetter(HyperParamSetter):
         step_based: bool = False,
     ) -> None:
         super().__init__(param)
-        self.points = [(int(when), float(value)) for when, value in schedule]
-        if not self.points or any(a[0] >= b[0] for a, b in pairwise(self.points)):
+        whole = all(isinstance(when, Integral) for when, _ in schedule)
+        if not schedule or not whole or any(a[0] >= b[0] for a, b in pairwise(schedule)):
             raise CallbackError(
-                f"{self.state_key}: the schedule needs (when, value) points in ascending order, got {schedule}"
+                f"{self.state_key}: the schedule needs (when, value) points in ascending order of whole numbers, got "
+                f"{schedule}"
             )
+        self.points = [(int(when), float(value)) for when, value in schedule]
         if interp not in (None, "linear"):
             raise CallbackError(f'{self.state_key}: interp must be "linear" or None, got {interp!r}')
         self._linear = interp == "linear"

@@ -88,7 +88,7 @@ def test_changes_at_steps_and_epochs() -> None:
     callbacks = [
         SetTrainable("backbone/fc", True).at(step=0),
         SetTrainable("head|scale", False).at(step=1),
-        SetTrainable(".*fc/bias", False).at(step=2),
+        SetTrainable(".*fc/bias", False).at(step=np.int64(2)),
         SetTrainable("backbone/bn", True).at(step=3),
         SetTrainable("head", True).at(step=4),
         SetTrainable("backbone", False).at(step=4),
