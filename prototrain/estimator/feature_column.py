@@ -73,9 +73,11 @@ def categorical_column_with_vocabulary_file(
         ModelError: the file cannot be read, or has fewer than `vocabulary_size` words.
     """
     try:
-        lines = Path(vocabulary_file).read_text(encoding="utf-8").splitlines()
+        text = Path(vocabulary_file).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"the vocabulary of {key!r} cannot be read from {vocabulary_file}: {error}") from error
+    # Not splitlines(), which also splits at the line separators of Unicode; TensorFlow reads such a line as one word.
+    lines = text.replace("\r", "").removesuffix("\n").split("\n") if text else []
     if vocabulary_size is not None and vocabulary_size > len(lines):
         raise ModelError(f"{vocabulary_file} has {len(lines)} words, fewer than the vocabulary_size {vocabulary_size}")
     words = [word if dtype == tf.string else int(word) for word in lines[:vocabulary_size]]

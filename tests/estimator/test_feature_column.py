@@ -57,6 +57,22 @@ def test_columns_equal_tensorflow(tmp_path: Path) -> None:
         assert (mine.name, mine.parse_spec) == (theirs.name, theirs.parse_example_spec)
 
 
+@pytest.mark.parametrize("text", ["a\u2028b\nc\x0bd\ne", "a\r\nb\r\n", "\u0085\na"])
+def test_vocabulary_files_are_read_as_by_tensorflow(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "words"
+    file.write_bytes(text.encode())
+    words = text.replace("\r", "").removesuffix("\n").split("\n")
+    features = {"word": tf.constant([[word] for word in words])}
+    expected = tf.lookup.StaticVocabularyTable(
+        tf.lookup.TextFileInitializer(
+            str(file), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+        ),
+        1,
+    ).lookup(features["word"])
+    column = feature_column.categorical_column_with_vocabulary_file("word", file)
+    np.testing.assert_array_equal(column.ids(features), expected)
+
+
 def test_sparse_and_empty_features() -> None:
     words = FEATURES["words"]
     sparse = tf.sparse.from_dense(words)
