@@ -240,8 +240,8 @@ class KerasTrainer(SimpleTrainer):
         if "vld" in self.datasets:
             validation = validation_steps or 0, validation_freq
         else:
-            turns = {"validation_steps": validation_steps, "validation_freq": validation_freq}
-            _refuse_unused(KerasTrainer.fit, "validation data", **turns)
+            given = {"validation_batch_size": validation_batch_size, "validation_steps": validation_steps}
+            _refuse_unused(KerasTrainer.fit, "validation data", **given, validation_freq=validation_freq)
         listed = _fit_callbacks(callbacks, verbose, saves=self.experiment is not None, validation=validation)
         # As in Keras, the history comes after the user's callbacks, so that it records the values they add to the logs.
         listed.append(KerasCallback(history, state_key="keras.History/fit"))

@@ -151,6 +151,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
         "fit: without x there is no effect of shuffle, y, sample_weight",
     ),
     "turns of no validation": (fit(X, Y, validation_steps=2), DataError, "no effect of validation_steps"),
+    "batches of no validation": (fit(X, Y, validation_batch_size=3), DataError, "no effect of validation_batch_size"),
     "two kinds of turns": (
         lambda: held().fit(callbacks=[Validation().every(epochs=1)], validation_freq=2),
         CallbackError,
