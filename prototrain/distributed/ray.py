@@ -108,10 +108,12 @@ def run(
         KeyboardInterrupt: after Ctrl-C, once everything is saved.
         SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once everything is saved.
     """
-    if not 1 <= (min_workers or workers) <= workers:
+    if not 1 <= (workers if min_workers is None else min_workers) <= workers:
         raise ConfigError(f"workers must be at least 1, and min_workers at most as many; got {workers}, {min_workers}")
     if max_restarts < 0:
         raise ConfigError(f"max_restarts must be at least 0, got {max_restarts}")
+    if gpus_per_worker is not None and gpus_per_worker < 0:
+        raise ConfigError(f"gpus_per_worker must be at least 0, got {gpus_per_worker}")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     is_ours = connect_ray(cluster or _LOCAL, workers)

@@ -30,7 +30,7 @@ REPORT_SECONDS = 3.0
 _WORDS = re.compile(r"<<(.*?)>>", re.DOTALL)
 _SILENT = re.compile(r"unhealthy \(stopped sending heartbeats\):\s*/job:(\w+)\S*/task:(\d+)")
 _UNREACHABLE = re.compile(r"remote target /job:(\w+)\S*/task:(\d+)")
-_ENDED, _FAILED = -1, -2
+_ENDED = -1
 
 
 @dataclass

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from prototrain.distributed.ray import run
+from prototrain.errors import ConfigError
+
 pytest.importorskip("ray")
 pytest.importorskip("pandas")  # which Ray Train needs
 
@@ -39,6 +42,14 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 def losses(directory: Path) -> dict[int, float]:
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: row["trn/loss"] for row in rows if "trn/loss" in row}
+
+
+@pytest.mark.parametrize(
+    "options", [{"min_workers": 0}, {"min_workers": 3}, {"max_restarts": -1}, {"gpus_per_worker": -1}]
+)
+def test_wrong_numbers_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        run(print, workers=2, **options)
 
 
 @pytest.mark.drill
