@@ -27,8 +27,8 @@ def copy_source(source: Path, target: Path) -> None:
 def imported_from_copies(modules: Mapping[str, tuple[Path, Path]]) -> Iterator[None]:
     """Import modules and their submodules from copies inside a block. They are removed from `sys.modules` afterwards.
 
-    `__file__` is the path of the original, so that a module finds the data files next to it. The
-    copies get no bytecode files.
+    `__file__` is the path of the original, so that a module finds the data files next to it. The copies
+    get no bytecode files.
 
     Args:
         modules: by module name the path of its file or package directory, which may no longer exist, and of its copy.

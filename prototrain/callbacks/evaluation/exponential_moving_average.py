@@ -72,7 +72,7 @@ class ExponentialMovingAverage(Callback):
                 weight.assign(value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"decay": self.decay, "names": list(self._weights)}
+        return {"names": list(self._weights)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._begun.update(state["names"])
