@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.columns import check_combiner, input_layer, linear_model, ordered
 from prototrain.estimator.estimator import Estimator
+from prototrain.estimator.feature_column import check_combiner, input_layer, linear_model, ordered
 from prototrain.estimator.heads import MEAN, BinaryClassHead, Head, MultiClassHead, RegressionHead
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig, WarmStartSettings
 

@@ -33,8 +33,8 @@ from prototrain.checkpoint.values import global_random_kept
 from prototrain.checkpoint.weights import best_checkpoint
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
-from prototrain.estimator.evaluation import Exports, ThrottledValidation, export_all, prefix, scalars
 from prototrain.estimator.export import ServingInputReceiver
+from prototrain.estimator.exporters import Exports, ThrottledValidation, export_all, prefix, scalars
 from prototrain.estimator.hooks import as_callbacks, wanted
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.specs import (

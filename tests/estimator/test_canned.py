@@ -15,7 +15,7 @@ from prototrain import estimator
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator import EvalSpec, OptimizerSpec, RunConfig, TrainSpec, feature_column
 from prototrain.estimator.canned import chosen_optimizer
-from prototrain.estimator.evaluation import Exports, ThrottledValidation
+from prototrain.estimator.exporters import Exports, ThrottledValidation
 from tests.tiny import CountingTrainer
 
 RANDOM = np.random.default_rng(0)

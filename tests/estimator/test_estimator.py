@@ -19,7 +19,7 @@ import tensorflow as tf
 from prototrain import Callback, Trainer, estimator
 from prototrain.checkpoint.store import read_bundle
 from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, ModeKeys, OptimizerSpec, RunConfig, TrainSpec
-from prototrain.estimator.evaluation import ThrottledValidation
+from prototrain.estimator.exporters import ThrottledValidation
 from tests.estimator.programs import POINTS, SIDES, classifier, endless, linear_fn, named, plain
 from tests.tiny import CountingTrainer
 

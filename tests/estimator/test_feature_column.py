@@ -12,7 +12,7 @@ from tensorflow.python.feature_column import feature_column_v2 as reference
 
 from prototrain.errors import ModelError
 from prototrain.estimator import feature_column
-from prototrain.estimator.columns import _combined
+from prototrain.estimator.feature_column import _combined
 
 FEATURES = {
     "age": tf.constant([10.0, 20.0, 25.5, 60.0]),
