@@ -181,11 +181,6 @@ class Callback:
         """The callback's name in messages."""
         return type(self).__name__
 
-    @property
-    def wraps(self) -> Any:
-        """The wrapped object of another library, such as a Keras callback, or None."""
-        return None
-
     def __repr__(self) -> str:
         return f"{self.name}()"
 
@@ -280,13 +275,9 @@ class PeriodicTrigger(ProxyCallback):
         words = [f"{unit}={interval}" for unit, interval in self.intervals.items()]
         return f"{self.callback!r}.every({', '.join(words + ['before_train=True'] * self.is_due_at_start)})"
 
-    def setup(self) -> None:
-        super().setup()
-        self._last_step = -1
-
     def before_train(self) -> None:
         self.callback.before_train()
-        self._last_time = self._clock()
+        self._last_time, self._last_step = self._clock(), -1
         if self.is_due_at_start and self.trainer.global_step == 0:
             self.fire()
 

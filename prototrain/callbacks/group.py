@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback, chain, innermost
-from prototrain.callbacks.monitor import Monitor, runs_code_of_user
+from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.terminal import announcing
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _HOOKS = ("check_run", "before_train", "before_epoch", "before_run", "after_run", "after_epoch")
+_CALLS_USER = ("CallbackFactory", "HookCallback", "KerasCallback", "ProcessTensors", "RunOp")  # classes of prototrain
 
 
 class CallbackGroup:
@@ -29,6 +30,9 @@ class CallbackGroup:
 
     Attributes:
         callbacks: the callbacks in execution order. Workers other than the chief skip `chief_only` callbacks.
+        by_key: the callbacks with state, by state key.
+        watchers: names of the tensors that callbacks read after their steps, by callback. Empty names stand for only
+            the summary events.
         unfinished: whether callbacks of the current step are still due. If a checkpoint is written then, the resumed
             run calls all callbacks of that step again.
         watching: whether a callback reads tensors of the step that `next_step` returned last.
@@ -43,13 +47,12 @@ class CallbackGroup:
         mine = [callback for callback in checked(callbacks) if trainer.is_chief or not callback.chief_only]
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
         self._labels = _labels(self.callbacks)
-        self._of_user = set(filter(runs_code_of_user, self.callbacks))
-        self._by_key = _by_state_key(self.callbacks)
+        self.by_key = _by_state_key(self.callbacks)
         self._overriding = {hook: [one for one in self.callbacks if one.overrides(hook)] for hook in _HOOKS}
         self._scheduled = [one for one in self.callbacks if one.overrides("trigger_step") or one.overrides("next_step")]
         self._by_epoch = [one for one in self.callbacks if one.overrides("trigger_epoch") or one.overrides("trigger")]
         self._due: list[tuple[Callback, int]] = []  # with the step that each requested
-        self._watchers: dict[Callback, Collection[str]] = {}
+        self.watchers: dict[Callback, Collection[str]] = {}
         self._set_up: list[Callback] = []
         self._restored: set[Callback] = set()  # callbacks whose state was in the checkpoint
         self._from_elsewhere: set[Callback] = set()  # callbacks used before in another trainer's run
@@ -62,7 +65,7 @@ class CallbackGroup:
         self.failure: BaseException | None = None
         self.late_failure: BaseException | None = None
         self.variables: list[Any] = []
-        self._seconds: dict[Callback, float] = dict.fromkeys(self.callbacks, 0.0)
+        self._seconds = dict.fromkeys(self.callbacks, 0.0)
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self.callbacks)
@@ -70,12 +73,7 @@ class CallbackGroup:
     @property
     def watched_names(self) -> set[str]:
         """Names of the tensors that callbacks read after their steps."""
-        return set().union(*self._watchers.values())
-
-    @property
-    def has_watchers(self) -> bool:
-        """Whether a callback reads tensors or summary events of a step."""
-        return bool(self._watchers)
+        return set().union(*self.watchers.values())
 
     @property
     def each_step(self) -> bool:
@@ -95,11 +93,11 @@ class CallbackGroup:
             self._call(callback, "setup", at_start=True)
             self._set_up.append(callback)
             self._trainer.stop.check()
-        self._watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
+        self.watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
 
     def check(self) -> None:
         """Call `check_run` of all callbacks. A new run refuses callbacks with state from another trainer's run."""
-        for callback in self._by_key.values():
+        for callback in self.by_key.values():
             if callback in self._from_elsewhere and self._trainer.global_step == 0:
                 raise CallbackError(f"{callback!r} has the state of another trainer's run; make a new one for this run")
         for callback in self._overriding["check_run"]:
@@ -178,11 +176,11 @@ class CallbackGroup:
                 raise CallbackError(f"{callback.name}.next_step({step}) returned {due!r}, which is over")
             self._due.append((callback, due))
             nearest = min(nearest, due)
-        if self._watchers:
+        if self.watchers:
             watching = [callback for callback, due in self._due if due == nearest]
             if nearest == end:  # periodic triggers report epoch ends in next_step
                 watching += [callback for callback in self._by_epoch if not isinstance(callback, PeriodicTrigger)]
-            self.watching = any(callback in self._watchers for callback in watching)
+            self.watching = any(callback in self.watchers for callback in watching)
         return nearest
 
     def trigger_step(self) -> None:
@@ -208,10 +206,9 @@ class CallbackGroup:
     def trigger_epoch(self) -> None:
         """Run the callbacks that are due at the end of an epoch or of the run."""
         step, due = self._trainer.counter.step, self._by_epoch
-        if step == self._triggered_at:  # the run ends right after a complete epoch
-            due = [callback for callback in due if _is_periodic(callback)]
-        elif self._is_cut:
-            due = [callback for callback in due if callback.at_end or _is_periodic(callback)]
+        is_repeated = step == self._triggered_at  # the run ends right after a complete epoch
+        if is_repeated or self._is_cut:
+            due = [callback for callback in due if _is_periodic(callback) or (callback.at_end and not is_repeated)]
         self._triggered_at, self.unfinished = step, True
         self._run("trigger_epoch", due, is_last=True)
 
@@ -264,10 +261,11 @@ class CallbackGroup:
 
         Errors, stop messages and recorded scalars are attributed to the callback. A second signal interrupts user code.
         """
-        trainer, label = self._trainer, self._labels[callback]
+        trainer, label, kind = self._trainer, self._labels[callback], type(innermost(callback))
+        is_of_user = not kind.__module__.startswith("prototrain.") or kind.__name__ in _CALLS_USER
         shown = "before_train" if hook == "check_run" else hook
         what = f"{shown} of {label}"
-        waiting = trainer.stop.waiting_for(what, interruptible=callback in self._of_user)
+        waiting = trainer.stop.waiting_for(what, interruptible=is_of_user)
         begin = time.perf_counter()
         try:
             with (
@@ -288,24 +286,19 @@ class CallbackGroup:
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    @property
-    def state_keys(self) -> list[str]:
-        """State keys of the callbacks, sorted."""
-        return sorted(self._by_key)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the callbacks' states by key, and the progress within the current step and epoch."""
         with announcing("asking the callbacks for their states", self._trainer.log):
-            states = {key: callback.state_dict() for key, callback in self._by_key.items()}
+            states = {key: callback.state_dict() for key, callback in self.by_key.items()}
         return {"states": states, "unfinished": self.unfinished, "epoch_begun_at": self._begun_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the callbacks whose state is in the checkpoint."""
-        for key, callback in self._by_key.items():
+        for key, callback in self.by_key.items():
             if key in state["states"]:
                 try:
                     callback.load_state_dict(state["states"][key])
-                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                except Exception as error:
                     text = f"{type(error).__name__}: {error}"
                     raise CheckpointError(f"the state of {key} cannot be restored: {text}") from error
                 if callback.overrides("state_dict"):
@@ -371,12 +364,11 @@ def _by_state_key(callbacks: Iterable[Callback]) -> dict[str, Callback]:
     """Map state keys to the callbacks that have state or an explicit key."""
     keys: dict[str, Callback] = {}
     for callback in callbacks:
-        if callback.state_key is None and not callback.overrides("state_dict"):
-            continue
-        other = keys.setdefault(callback.state_key or callback.name, callback)
-        if other is not callback:
-            raise CallbackError(
-                f"two callbacks would save their state as {callback.state_key or callback.name!r} ({other!r} and "
-                f"{callback!r}); give one of them another state_key"
-            )
+        if callback.state_key is not None or callback.overrides("state_dict"):
+            key = callback.state_key or callback.name
+            other = keys.setdefault(key, callback)
+            if other is not callback:
+                raise CallbackError(
+                    f"{other!r} and {callback!r} both save their state as {key!r}; give one of them another state_key"
+                )
     return keys

@@ -129,29 +129,27 @@ class StartProcOrThread(Callback):
         self._all = [startable] if isinstance(startable, Startable) else list(startable)
         self._stop = stop
         self._timeout = timeout
-        self._started: list[Startable] = []
 
     def before_train(self) -> None:
         for one in self._all:
             if isinstance(one, threading.Thread):
                 one.daemon = True
             one.start()
-            self._started.append(one)
 
     def after_train(self) -> None:
-        started, self._started = self._started, []
         if self._stop is not None:
             self._stop()
-        for one in started:
+        alive = [one for one in self._all if one.is_alive()]
+        for one in alive:
             if isinstance(one, BaseProcess):
                 one.terminate()
         until = time.monotonic() + self._timeout
-        for one in started:
+        for one in alive:
             if isinstance(one, BaseProcess) or self._stop is not None:
                 one.join(max(until - time.monotonic(), 0.0))
-                if one.is_alive():
-                    end = "is killed" if isinstance(one, BaseProcess) else "is left running"
-                    self.trainer.log(f"StartProcOrThread: {one.name} did not end when it was told to, and {end}")
+            if one.is_alive():
+                end = "is killed" if isinstance(one, BaseProcess) else "is left running"
+                self.trainer.log(f"StartProcOrThread: {one.name} did not end when it was told to, and {end}")
             if isinstance(one, BaseProcess):
                 one.kill()
                 one.join()

@@ -18,7 +18,6 @@ from prototrain.system.terminal import did_you_mean
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_CALLS_FUNCTIONS = ("CallbackFactory", "LambdaCallback", "ProcessTensors", "RunOp")
 Mode = Literal["min", "max"]
 
 HISTORY_LENGTH = 1000
@@ -149,32 +148,25 @@ class Monitors:
         """Record scalars at the current step, all or none; see `put_scalar`. The names get `prefix` and a slash."""
         if prefix:
             values = {f"{prefix}/{name}": value for name, value in values.items()}
+        step, source = self._trainer.global_step, self._source
         for name in values:
             if name not in self._history:
                 _check_name(name)
+            before, first = self._recorded.get(name, (-1, ""))
+            if before == step and source is not None:
+                who = source if first == source else f"{first} and {source}"
+                text = f"{who}: {name!r} already has a value at step {step}; give one of them another name or prefix="
+                raise CallbackError(text)
         numbers = {name: as_number(name, value) for name, value in values.items()}
-        step = self._trainer.global_step
-        if self._source is not None:
-            self._check_recorded_once(numbers, step, self._source)
         for name, number in numbers.items():
             history = self._history.setdefault(name, deque(maxlen=HISTORY_LENGTH))
-            if history and history[-1][0] == step and self._source is not None:
-                history.pop()  # a resumed run called the callbacks of its step again
+            if source is not None:
+                self._recorded[name] = step, source
+                if history and history[-1][0] == step:
+                    history.pop()  # a resumed run called the callbacks of its step again
             history.append((step, number))
         for monitor in self._attached:
             monitor.put_scalars(numbers, step)
-
-    def _check_recorded_once(self, names: Iterable[str], step: int, source: str) -> None:
-        for name in names:
-            before, first = self._recorded.get(name, (-1, ""))
-            if before == step:
-                who = (
-                    f"{first} records {name!r} twice"
-                    if first == source
-                    else f"{first} and {source} both record {name!r}"
-                )
-                raise CallbackError(f"{who} at step {step}; give one of them another name or prefix=")
-            self._recorded[name] = step, source
 
     def put_image(self, name: str, images: Any) -> None:
         """Record images at the current step, for monitors such as `TensorBoardWriter`.
@@ -212,8 +204,7 @@ class Monitors:
                 continue
             _check_name(name)
             part, tag = split_name(name)
-            event = Event(step=self._trainer.global_step)
-            event.summary.value.add().CopyFrom(value)
+            event = Event(step=self._trainer.global_step, summary={"value": [value]})
             event.summary.value[0].tag = tag
             self.put_event(part, event)
 
@@ -249,7 +240,9 @@ class Monitors:
             CallbackError: there is no such scalar, or `at_step` is given and the latest value is of another step.
         """
         if name not in self._history:
-            raise CallbackError(no_such_scalar(name, self._history))
+            names = sorted(self._history)
+            known = f"{did_you_mean(name, names) or ';'} there are: {', '.join(names) or 'none yet'}"
+            raise CallbackError(f"there is no scalar {name!r}{known}")
         step, value = self._history[name][-1]
         if at_step is not None and step != at_step:
             raise CallbackError(
@@ -264,11 +257,11 @@ class Monitors:
         Includes the losses on held-out data and the scalars that a saver or `EarlyStopping` watches. Omits scalars
         whose history has been truncated.
         """
-        watching = [one for one in map(innermost, self._trainer.callbacks) if isinstance(getattr(one, "best", 0), Best)]
-        modes: dict[str, Mode] = {
-            name: "min" for name in self._history if name.endswith("/loss") and not name.startswith("trn/")
-        }
-        modes |= {one.stat: one.best.mode for one in watching}  # type: ignore[attr-defined]
+        losses = [name for name in self._history if name.endswith("/loss") and not name.startswith("trn/")]
+        modes: dict[str, Mode] = dict.fromkeys(losses, "min")
+        for callback in map(innermost, self._trainer.callbacks):
+            if isinstance(best := getattr(callback, "best", None), Best):
+                modes[callback.stat] = best.mode  # type: ignore[attr-defined]
         found = {}
         for name, mode in modes.items():
             best, history = Best(mode), self.history(name)
@@ -322,17 +315,3 @@ def as_number(name: str, value: Any) -> float:
 def as_json(value: float) -> float | str:
     """Return a JSON value for a number. NaN and infinity become strings that `float` parses."""
     return value if math.isfinite(value) else repr(value)
-
-
-def no_such_scalar(name: str, known: Iterable[str]) -> str:
-    """Return an error message with the closest match and all known names."""
-    names = sorted(known)
-    return f"there is no scalar {name!r}{did_you_mean(name, names) or ';'} there are: {', '.join(names) or 'none yet'}"
-
-
-def runs_code_of_user(callback: Callback) -> bool:
-    """Return whether a callback is user code or calls user functions."""
-    inner = innermost(callback)
-    wrapped = inner.wraps or inner
-    kind = type(wrapped)
-    return not kind.__module__.startswith(("prototrain.", "keras.")) or kind.__name__ in _CALLS_FUNCTIONS

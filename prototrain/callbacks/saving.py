@@ -7,7 +7,8 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,12 +74,9 @@ class ModelSaver(Callback):
         self._costs: deque[float] = deque(maxlen=5)
         self._under_way: Callable[[], Path] | None = None
 
-    def overrides(self, hook: str) -> bool:
-        return super().overrides(hook) and (self._is_auto or hook not in ("next_step", "trigger_step"))
-
     def every(self, **intervals: Any) -> PeriodicTrigger:
         if self._is_auto:
-            raise CallbackError('ModelSaver: interval="auto" is an interval already, so that .every() has no place')
+            raise CallbackError('ModelSaver: interval="auto" is an interval already; leave out .every()')
         return super().every(**intervals)
 
     def setup(self) -> None:
@@ -90,7 +88,7 @@ class ModelSaver(Callback):
         self._timer.trainer = self.trainer
 
     def next_step(self, step: int) -> int | None:
-        return self._timer.next_step(step)
+        return self._timer.next_step(step) if self._is_auto else None
 
     def trigger_step(self) -> None:
         self._timer.trigger_step()
@@ -111,24 +109,20 @@ class ModelSaver(Callback):
 
     def _best_interval(self, cost: float) -> float:
         """Return the interval, in seconds, after a save that blocked training for `cost` seconds."""
-        is_first = not self._costs
         self._costs.append(cost)
-        cost, workers = statistics.median(self._costs), self.trainer.workers
-        failure_seconds = self._failure_seconds / workers
+        cost, failure_seconds = statistics.median(self._costs), self._failure_seconds / self.trainer.workers
         seconds = max(math.sqrt(2 * cost * failure_seconds), cost)
-        if is_first:
+        if len(self._costs) == 1:
             self.trainer.log(
                 f"saving every {in_words(seconds)}: a save holds up the training for {cost:.2g} s, and a failure is "
-                f"expected every {in_words(failure_seconds)} ({workers} worker{'s' * (workers > 1)})"
+                f"expected every {in_words(failure_seconds)} (workers: {self.trainer.workers})"
             )
         return seconds
 
     def _save(self) -> None:
         self._finish()
-        try:
+        with _warning_of_failed_saves(self.trainer):
             self._under_way = self.trainer.run.start_save()
-        except CheckpointError as error:
-            self._report(error)
         if not self.asynchronous:
             self._finish()
 
@@ -140,22 +134,23 @@ class ModelSaver(Callback):
         if self._under_way is None:
             return
         finish, self._under_way = self._under_way, None
-        run = self.trainer.run
-        is_known_bad = not run.state_is_sound
+        is_known_bad = not self.trainer.run.state_is_sound
         try:
-            with self.trainer.stop.uninterrupted():
+            with _warning_of_failed_saves(self.trainer), self.trainer.stop.uninterrupted():
                 finish()
-        except CheckpointError as error:
-            self._report(error)
+                self.trainer.run.prune()
         except NonFiniteError:
             if not is_known_bad:
                 raise
-        else:
-            run.prune()
 
-    def _report(self, error: CheckpointError) -> None:
-        # A full disk may have space again at the next save.
-        self.trainer.log(f"WARNING: {error}; training continues")
+
+@contextmanager
+def _warning_of_failed_saves(trainer: Trainer) -> Iterator[None]:
+    """Print a warning instead of raising CheckpointError: a full disk may have space again at the next save."""
+    try:
+        yield
+    except CheckpointError as error:
+        trainer.log(f"WARNING: {error}; training continues")
 
 
 class _BestSaver(Callback):
@@ -168,13 +163,11 @@ class _BestSaver(Callback):
         self.stat = stat
         self.state_key = f"{type(self).__name__}/{stat}"
         self.best = Best(self.mode)
-        self._own: int | None = None  # the best step if this callback wrote its checkpoint
 
     def setup(self) -> None:
-        self._checkpoints = self.trainer.require_experiment(self.name).checkpoints
+        directory = self.trainer.require_experiment(self.name).checkpoints
+        self._note = directory / f"{self.mode}-{self.stat.replace('/', '-')}.json"
         self._protect()
-        # A ModelSaver in the list decides which superseded checkpoints to keep.
-        self._has_saver = any(isinstance(innermost(callback), ModelSaver) for callback in self.trainer.callbacks)
 
     def before_train(self) -> None:
         # An earlier attempt may have left a note for a step that this run has not reached yet.
@@ -185,51 +178,39 @@ class _BestSaver(Callback):
             self._note.unlink(missing_ok=True)
 
     def trigger(self) -> None:
-        if not self.trainer.run.state_is_sound:
+        run, step = self.trainer.run, self.trainer.global_step
+        if not run.state_is_sound:
             return  # an unsound state would be saved as failed-<step>
-        step = self.trainer.global_step
-        before, superseded = self.state_dict(), self._own
+        before = self.state_dict()
         if not self.best.update(self.trainer.monitors.latest(self.stat, at_step=step), step):
             return
-        # Set before the save, since the checkpoint holds this callback's state.
-        checkpoints = self.trainer.run.checkpoints
-        self._own = None if checkpoints.path(step).exists() else step
         try:
-            self.trainer.save()
-        except (CheckpointError, NonFiniteError) as error:
+            self.trainer.save()  # after the update, since the checkpoint holds this callback's state
+        except CheckpointError as error:
             self.load_state_dict(before)
-            if isinstance(error, NonFiniteError):
-                raise
             self.trainer.log(f"WARNING: {error}; training continues")
             return
         self._protect()
         self._write_note()
-        if superseded is not None and superseded != step and not self._has_saver:
-            checkpoints.remove(superseded, protected=self.trainer.run.protected_steps)
+        superseded = before["step"]
+        if run.max_to_keep is None and superseded not in (None, step):  # else ModelSaver deletes checkpoints
+            run.checkpoints.remove(superseded, protected=run.protected_steps)
 
     def _protect(self) -> None:
         self.trainer.run.protect(str(self.state_key), self.best.step)
-
-    @property
-    def _note(self) -> Path:
-        return self._checkpoints / f"{self.mode}-{self.stat.replace('/', '-')}.json"
 
     def _write_note(self) -> None:
         step = self.best.step
         assert step is not None
         name = self.trainer.run.checkpoints.path(step).name
         note = {"stat": self.stat, "value": self.best.value, "step": step, "checkpoint": name}
-        try:
-            write_atomic(self._note, json.dumps(note) + "\n")
-        except OSError as error:  # such as a full disk; a resume writes the note again
-            self.trainer.log(f"WARNING: cannot write {self._note}: {error.strerror}")
+        write_atomic(self._note, json.dumps(note) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best.state_dict(), "own": self._own}
+        return self.best.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best.load_state_dict(state["best"])
-        self._own = state["own"]
+        self.best.load_state_dict(state)
         self._protect()
 
 
@@ -273,15 +254,11 @@ class SaveOnExit(Callback):
 
     def setup(self) -> None:
         self.trainer.require_experiment("SaveOnExit")
-        self._first_step: int | None = None
-
-    def before_train(self) -> None:
-        self._first_step = self.trainer.global_step
 
     def after_train(self) -> None:
         # There is nothing to save before the restore or before the first completed step.
         run, step = self.trainer.run, self.trainer.global_step
-        if self._first_step is None or (run.state_is_sound and step == self._first_step) or run.directory_is_gone():
+        if not run.is_accepted or (run.state_is_sound and step == run.began_at) or run.directory_is_gone():
             return  # the run itself reports a missing directory
         path = self.trainer.save()
         if run.state_is_sound:

@@ -144,7 +144,6 @@ class _ConditionalCallback(ProxyCallback):
     """Forwards hooks while `is_enabled` is true. Always forwards `setup`, `before_train` and `after_train`."""
 
     def is_enabled(self) -> bool:
-        """Return whether hooks outside the compiled step run now."""
         raise NotImplementedError
 
     def overrides(self, hook: str) -> bool:

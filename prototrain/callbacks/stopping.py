@@ -62,19 +62,18 @@ class EarlyStopping(Callback):
     def setup(self) -> None:
         if not self._restore_best:
             return
-        state = self.trainer.state
-        prefix = f"{OF_CALLBACKS}{self.state_key}/"
-        model = self.trainer.model_variables
-        if not model:
+        state, prefix = self.trainer.state, f"{OF_CALLBACKS}{self.state_key}/"
+        if not self.trainer.model_variables:
             raise CallbackError(
                 f"EarlyStopping(restore_best=True): {type(self.trainer).__name__} has no variables in its state"
             )
         # If there are moving averages, the evaluation used them.
-        model = {**model, **{name: entry for name, entry in state.items() if name.startswith(AVERAGES)}}
-        for name, variable in model.items():
+        averages = {name: entry for name, entry in state.items() if name.startswith(AVERAGES)}
+        self._copies = []
+        for name, variable in {**self.trainer.model_variables, **averages}.items():
             if prefix + name not in state:
                 state[prefix + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
-        self._copies = [(variable, state[prefix + name]) for name, variable in model.items()]
+            self._copies.append((variable, state[prefix + name]))
 
     def before_train(self) -> None:
         self._stop_if_done()
@@ -92,17 +91,9 @@ class EarlyStopping(Callback):
             return
         self._waited += 1
         if self._waited >= self.patience and self.best.step is not None:
-            self._put_back(step)
+            for variable, copy in self._copies:
+                variable.assign(copy)
         self._stop_if_done()
-
-    def _put_back(self, step: int) -> None:
-        for variable, copy in self._copies:
-            variable.assign(copy)
-        if self._copies and self.trainer.experiment is not None and self.trainer.run.checkpoints.path(step).exists():
-            self.trainer.log(
-                f"EarlyStopping: the checkpoint of step {step} keeps the measured weights; the weights of step "
-                f"{self.best.step} are restored in this process, and again by every resume"
-            )
 
     def _stop_if_done(self) -> None:
         if self._waited >= self.patience:
@@ -150,9 +141,7 @@ class StopAfter(Callback):
         self._earlier = 0.0
         self._begin: float | None = None
 
-    @property
-    def elapsed(self) -> float:
-        """Training time in seconds, including the time before a resume."""
+    def _elapsed(self) -> float:
         return self._earlier + (0.0 if self._begin is None else self._clock() - self._begin)
 
     def before_train(self) -> None:
@@ -160,17 +149,18 @@ class StopAfter(Callback):
         self.trigger_step()
 
     def next_step(self, step: int) -> int | None:
-        return step + 1 if self.elapsed >= self._limit else None
+        return step + 1 if self._elapsed() >= self._limit else None
 
     def trigger_step(self) -> None:
-        if self.elapsed >= self._limit:
-            raise StopTraining(f"its time is up: {self.elapsed:.0f} s of {self._limit:.0f} s")
+        elapsed = self._elapsed()
+        if elapsed >= self._limit:
+            raise StopTraining(f"its time is up: {elapsed:.0f} s of {self._limit:.0f} s")
 
     def after_train(self) -> None:
-        self._earlier, self._begin = self.elapsed, None
+        self._earlier, self._begin = self._elapsed(), None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"elapsed": self.elapsed}
+        return {"elapsed": self._elapsed()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._earlier = float(state["elapsed"])

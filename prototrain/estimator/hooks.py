@@ -99,10 +99,6 @@ class HookCallback(Callback):
     def name(self) -> str:
         return type(self.hook).__name__
 
-    @property
-    def wraps(self) -> Any:
-        return self.hook
-
     def overrides(self, hook: str) -> bool:
         return super().overrides(hook) and (hook != "trigger_step" or self._each_step)
 

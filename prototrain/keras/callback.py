@@ -63,10 +63,6 @@ class KerasCallback(Callback):
     def name(self) -> str:
         return type(self.callback).__name__
 
-    @property
-    def wraps(self) -> keras.callbacks.Callback:
-        return self.callback
-
     def overrides(self, hook: str) -> bool:
         return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
 

@@ -149,7 +149,7 @@ class Trainer:
         self.outputs = outputs
         events = self.summaries.take()
         self.summary_events = events if is_last and self.callbacks.watching else ()
-        if events and not self.callbacks.has_watchers:
+        if events and not self.callbacks.watchers:
             self.run.say_once(NOT_RECORDED)
         if self.check_finite:
             for name, value in outputs.items():

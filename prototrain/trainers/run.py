@@ -573,7 +573,7 @@ class Run:
             "versions": versions(),
             "devices": _devices(),
             "trainer": type(trainer).__name__,
-            "callbacks": trainer.callbacks.state_keys,
+            "callbacks": sorted(trainer.callbacks.by_key),
         }
 
 

@@ -444,7 +444,7 @@ class TowerTrainer(Trainer):
         if not self._is_traced and result.steps:
             self._is_traced = True
             self._say_of_gradients()
-            if calls.has_summaries and not self.callbacks.has_watchers:
+            if calls.has_summaries and not self.callbacks.watchers:
                 self.run.say_once(NOT_RECORDED)
         if result.data_ended and not result.steps:
             self.data.start_next_pass()

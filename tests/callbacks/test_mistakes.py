@@ -23,6 +23,7 @@ from prototrain.callbacks import (
     InferenceRunner,
     JSONWriter,
     LearningRate,
+    MLflowWriter,
     ModelSaver,
     Monitor,
     PeriodicCallback,
@@ -37,7 +38,6 @@ from prototrain.callbacks import (
     TensorBoardWriter,
     Validation,
 )
-from prototrain.callbacks.writers.tracker import needed
 from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, Recorder, tiny_trainer
 
@@ -57,24 +57,19 @@ ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]
         ([(3, 1), (3, 2)], [(0, 1), (2.5, 2)]),
         "ascending order of whole numbers",
     ),
-    (lambda given: ScheduledHyperParamSetter("rate", [(1, 1)], interp=given), ("cubic",), "interp must be"),
     (LearningRate, (0.1,), "takes a function of the step"),
     (GraphProfiler, ({"steps": 0},), "at least 1"),
     (ModelSaver, ({"max_to_keep": 0}, {"max_to_keep": -1}), "max_to_keep must be at least 1"),
     (ModelSaver, ({"interval": "often"},), "interval must be"),
     (ModelSaver, ({"interval": "auto", "failures_per_day": 0}, {"failures_per_day": 2.0}), "must be positive, and is"),
-    (lambda: ModelSaver(interval="auto").every(steps=3), ({},), r"\.every\(\) has no place"),
+    (lambda: ModelSaver(interval="auto").every(steps=3), ({},), r"leave out \.every\(\)"),
     (RunOp, (WEIGHT.assign(1.0), None, tf.constant(1), [WEIGHT.assign]), "RunOp takes a function"),
     (EarlyStopping, ({"stat": "x", "mode": "auto", "patience": 1},), 'mode must be "min" or "max"'),
     (EarlyStopping, ({"stat": "x", "mode": "min", "patience": 0},), "patience must be at least 1"),
     (StopOnNaN, ({"ignore": "("},), r"'\(' is not a regular expression"),
     (StopAfter, ({"hours": 0.0}, {"hours": -1.0}), "give a time"),
     (Best, ({"mode": "lowest"}, {"mode": "min", "min_delta": -1.0}), "m(ode|in_delta) must be"),
-    (
-        lambda given: needed(given, "Writer", "mlflow"),
-        ("nosuchlib.part",),
-        r"needs nosuchlib, .*'prototrain\[mlflow\]'",
-    ),
+    (MLflowWriter().needed, ("nosuchlib.part",), r"needs nosuchlib, .*'prototrain\[mlflow\]'"),
 ]
 
 

@@ -95,9 +95,9 @@ def test_two_values_and_unknown_names_are_errors(experiment: Path) -> None:
     two = [CallbackFactory(trigger=measure), CallbackFactory(trigger=measure)]
     callbacks: list[tuple[list[Callback], str]] = [
         ([Validation(), MinSaver("vld/lossy")], "no scalar 'vld/lossy'; did you mean 'vld/loss'"),
-        ([Validation(), Validation(batches=1)], "Validation and Validation 2 both record 'vld/loss' at step 1"),
-        (two, "CallbackFactory and CallbackFactory 2 both record 'vld/lossy' at step 1"),
-        ([stats], "two of its inferencers"),
+        ([Validation(), Validation(batches=1)], "Validation and Validation 2: 'vld/loss' already has a value"),
+        (two, "CallbackFactory and CallbackFactory 2: 'vld/lossy' already has a value"),
+        ([stats], "InferenceRunner: 'vld/loss' already has a value at step 1"),
     ]
     for given, words in callbacks:
         with pytest.raises(CallbackError, match=words):

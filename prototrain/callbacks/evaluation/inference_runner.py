@@ -13,7 +13,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.evaluation.validation import check_batches, no_such_dataset
 from prototrain.data.batches import counted_examples
-from prototrain.errors import CallbackError, DataError, ModelError, StepError
+from prototrain.errors import DataError, ModelError, StepError
 from prototrain.model.evaluation import CompiledPass
 from prototrain.model.net import LOSS_WEIGHT, loss_weight
 from prototrain.system.terminal import announcing
@@ -23,14 +23,12 @@ from prototrain.system.tracebacks import cause
 class Inferencer:
     """Computes scalars from a model's tensors on held-out data, as a function of sums over the batches.
 
-    For example, the error rate:
+    class Mistakes(Inferencer):
+        def sums(self, net, size):
+            return [tf.reduce_sum(net["wrong"]), size]
 
-        class Mistakes(Inferencer):
-            def sums(self, net, size):
-                return [tf.reduce_sum(net["wrong"]), size]
-
-            def result(self, sums):
-                return {"mistakes": sums[0] / sums[1]}
+        def result(self, sums):
+            return {"mistakes": sums[0] / sums[1]}
     """
 
     def reset(self) -> None:
@@ -94,9 +92,7 @@ class ClassificationError(Inferencer):
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
         wrong = tensor(net, self.wrong)
         if wrong.shape.rank == 0:
-            raise ModelError(
-                f"ClassificationError: {self.wrong!r} must have one entry for each example; it is a scalar"
-            )
+            raise ModelError(f"ClassificationError: {self.wrong!r} must have one entry per example; it is a scalar")
         return [tf.math.count_nonzero(wrong), tf.size(wrong)]
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
@@ -153,8 +149,6 @@ class KerasMetric(Inferencer):
     """
 
     def __init__(self, metric: keras.metrics.Metric, *names: str, name: str | None = None) -> None:
-        if not names:
-            raise CallbackError(f"KerasMetric({metric.name}): name the tensors that it takes, as 'labels', 'logits'")
         self.metric = metric
         self.names = names
         self.name = name or str(metric.name)
@@ -249,17 +243,10 @@ class InferenceRunner(Callback):
         batches, (sums,) = found
         if not batches:
             raise DataError(f"InferenceRunner: the dataset {self.dataset!r} is empty")
-        scalars: dict[str, float] = {}
         rest = sums.numpy().tolist()
         for inferencer, count in zip(self.inferencers, self._counts, strict=True):
-            for name, value in inferencer.result(rest[:count]).items():
-                if name in scalars:
-                    raise CallbackError(
-                        f"InferenceRunner: two of its inferencers give {self.prefix}/{name}; give one of them a name"
-                    )
-                scalars[name] = value
+            self.trainer.monitors.put_scalars(inferencer.result(rest[:count]), self.prefix)
             rest = rest[count:]
-        self.trainer.monitors.put_scalars(scalars, self.prefix)
 
     def _sums(self, inputs: dict[str, Any]) -> list[tf.Tensor]:
         """Return the sums of all inferencers for one batch as one vector. This method is traced."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -63,9 +62,8 @@ class HyperParam:
             )
         return known[name]
 
-    @property
     def is_learning_rate(self) -> bool:
-        """Whether this is the learning rate of the trainer's optimizer."""
+        """Return whether this is the learning rate of the trainer's optimizer."""
         optimizer = self._trainer.optimizer
         return self._attribute is None and optimizer is not None and self._variable is optimizer.learning_rate
 
@@ -121,7 +119,7 @@ class HyperParamSetter(Callback):
         self._restored: float | None = None
         self._triggered_at = -1
         scheduled = any(isinstance(innermost(callback), LearningRate) for callback in self.trainer.callbacks)
-        if scheduled and self.param.is_learning_rate:
+        if scheduled and self.param.is_learning_rate():
             raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
 
     def before_train(self) -> None:
@@ -183,28 +181,20 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
         ScheduledHyperParamSetter("learning_rate", [(0, 0.1), (30, 0.01)])
 
-    Each value takes effect when that many epochs or steps are completed. Step-based linear interpolation sets the value
-    after every step, so each compiled call runs only one step. For a learning rate, use
-    ``LearningRate(schedules.linear(...))``, which sets it within the call.
+    Each value takes effect when that many epochs or steps are completed. To interpolate a learning rate, use
+    ``LearningRate(schedules.linear(...))``.
 
     Args:
         param: a `HyperParam`, or its first argument.
         schedule: the points, by ascending epoch or step; 0 is the start of training.
-        interp: "linear" for linear interpolation between the points, None for a step function.
         step_based: whether the points are steps instead of epochs.
 
     Raises:
-        CallbackError: the schedule is empty or not ascending, an epoch or step is not a whole number, or `interp` is
-            unknown.
+        CallbackError: the schedule is empty or not ascending, or an epoch or step is not a whole number.
     """
 
     def __init__(
-        self,
-        param: HyperParam | Any,
-        schedule: Sequence[tuple[int, float]],
-        *,
-        interp: Literal["linear"] | None = None,
-        step_based: bool = False,
+        self, param: HyperParam | Any, schedule: Sequence[tuple[int, float]], *, step_based: bool = False
     ) -> None:
         super().__init__(param)
         whole = all(isinstance(when, Integral) for when, _ in schedule)
@@ -214,35 +204,18 @@ class ScheduledHyperParamSetter(HyperParamSetter):
                 f"{schedule}"
             )
         self.points = [(int(when), float(value)) for when, value in schedule]
-        if interp not in (None, "linear"):
-            raise CallbackError(f'{self.state_key}: interp must be "linear" or None, got {interp!r}')
-        self._linear = interp == "linear"
         self._step_based = step_based
-
-    def value_at(self, when: int) -> float | None:
-        """Return the value after `when` epochs or steps, or None before the first point."""
-        index = bisect_right(self.points, when, key=lambda point: point[0]) - 1
-        if index < 0:
-            return None
-        begin, value = self.points[index]
-        if not self._linear or index + 1 == len(self.points):
-            return value
-        end, target = self.points[index + 1]
-        return value + (target - value) * (when - begin) / (end - begin)
 
     def new_value(self) -> float | None:
         step = self.trainer.global_step
-        return self.value_at(step if self._step_based else step // self.trainer.steps_per_epoch)
+        now = step if self._step_based else step // self.trainer.steps_per_epoch
+        return next((value for when, value in reversed(self.points) if when <= now), None)
 
     def first_value(self) -> float | None:
-        return self.value_at(0)
+        return self.new_value()
 
     def next_step(self, step: int) -> int | None:
-        if not self._step_based:
-            return None
-        following = next((when for when, _ in self.points if when > step), None)
-        between = following is not None and following != self.points[0][0]
-        return step + 1 if self._linear and between else following
+        return next((when for when, _ in self.points if when > step), None) if self._step_based else None
 
     def trigger_step(self) -> None:
         self.trigger()
@@ -253,7 +226,7 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
 
 class HumanHyperParamSetter(HyperParamSetter):
-    """Sets a hyperparameter to the value in a file of the experiment directory.
+    """Sets a hyperparameter to the value in the file ``hyper.txt`` of the experiment directory.
 
         HumanHyperParamSetter("learning_rate").every(seconds=5)
 
@@ -262,16 +235,11 @@ class HumanHyperParamSetter(HyperParamSetter):
 
     Args:
         param: a `HyperParam`, or its first argument.
-        file_name: the name of the file in the experiment directory.
     """
-
-    def __init__(self, param: HyperParam | Any, *, file_name: str = "hyper.txt") -> None:
-        super().__init__(param)
-        self._file_name = file_name
 
     def setup(self) -> None:
         super().setup()
-        self._path = self.trainer.require_experiment("HumanHyperParamSetter").directory / self._file_name
+        self._path = self.trainer.require_experiment("HumanHyperParamSetter").directory / "hyper.txt"
 
     def new_value(self) -> float | None:
         try:
@@ -345,11 +313,9 @@ class StatMonitorParamSetter(HyperParamSetter):
     def new_value(self) -> float | None:
         value = self.trainer.monitors.latest(self.stat, at_step=self.trainer.global_step)
         self._recent = [*self._recent, value][-self._last_k - 1 :]
-        if len(self._recent) <= self._last_k:
-            return None
         best = Best(self._mode, min_delta=self._min_delta)
         best.update(self._recent[0], 0)
-        if any(best.is_better(later) for later in self._recent[1:]):
+        if len(self._recent) <= self._last_k or any(map(best.is_better, self._recent[1:])):
             return None
         self._recent = []
         return self._function(self.param.get())

@@ -17,6 +17,11 @@ from prototrain.system.files import write_atomic
 Array = np.ndarray[Any, Any]
 
 _IMAGES = 4
+_KINDS: dict[str, Callable[[Array], Any]] = {
+    "mean": np.mean,
+    "rms": lambda array: np.sqrt(np.mean(np.square(array))),
+    "sparsity": lambda array: np.mean(array == 0),
+}
 
 
 class ProcessTensors(Callback):
@@ -136,10 +141,9 @@ class DumpParamAsImage(DumpTensorAsImage):
 
     def setup(self) -> None:
         super().setup()
-        if self.names[0] not in (known := self.trainer.model_variables):
-            raise CallbackError(
-                f"DumpParamAsImage: there is no variable {self.names[0]!r}; there are: {', '.join(known)}"
-            )
+        known = self.trainer.model_variables
+        if self.names[0] not in known:
+            raise CallbackError(f"{self.name}: there is no variable {self.names[0]!r}; there are: {', '.join(known)}")
 
     def watches(self) -> Collection[str] | None:
         return None
@@ -148,19 +152,11 @@ class DumpParamAsImage(DumpTensorAsImage):
         self.process(np.asarray(tf.convert_to_tensor(self.trainer.model_variables[self.names[0]])))
 
 
-_KINDS: dict[str, Callable[[Array], Any]] = {
-    "mean": np.mean,
-    "rms": lambda array: np.sqrt(np.mean(np.square(array))),
-    "sparsity": lambda array: np.mean(array == 0),
-}
-
-
 def _checked(who: str, kinds: str | Sequence[str]) -> list[str]:
     given = [kinds] if isinstance(kinds, str) else list(kinds)
     known = ["scalar", "histogram", *_KINDS]
-    for kind in given:
-        if kind not in known:
-            raise CallbackError(f"{who}: there is no {kind!r}; there are {', '.join(known)}")
+    if unknown := [kind for kind in given if kind not in known]:
+        raise CallbackError(f"{who}: there is no {unknown[0]!r}; there are {', '.join(known)}")
     return given
 
 
@@ -204,16 +200,13 @@ class TensorSummary(ProcessTensors):
 
 
 class ActivationSummary(TensorSummary):
-    """Records sparsity, root mean square and histogram of activations as ``trn/activation-summary/...``.
+    """Records statistics of activations as ``trn/activation-summary/...``; see `TensorSummary`.
 
         ActivationSummary("fc0").every(steps=100)
 
     Args:
         names: names of the model's tensors.
-        kinds: see `TensorSummary`.
-
-    Raises:
-        CallbackError: see `TensorSummary`.
+        kinds: the statistics to record.
     """
 
     prefix = "trn/activation-summary"

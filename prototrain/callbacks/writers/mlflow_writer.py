@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from prototrain.callbacks.writers.tracker import Point, Tracker, needed, opened
+from prototrain.callbacks.writers.tracker import Point, Tracker
 from prototrain.config.values import as_text
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class MLflowWriter(Tracker):
         self._uri = uri
 
     def setup(self) -> None:
-        needed("mlflow", self.name, self.extra)
+        self.needed("mlflow")
 
     def connect(self, run: str | None) -> str:
         from mlflow.tracking import MlflowClient
@@ -88,7 +88,7 @@ class MLflowWriter(Tracker):
                 metrics.append(Metric(key, point.value, milliseconds, point.step))
             for picture in point.pictures:
                 at = {"step": point.step, "timestamp": milliseconds}
-                self._client.log_image(self._run, opened(picture), key=key, **at, synchronous=True)
+                self._client.log_image(self._run, picture, key=key, **at, synchronous=True)
         for start in range(0, len(metrics), _METRICS_IN_BATCH):
             self._client.log_batch(self._run, metrics=metrics[start : start + _METRICS_IN_BATCH], synchronous=True)
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Point:
-    """A scalar or images (encoded as PNG) at a step. `time` is in seconds since the epoch."""
+    """A scalar or images (of Pillow) at a step. `time` is in seconds since the epoch."""
 
     name: str
     step: int
     time: float
     value: float = 0.0
-    pictures: tuple[bytes, ...] = ()
+    pictures: tuple[Any, ...] = ()
 
 
 class Tracker(Monitor):
@@ -60,6 +60,14 @@ class Tracker(Monitor):
         self._sent_at = 0.0
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
+
+    def needed(self, module: str) -> Any:
+        """Import a module of the tracker's extra; raise CallbackError, naming the extra, if it is missing."""
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            text = f"{self.name} needs {error.name}, which is not installed; pip install 'prototrain[{self.extra}]'"
+            raise CallbackError(text) from None
 
     def connect(self, run: str | None) -> str:
         """Start or continue a run of the tracker and send the config.
@@ -104,8 +112,8 @@ class Tracker(Monitor):
         for value in event.summary.value:
             name = f"{prefix}/{value.tag}" if prefix else value.tag
             if value.metadata.plugin_data.plugin_name == "images":
-                needed("PIL.Image", self.name, self.extra)
-                pictures = tuple(value.tensor.string_val[2:])  # skip the width and the height
+                pillow, files = self.needed("PIL.Image"), value.tensor.string_val[2:]  # skip the width and the height
+                pictures = tuple(pillow.open(io.BytesIO(file)) for file in files)
                 self._waiting.append(Point(name, event.step, time.time(), pictures=pictures))
             else:
                 self.trainer.run.say_once(f"WARNING: {self.name} takes scalars and pictures, not histograms and text")
@@ -168,20 +176,3 @@ class Tracker(Monitor):
                 text = f"cannot send to run {self._run}: {in_one_line(error)}; trying again"
                 self.trainer.log(f"WARNING: {self.name} {text}")
         self._is_failing = error is not None
-
-
-def needed(module: str, who: str, extra: str) -> Any:
-    """Import a module of an extra of prototrain; raise CallbackError, naming the extra, if it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise CallbackError(
-            f"{who} needs {error.name}, which is not installed; pip install 'prototrain[{extra}]'"
-        ) from None
-
-
-def opened(picture: bytes) -> Any:
-    """Open the content of a PNG file as a Pillow image."""
-    from PIL import Image
-
-    return Image.open(io.BytesIO(picture))

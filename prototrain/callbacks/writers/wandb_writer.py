@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.writers.tracker import Point, Tracker, needed, opened
+from prototrain.callbacks.writers.tracker import Point, Tracker
 
 if TYPE_CHECKING:
     from prototrain.experiment.record import Outcome
@@ -37,27 +37,23 @@ class WandbWriter(Tracker):
         self._options = {"project": project, "resume": "allow", "reinit": "create_new", **options}
 
     def setup(self) -> None:
-        self._wandb = needed("wandb", self.name, self.extra)
+        self._wandb = self.needed("wandb")
 
     def connect(self, run: str | None) -> str:
-        trainer, config = self.trainer, self.trainer.run.config()
         options = {"name": self.title, **self._options} | ({} if run is None else {"id": run})
         self._handle = self._wandb.init(**options)
-        if config is not None:
+        if (config := self.trainer.run.config()) is not None:
             self._handle.config.update(config.to_plain(), allow_val_change=True)
         # W&B's built-in step drops late values, such as those of a validation after a stop.
         self._handle.define_metric("global_step", hidden=True)
         self._handle.define_metric("*", step_metric="global_step")
-        self._handle.summary["outcome"] = str(trainer.outcome)
+        self._handle.summary["outcome"] = str(self.trainer.outcome)
         return str(self._handle.id)
 
     def send(self, points: Sequence[Point]) -> None:
         for step, group in groupby(points, key=lambda point: point.step):
-            values = {point.name: self._value(point) for point in group}
+            values = {point.name: [*map(self._wandb.Image, point.pictures)] or point.value for point in group}
             self._handle.log({"global_step": step, **values})
-
-    def _value(self, point: Point) -> Any:
-        return [self._wandb.Image(opened(picture)) for picture in point.pictures] or point.value
 
     def close(self, outcome: Outcome) -> None:
         self._handle.summary["outcome"] = str(outcome)
