@@ -162,7 +162,9 @@ def length_in_words(dataset: Any) -> str:
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape")]
     sizes = {shape[0] for shape in shapes if shape.rank}
     size = sizes.pop() if len(sizes) == 1 else None
-    return f"{batches:,} batches" if size is None else f"{batches * size:,} examples"
+    if size is None:
+        return "1 batch" if batches == 1 else f"{batches:,} batches"
+    return f"{batches * size:,} examples"
 
 
 def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:

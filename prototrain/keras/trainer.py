@@ -72,6 +72,7 @@ class KerasTrainer(SimpleTrainer):
     model: CompiledModel
     continues_from_trained = True  # as in `fit`
     may_set_trainable = False  # the user's optimizer is built for the variables that were trainable
+    _is_silent = False
 
     def __init__(
         self,
@@ -209,6 +210,7 @@ class KerasTrainer(SimpleTrainer):
         Pass the data once, here or to the constructor. Each further call trains for another `epochs` epochs.
 
         Args:
+            verbose: as in Keras; 0 prints nothing but warnings.
             callbacks: Keras and prototrain callbacks. With an experiment, a `ModelSaver` and a `SaveOnExit` are added.
             options: arguments of `train`, such as ``fresh=True`` and ``allow_changed_data=True``.
 
@@ -245,9 +247,20 @@ class KerasTrainer(SimpleTrainer):
         listed = _fit_callbacks(callbacks, verbose, saves=self.experiment is not None, validation=validation)
         # As in Keras, the history comes after the user's callbacks, so that it records the values they add to the logs.
         listed.append(KerasCallback(history, state_key="keras.History/fit"))
-        self.train(listed, steps_per_epoch=steps_per_epoch, max_epoch=self._fitted_epochs + epochs, **options)
+        self._is_silent = not verbose
+        try:
+            self.train(listed, steps_per_epoch=steps_per_epoch, max_epoch=self._fitted_epochs + epochs, **options)
+        finally:
+            self._is_silent = False
         self._fitted_epochs += epochs
         return history
+
+    def log(self, text: str) -> None:
+        """Print a line, unless ``fit(verbose=0)`` is running, and append it to train.log. Warnings are printed."""
+        if self._is_silent and "WARNING" not in text:
+            self.run.log_to_file(text)
+        else:
+            super().log(text)
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
@@ -333,7 +346,7 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
 
     Args:
         callbacks: a Keras or prototrain callback, or a nested list of them.
-        verbose: "auto" or 1 for a progress bar and a line per epoch, 2 for the line only, 0 for no output.
+        verbose: "auto" or 1 for a progress bar and a line per epoch, 2 for the line only, 0 for none.
         saves: whether to write a checkpoint at the end of each epoch and of the run.
         validation: the number of batches (0 for all) and the interval in epochs, or None for no validation.
 

@@ -241,6 +241,12 @@ def test_validation_with_class_metrics() -> None:
     assert [len(history[name]) for name in ("loss", "val_loss", "val_f1_score/0", "val_f1_score/1")] == [3, 1, 1, 1]
 
 
+def test_verbose_0_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    KerasTrainer(classifier(), experiment=tmp_path / "run").fit(X, Y, verbose=0)
+    assert capsys.readouterr().out == ""
+    assert "KerasTrainer" in (tmp_path / "run" / "train.log").read_text()
+
+
 def test_overridden_make_train_function_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     class Own(keras.Model):  # type: ignore[misc]
         def make_train_function(self, force: bool = False) -> Any:
