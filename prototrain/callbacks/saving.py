@@ -204,7 +204,10 @@ class _BestSaver(Callback):
         assert step is not None
         name = self.trainer.run.checkpoints.path(step).name
         note = {"stat": self.stat, "value": self.best.value, "step": step, "checkpoint": name}
-        write_atomic(self._note, json.dumps(note) + "\n")
+        try:
+            write_atomic(self._note, json.dumps(note) + "\n")
+        except OSError as error:  # such as a full disk; a resume writes the note again
+            self.trainer.log(f"WARNING: cannot write {self._note}: {error.strerror}; training continues")
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()

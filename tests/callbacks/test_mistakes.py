@@ -57,6 +57,7 @@ ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]
         ([(3, 1), (3, 2)], [(0, 1), (2.5, 2)]),
         "ascending order of whole numbers",
     ),
+    (lambda given: ScheduledHyperParamSetter("rate", [(1, 1)], interp=given), ("cubic",), "interp must be"),
     (LearningRate, (0.1,), "takes a function of the step"),
     (GraphProfiler, ({"steps": 0},), "at least 1"),
     (ModelSaver, ({"max_to_keep": 0}, {"max_to_keep": -1}), "max_to_keep must be at least 1"),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -181,20 +181,28 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
         ScheduledHyperParamSetter("learning_rate", [(0, 0.1), (30, 0.01)])
 
-    Each value takes effect when that many epochs or steps are completed. To interpolate a learning rate, use
-    ``LearningRate(schedules.linear(...))``.
+    Each value takes effect when that many epochs or steps are completed. Step-based linear interpolation sets the value
+    after every step, so each compiled call runs only one step. For a learning rate, use
+    ``LearningRate(schedules.linear(...))``, which sets it within the call.
 
     Args:
         param: a `HyperParam`, or its first argument.
         schedule: the points, by ascending epoch or step; 0 is the start of training.
+        interp: "linear" for linear interpolation between the points, None for a step function.
         step_based: whether the points are steps instead of epochs.
 
     Raises:
-        CallbackError: the schedule is empty or not ascending, or an epoch or step is not a whole number.
+        CallbackError: the schedule is empty or not ascending, an epoch or step is not a whole number, or `interp` is
+            unknown.
     """
 
     def __init__(
-        self, param: HyperParam | Any, schedule: Sequence[tuple[int, float]], *, step_based: bool = False
+        self,
+        param: HyperParam | Any,
+        schedule: Sequence[tuple[int, float]],
+        *,
+        interp: Literal["linear"] | None = None,
+        step_based: bool = False,
     ) -> None:
         super().__init__(param)
         whole = all(isinstance(when, Integral) for when, _ in schedule)
@@ -204,18 +212,26 @@ class ScheduledHyperParamSetter(HyperParamSetter):
                 f"{schedule}"
             )
         self.points = [(int(when), float(value)) for when, value in schedule]
-        self._step_based = step_based
+        if interp not in (None, "linear"):
+            raise CallbackError(f'{self.state_key}: interp must be "linear" or None, got {interp!r}')
+        self._is_linear, self._step_based = interp == "linear", step_based
 
     def new_value(self) -> float | None:
         step = self.trainer.global_step
         now = step if self._step_based else step // self.trainer.steps_per_epoch
+        if self._is_linear and now >= self.points[0][0]:
+            points, values = np.transpose(self.points)
+            return float(np.interp(now, points, values))
         return next((value for when, value in reversed(self.points) if when <= now), None)
 
     def first_value(self) -> float | None:
         return self.new_value()
 
     def next_step(self, step: int) -> int | None:
-        return next((when for when, _ in self.points if when > step), None) if self._step_based else None
+        if not self._step_based:
+            return None
+        is_between = self._is_linear and self.points[0][0] <= step < self.points[-1][0]
+        return step + 1 if is_between else next((when for when, _ in self.points if when > step), None)
 
     def trigger_step(self) -> None:
         self.trigger()
@@ -226,7 +242,7 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
 
 class HumanHyperParamSetter(HyperParamSetter):
-    """Sets a hyperparameter to the value in the file ``hyper.txt`` of the experiment directory.
+    """Sets a hyperparameter to the value in a file of the experiment directory.
 
         HumanHyperParamSetter("learning_rate").every(seconds=5)
 
@@ -235,11 +251,16 @@ class HumanHyperParamSetter(HyperParamSetter):
 
     Args:
         param: a `HyperParam`, or its first argument.
+        file_name: the name of the file in the experiment directory.
     """
+
+    def __init__(self, param: HyperParam | Any, *, file_name: str = "hyper.txt") -> None:
+        super().__init__(param)
+        self._file_name = file_name
 
     def setup(self) -> None:
         super().setup()
-        self._path = self.trainer.require_experiment("HumanHyperParamSetter").directory / "hyper.txt"
+        self._path = self.trainer.require_experiment("HumanHyperParamSetter").directory / self._file_name
 
     def new_value(self) -> float | None:
         try:

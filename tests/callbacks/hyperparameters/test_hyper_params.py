@@ -73,6 +73,8 @@ def test_targets() -> None:
     [
         ({"schedule": [(1, 0.5), (3, 0.25)]}, [1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]),
         ({"schedule": [(0, 0.5), (3, 0.25)], "step_based": True}, [0.5, 0.5, 0.5, *[0.25] * 5]),
+        ({"schedule": [(1, 3), (3, 5)], "interp": "linear"}, [1, 1, 3, 3, 4, 4, 5, 5]),
+        ({"schedule": [(2, 3), (6, 5)], "interp": "linear", "step_based": True}, [1, 1, 3, 3.5, 4, 4.5, 5, 5]),
     ],
 )
 def test_schedules(options: dict[str, Any], expected: list[float], experiment: Path) -> None:
@@ -95,7 +97,7 @@ def put_loss(self: CallbackFactory) -> None:
 
 SETTERS: list[Callable[[HyperParam], HyperParamSetter]] = [
     lambda param: ScheduledHyperParamSetter(param, [(1, 0.5), (3, 0.25)]),
-    lambda param: ScheduledHyperParamSetter(param, [(2, 3), (9, 5)], step_based=True),
+    lambda param: ScheduledHyperParamSetter(param, [(2, 3), (9, 5)], interp="linear", step_based=True),
     lambda param: HyperParamSetterWithFunc(param, lambda epoch, old: old * 2),
     lambda param: StatMonitorParamSetter(param, "vld/loss", lambda old: old / 2, mode="min", last_k=1),
 ]
