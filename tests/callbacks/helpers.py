@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from typing import Any
 
 from prototrain import Callback
+from prototrain.callbacks import CallbackFactory
+from tests.tiny import Recorder
 
 UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -19,6 +22,19 @@ class Puts(Callback):
     def trigger_step(self) -> None:
         for name, value in self.by_step.get(self.trainer.global_step, {}).items():
             self.trainer.monitors.put_scalar(name, value)
+
+
+def measures(name: str, value: Callable[[int], float]) -> Callback:
+    """A callback that records a scalar after each step; `value` takes the step."""
+    record = CallbackFactory(trigger=lambda me: me.trainer.monitors.put_scalar(name, value(me.trainer.global_step)))
+    return record.every(steps=1)
+
+
+class StepRecorder(Recorder):
+    """Also records the steps at which `trigger_step` is called."""
+
+    def trigger_step(self) -> None:
+        self._note("trigger_step")
 
 
 class EachStep(Callback):

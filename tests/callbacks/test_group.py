@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +19,13 @@ from prototrain.callbacks import (
     ModelSaver,
     Priority,
     SaveOnExit,
-    StartProcOrThread,
     Summaries,
     Validation,
 )
 from prototrain.errors import CallbackError
 from prototrain.launch import default_callbacks
-from tests.tiny import CountingTrainer, tiny_model
+from tests.callbacks.helpers import Fails, measures
+from tests.tiny import CountingTrainer, Recorder, tiny_model
 
 
 class Named(Callback):
@@ -111,29 +110,6 @@ def test_stop_between_callbacks_runs_each_once(every: dict[str, int], where: int
     assert counts == [times] * 3
 
 
-def test_failed_callback_runs_again_after_a_resume(tmp_path: Path) -> None:
-    order: list[str] = []
-
-    class FailsOnce(Named):
-        failed = False
-
-        def trigger(self) -> None:
-            if not FailsOnce.failed:
-                FailsOnce.failed = True
-                raise RuntimeError("not this time")
-            super().trigger()
-
-    def train() -> None:
-        callbacks = [Named("a", order), FailsOnce("b", order), Named("c", order)]
-        trainer = CountingTrainer(experiment=tmp_path)
-        trainer.train([*(callback.every(steps=2) for callback in callbacks), SaveOnExit()], max_steps=4)
-
-    with pytest.raises(RuntimeError, match="not this time"):
-        train()
-    train()
-    assert "".join(order) == "aabcabc"  # all callbacks of the step are called again
-
-
 @pytest.mark.parametrize(
     ("given", "message", "of_model"),
     [
@@ -165,27 +141,18 @@ def test_callbacks_of_a_model() -> None:
         default_callbacks(with_callbacks([one]))
 
 
-def test_used_callbacks_with_state(experiment: Path) -> None:
+def test_callbacks_with_state_are_of_one_trainer(experiment: Path) -> None:
     summaries = Summaries()
-    callbacks = [summaries.every(steps=2), JSONWriter(), ModelSaver().every(steps=3)]
+    validation = Validation(evaluate=lambda dataset, batches: {"loss": 1.0})  # without state
+    callbacks = [summaries.every(steps=2), validation.every(steps=2), JSONWriter(), ModelSaver().every(steps=3)]
     CountingTrainer(experiment=experiment).train(callbacks, max_steps=3)
     with pytest.raises(CallbackError, match="has the state of another trainer's run; make a new one"):
         CountingTrainer().train([summaries.every(steps=2)], max_steps=3)
     trainer = CountingTrainer(experiment=experiment)
     trainer.train(callbacks, max_steps=6)
     assert [step for step, _ in trainer.monitors.history("trn/loss")] == [2, 3, 4, 6]
-
-
-def test_stateless_callbacks_can_be_reused(experiment: Path) -> None:
-    validation = Validation(evaluate=lambda dataset, batches: {"loss": 1.0})
-    callbacks = [validation.every(steps=2), JSONWriter(), ModelSaver().every(steps=3)]
-    starter = StartProcOrThread(threading.Thread(target=lambda: None))
-    trainers = [CountingTrainer(experiment=experiment / name) for name in ("first", "second")]
-    trainers[0].train([starter, *callbacks], max_steps=3)
-    with pytest.raises(RuntimeError, match=r"active thread|started once"):
-        trainers[1].train([starter], max_steps=1)
-    trainers[1].train(callbacks, max_steps=3)
-    assert all((experiment / name / "metrics.jsonl").exists() for name in ("first", "second"))
+    CountingTrainer(experiment=experiment.with_name("second")).train(callbacks[1:], max_steps=3)
+    assert experiment.with_name("second").joinpath("metrics.jsonl").exists()
 
 
 class Holder:
@@ -193,29 +160,21 @@ class Holder:
 
 
 def test_decision_is_made_once_if_a_later_callback_fails(tmp_path: Path) -> None:
-    class Measures(Callback):
-        def trigger(self) -> None:
-            self.trainer.monitors.put_scalar("vld/loss", 1.0)
-
-    class Fails(Callback):
-        priority = Priority.WRITE
-
-        def trigger(self) -> None:
-            if self.trainer.global_step == 4:
-                raise RuntimeError("on purpose")
+    calls: list[tuple[str, int]] = []
 
     def train(holder: Holder, *others: Callback) -> CountingTrainer:
         halve = HyperParamSetterWithFunc(HyperParam(holder, "rate"), lambda epoch, rate: rate / 2)
         stopping = EarlyStopping("vld/loss", mode="min", patience=3)
         trainer = CountingTrainer(experiment=tmp_path)
-        timed = [one.every(steps=2) for one in (Measures(), stopping, halve, *others)]
-        trainer.train([*timed, SaveOnExit()], max_steps=20)
+        timed = [one.every(steps=2) for one in (stopping, halve, Recorder(calls))]
+        trainer.train([measures("vld/loss", lambda step: 1.0), *timed, *others, SaveOnExit()], max_steps=20)
         return trainer
 
     with pytest.raises(RuntimeError, match="on purpose"):
-        train(Holder(), Fails())
+        train(Holder(), Fails(4))
     holder = Holder()
     trainer = train(holder)
     # The best value is measured at step 2; there is no improvement at 4, 6 and 8.
     assert trainer.global_step == 8 and holder.rate == 1 / 32  # halved at step 0 as well
-    assert trainer.monitors.history("vld/loss") == [(step, 1.0) for step in (2, 4, 6, 8)]
+    assert trainer.monitors.history("vld/loss") == [(step, 1.0) for step in range(1, 9)]
+    assert [step for hook, step in calls if hook == "trigger"] == [2, 4, 4, 6, 8]

@@ -12,25 +12,16 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import (
-    Best,
-    CallbackFactory,
-    InferenceRunner,
-    MinSaver,
-    Monitor,
-    SaveOnExit,
-    ScalarStats,
-    Summaries,
-    Validation,
-)
+from prototrain.callbacks import Best, InferenceRunner, MinSaver, Monitor, ScalarStats, Summaries, Validation
 from prototrain.callbacks.monitor import HISTORY_LENGTH
 from prototrain.errors import CallbackError
+from tests.callbacks.helpers import measures
 from tests.tiny import CountingTrainer, tiny_trainer
 
 
 class Collects(Monitor):
     def __init__(self) -> None:
-        self.got: list[tuple[str, float, int]] = []
+        self.got: list[tuple[Any, ...]] = []
         self.flushed = 0
 
     def put_scalar(self, name: str, value: float, step: int) -> None:
@@ -43,19 +34,16 @@ class Collects(Monitor):
         pass
 
 
+class Together(Collects):
+    def put_scalars(self, values: Mapping[str, float], step: int) -> None:
+        self.got.append((values, step))
+
+
 def test_every_monitor_receives_every_scalar() -> None:
     plain, proxied = Collects(), Collects()
     CountingTrainer().train([plain, proxied.every(steps=100), Summaries().every(steps=1)], max_steps=2)
     assert plain.got == proxied.got == [("trn/loss", 1.0, 1), ("trn/loss", 0.5, 2)]
     assert plain.flushed >= 2
-
-
-class Together(Monitor):
-    def __init__(self) -> None:
-        self.got: list[tuple[Mapping[str, float], int]] = []
-
-    def put_scalars(self, values: Mapping[str, float], step: int) -> None:
-        self.got.append((values, step))
 
 
 def test_put_scalars_is_all_or_nothing() -> None:
@@ -86,13 +74,9 @@ def test_invalid_names(name: Any) -> None:
         CountingTrainer().monitors.put_scalar(name, 1.0)
 
 
-def measure(callback: Callback) -> None:
-    callback.trainer.monitors.put_scalar("vld/lossy", 1.0)
-
-
 def test_two_values_and_unknown_names_are_errors(experiment: Path) -> None:
     stats = InferenceRunner("vld", [ScalarStats("loss"), ScalarStats("loss")])
-    two = [CallbackFactory(trigger=measure), CallbackFactory(trigger=measure)]
+    two = [measures("vld/lossy", float), measures("vld/lossy", float)]
     callbacks: list[tuple[list[Callback], str]] = [
         ([Validation(), MinSaver("vld/lossy")], "no scalar 'vld/lossy'; did you mean 'vld/loss'"),
         ([Validation(), Validation(batches=1)], "Validation and Validation 2: 'vld/loss' already has a value"),
@@ -119,18 +103,6 @@ def test_history_and_latest() -> None:
     for value in range(HISTORY_LENGTH + 5):
         monitors.put_scalar("x", value)
     assert len(monitors.history("x")) == HISTORY_LENGTH and monitors.latest("x") == HISTORY_LENGTH + 4
-
-
-def test_history_is_resumed(experiment: Path) -> None:
-    class PutsNaN(Callback):
-        def trigger(self) -> None:
-            self.trainer.monitors.put_scalar("nan", math.nan)
-
-    CountingTrainer(experiment=experiment).train([Summaries().every(steps=1), PutsNaN(), SaveOnExit()], max_steps=2)
-    trainer = CountingTrainer(experiment=experiment)
-    trainer.train([Summaries().every(steps=1)], max_steps=3)
-    assert [step for step, _ in trainer.monitors.history("trn/loss")] == [1, 2, 3]
-    assert math.isnan(trainer.monitors.latest("nan"))
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,10 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import (
-    CallbackFactory,
-    EnableCallbackIf,
-    PeriodicCallback,
-    RunOp,
-)
+from prototrain.callbacks import CallbackFactory, EnableCallbackIf, PeriodicCallback, RunOp
 from prototrain.errors import CallbackError
 from prototrain.trainers.tower import SimpleTrainer
+from tests.callbacks.helpers import StepRecorder
 from tests.tiny import CountingTrainer, Recorder, tiny_model, tiny_trainer
 
 
@@ -68,11 +64,6 @@ class InRun(Callback):
 
     def steps(self) -> list[int]:
         return tf.where(self.ran > 0)[:, 0].numpy().tolist()
-
-
-class StepRecorder(Recorder):
-    def trigger_step(self) -> None:
-        self._note("trigger_step")
 
 
 @pytest.mark.parametrize(

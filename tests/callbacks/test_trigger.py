@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from prototrain import Callback, StopTraining
-from prototrain.callbacks import ModelSaver, Priority
+from prototrain.callbacks import CallbackFactory, ModelSaver, Priority
+from tests.callbacks.helpers import EachStep, Fails, StepRecorder
 from tests.tiny import CountingTrainer, Recorder
 
 INTERVALS: list[dict[str, Any]] = [
@@ -25,21 +26,6 @@ INTERVALS: list[dict[str, Any]] = [
     {"steps": 5, "before_train": True},
 ]
 LENGTHS = [(4, 12), (4, 10), (5, 5), (None, 9), (3, 1)]  # steps per epoch, steps
-
-
-class Stops(Callback):
-    """Ends the run after a step."""
-
-    priority = 0
-
-    def __init__(self, step: int | None, error: type[Exception] = StopTraining) -> None:
-        self.step, self.error = step, error
-
-    def next_step(self, step: int) -> int | None:
-        return self.step if self.step is not None and self.step > step else None
-
-    def trigger_step(self) -> None:
-        raise self.error
 
 
 def expected(interval: dict[str, Any], steps_per_epoch: int | None, first: int, last: int) -> list[int]:
@@ -70,32 +56,22 @@ def test_runs_at_its_steps_and_the_last(length: tuple[int | None, int]) -> None:
     assert fired(None, length) == all_expected(length[0], 0, length[1])
     if length == (4, 10):
         for stop in (1, 4, 7):  # an early stop makes its step the last
-            assert fired(None, length, Stops(stop)) == all_expected(4, 0, stop)
+            assert fired(None, length, Fails(stop, StopTraining)) == all_expected(4, 0, stop)
 
 
 @pytest.mark.parametrize("resume_at", [1, 4, 7])
 def test_resumed_and_extended_runs(experiment: Path, resume_at: int) -> None:
-    class Killed(Exception):
-        pass
-
-    saver = ModelSaver().every(steps=resume_at)
-    with pytest.raises(Killed):
-        fired(experiment, (4, 10), saver, Stops(resume_at + 1, Killed))
+    saver, failure = ModelSaver().every(steps=resume_at), Fails(resume_at + 1)
+    failure.priority = 0  # before the saver
+    with pytest.raises(RuntimeError):
+        fired(experiment, (4, 10), saver, failure)
     assert fired(experiment, (4, 10), saver) == all_expected(4, resume_at, 10)
     assert fired(experiment, (4, 13)) == all_expected(4, 10, 13)
 
 
 def test_intervals_in_seconds() -> None:
-    now = 100.0
-
-    class Slow(Callback):
-        def trigger_step(self) -> None:
-            nonlocal now
-            now += 1.0
-
-    recorder = Recorder()
-    trigger = recorder.every(seconds=2.5, clock=lambda: now)
-    CountingTrainer().train([Slow(), trigger], max_steps=10)
+    trainer, recorder = CountingTrainer(), Recorder()
+    trainer.train([recorder.every(seconds=2.5, clock=lambda: trainer.global_step), EachStep()], max_steps=10)
     # The time is checked between steps: it is over after 3 s, so the next step is due.
     assert recorder.steps("trigger") == [4, 8, 10]
     times = itertools.count()  # each reading of the clock is a second later, so the time is always over
@@ -106,27 +82,15 @@ def test_intervals_in_seconds() -> None:
 
 @pytest.mark.parametrize("length", [(4, 8), (4, 6), (None, 3)], ids=str)
 def test_saver_runs_after_the_last_validation(length: tuple[int | None, int]) -> None:
-    order: list[str] = []
-
-    class Named(Callback):
-        def __init__(self, name: str, priority: int) -> None:
-            self.letter, self.priority = name, priority
-
-        def trigger(self) -> None:
-            order.append(f"{self.letter}{self.trainer.global_step}")
-
-    saver, validation = Named("s", Priority.SAVE).every(steps=3), Named("v", Priority.EVALUATE)
-    CountingTrainer().train([saver, validation], steps_per_epoch=length[0], max_steps=length[1])
-    assert order[-2:] == [f"v{length[1]}", f"s{length[1]}"]
-
-
-class Busy(Recorder):
-    def trigger_step(self) -> None:
-        self._note("trigger_step")
+    order: list[tuple[str, int]] = []
+    saver = CallbackFactory(trigger=lambda me: order.append(("s", me.trainer.global_step)), priority=Priority.SAVE)
+    validation = CallbackFactory(trigger=lambda me: order.append(("v", me.trainer.global_step)))
+    CountingTrainer().train([saver.every(steps=3), validation], steps_per_epoch=length[0], max_steps=length[1])
+    assert order[-2:] == [("v", length[1]), ("s", length[1])]
 
 
 def test_replaces_the_schedule_and_forwards_other_hooks() -> None:
-    recorder, twice = Busy(), Recorder()
+    recorder, twice = StepRecorder(), Recorder()
     CountingTrainer().train([recorder.every(steps=3), twice.every(steps=2).every(steps=3)], max_steps=3)
     hooks = ["setup", "before_train", "before_epoch", "after_epoch", "trigger", "after_train"]
     assert [hook for hook, _ in recorder.calls] == hooks

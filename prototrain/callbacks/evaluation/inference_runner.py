@@ -229,8 +229,6 @@ class InferenceRunner(Callback):
         # Outside of `evaluating`, since this is not an evaluation for other callbacks.
         with announcing(f"trying out the inference on {self.prefix!r}", trainer.log), self._explaining():
             self._pass.rehearse(self.prefix, trainer.stop, self.batches)
-        for inferencer in self.inferencers:
-            inferencer.reset()
 
     def trigger(self) -> None:
         stop = self.trainer.stop

@@ -121,7 +121,6 @@ class _SubRun:
         """Create a new file and return its first record."""
         self._directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a directory in the order of their names.
-        others = [path.name.removeprefix(_EVENT_FILES) for path in self._directory.glob(f"{_EVENT_FILES}[0-9]*.*")]
-        number = max([0, *(int(name.partition(".")[0]) + 1 for name in others)])
-        self._file = tf.io.TFRecordWriter(str(self._directory / f"{_EVENT_FILES}{number:010d}.{platform.node()}"))
+        path = self._directory / f"{_EVENT_FILES}{time.time_ns()}.{platform.node()}"
+        self._file = tf.io.TFRecordWriter(str(path))
         return bytes(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())

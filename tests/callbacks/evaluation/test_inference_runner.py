@@ -121,16 +121,3 @@ def test_failing_and_endless_data(trainer: Any) -> None:
     with pytest.raises(DataError, match="'inference' has no end, so the whole of it cannot be evaluated; leave out"):
         trainer.train([InferenceRunner(data.repeat(), ScalarStats("loss"))], max_steps=before + 1)
     assert trainer.global_step == before
-
-
-def test_metrics_are_reset() -> None:
-    trainer, updates = tiny_trainer(), []
-    metric = keras.metrics.Sum()
-
-    class Look(Callback):
-        def before_epoch(self) -> None:
-            updates.append(float(metric.result()))
-
-    trainer.train([InferenceRunner("vld", KerasMetric(metric, "y")).every(steps=5), Look()], max_steps=5)
-    assert updates == [0.0]
-    assert trainer.monitors.names() == ["vld/sum"]

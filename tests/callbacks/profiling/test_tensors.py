@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, ModelDict, SyncReplicatedTrainer
+from prototrain import Callback, ModelDict
 from prototrain.callbacks import (
     ActivationSummary,
     AssignVariables,
@@ -29,7 +29,7 @@ from prototrain.callbacks import (
     TensorSummary,
 )
 from prototrain.errors import CallbackError, StopTraining
-from tests.tiny import CountingTrainer, Losses, tiny_build, tiny_model, tiny_trainer, values
+from tests.tiny import CountingTrainer, Losses, tiny_build, tiny_trainer, values
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -146,14 +146,6 @@ def test_averages_over_all_steps_across_resumes(make: Any, tmp_path: Path) -> No
     resumed, _ = run(tmp_path, 6)
     twice, losses = run(None, 3, 6)
     assert resumed == twice == pytest.approx(moving_average(losses, 0.95))
-
-
-def test_variables_on_several_towers() -> None:
-    trainer = SyncReplicatedTrainer(tiny_model(), "cpu:2")
-    clipped = AssignVariables(lambda variable: tf.clip_by_value(variable, -0.1, 0.1), "logits/kernel")
-    trainer.train([clipped], max_steps=2)
-    for copy in trainer.variables["logits/kernel"].values:
-        assert 0 < np.abs(copy.numpy()).max() <= np.float32(0.1)
 
 
 @pytest.mark.parametrize(

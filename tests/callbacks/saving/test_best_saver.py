@@ -21,20 +21,18 @@ from prototrain.callbacks import (
     Summaries,
     Validation,
 )
-from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.base import Callback
 from prototrain.checkpoint.store import verify
 from prototrain.errors import CheckpointError
 from prototrain.model.built import BuiltModel
+from tests.callbacks.helpers import measures
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
 
 VALUES = [5.0, 3.0, 4.0, 4.0, 1.0, 2.0, 2.0, 2.0]
 
 
 def measure() -> Callback:
-    return CallbackFactory(
-        trigger=lambda self: self.trainer.monitors.put_scalar("vld/x", VALUES[self.trainer.global_step - 1]),
-        priority=Priority.EVALUATE,
-    ).every(steps=1)
+    return measures("vld/x", lambda step: VALUES[step - 1])
 
 
 def checkpoints(experiment: Path) -> list[int]:
@@ -72,8 +70,7 @@ def test_resumed_run_keeps_the_same_checkpoints(stop: int, order: int, experimen
 
 
 def best_note(experiment: Path) -> dict[str, Any]:
-    note: dict[str, Any] = json.loads((experiment / "checkpoints" / "min-vld-loss.json").read_text())
-    return note
+    return json.loads((experiment / "checkpoints" / "min-vld-loss.json").read_text())
 
 
 def check_note(experiment: Path) -> None:
@@ -84,20 +81,8 @@ def check_note(experiment: Path) -> None:
     assert outcome is not None and outcome["loss"] == pytest.approx(note["value"], rel=1e-5)
 
 
-def rate(step: Any) -> float:
-    return 0.02
-
-
-class Falls(Callback):
-    """A scalar that gets worse, so that early stopping ends the run at the best loss."""
-
-    priority = Priority.EVALUATE
-
-    def trigger(self) -> None:
-        self.trainer.monitors.put_scalar("vld/worse", self.trainer.global_step)
-
-
 def test_best_checkpoint_has_the_measured_weights(experiment: Path) -> None:
+    """Early stopping by a scalar that gets worse ends the run at the best loss."""
     stopping = EarlyStopping("vld/worse", mode="min", patience=2, restore_best=True)
 
     def callbacks() -> list[Callback]:
@@ -108,8 +93,8 @@ def test_best_checkpoint_has_the_measured_weights(experiment: Path) -> None:
             MinSaver("vld/loss").every(steps=2),
             ExponentialMovingAverage(0.5),
             Validation().every(steps=2),
-            Falls().every(steps=2),
-            LearningRate(rate),
+            measures("vld/worse", float),
+            LearningRate(lambda step: 0.02),
             Summaries().every(steps=1),
             JSONWriter(),
         ]
@@ -156,7 +141,7 @@ def test_best_is_forgotten_if_a_run_resumes_before_it(experiment: Path) -> None:
 
 
 def test_rejected_state_is_not_saved_as_best(experiment: Path) -> None:
-    reject = CallbackFactory(trigger=lambda self: self.trainer.run.reject_state(), priority=Priority.EVALUATE)
+    reject = CallbackFactory(trigger=lambda self: self.trainer.run.reject_state())
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([measure(), reject.every(steps=2), MinSaver("vld/x").every(steps=1)], max_steps=2)
     assert json.loads((experiment / "checkpoints" / "min-vld-x.json").read_text())["step"] == 1

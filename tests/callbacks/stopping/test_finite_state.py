@@ -13,20 +13,13 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, SyncReplicatedTrainer, Trainer
-from prototrain.callbacks import (
-    LearningRate,
-    MinSaver,
-    ModelSaver,
-    Priority,
-    SaveOnExit,
-    StopOnNaN,
-)
+from prototrain.callbacks import LearningRate, MinSaver, ModelSaver, SaveOnExit, StopOnNaN
 from prototrain.checkpoint.state import not_finite
 from prototrain.checkpoint.store import verify
 from prototrain.errors import CheckpointError, NonFiniteError
 from prototrain.experiment import checkpoint_steps
 from tests.callbacks.helpers import Puts
-from tests.tiny import tiny_build, tiny_model, tiny_trainer
+from tests.tiny import At, tiny_build, tiny_model, tiny_trainer
 
 MEAN = "bn0/moving_mean"
 
@@ -35,21 +28,10 @@ def rate(step: int, value: float) -> LearningRate:
     return LearningRate(lambda now: tf.where(tf.equal(now, step), value, 0.01))
 
 
-class Spoils(Callback):
-    """Writes a value into a variable after a step."""
-
-    priority = Priority.EVALUATE
-    chief_only = False
-
-    def __init__(self, name: str, step: int, value: float = math.nan) -> None:
-        self.name_of, self.step, self.value = name, step, value
-
-    def next_step(self, step: int) -> int | None:
-        return self.step if step < self.step else None
-
-    def trigger_step(self) -> None:
-        variable = self.trainer.state[self.name_of]
-        variable.assign(np.full(variable.shape, self.value))
+def spoil(trainer: Trainer, step: int) -> Callback:
+    """Writes NaN into a variable after a step."""
+    variable = trainer.state[MEAN]
+    return At(step, lambda: variable.assign(np.full(variable.shape, math.nan)))
 
 
 def saving(*more: Any) -> list[Any]:
@@ -96,7 +78,7 @@ def test_non_finite_rates_and_statistics(make: Any, experiment: Path) -> None:
     ends(trainer, saving(rate(5, math.nan)), "the learning rate is not finite in step 6 .*learning_rate nan")
     assert trainer.global_step == 5 and saved_steps(experiment, "mask") == [2, 4, 5] and kept_aside(experiment) == []
     trainer = make(experiment)
-    ends(trainer, saving(rate(-1, 0.0), Spoils(MEAN, 7)), f"step 8 .*{MEAN} is NaN; .* the checkpoint of step 6")
+    ends(trainer, saving(rate(-1, 0.0), spoil(trainer, 7)), f"step 8 .*{MEAN} is NaN; .* the checkpoint of step 6")
     assert saved_steps(experiment, "mask") == [2, 4, 5, 6]
     assert all(name.startswith("failed-") for name in kept_aside(experiment))
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from prototrain import ModelDict
 from prototrain.callbacks import LearningRate, StopOnNaN
 from prototrain.errors import NonFiniteError
-from tests.tiny import CountingTrainer, Losses, tiny_arrays, tiny_build, tiny_trainer, values
+from tests.tiny import Losses, tiny_arrays, tiny_build, tiny_trainer, values
 
 BAD = 3  # the batch, counted from 0, that is not finite
 
@@ -57,19 +57,6 @@ def test_non_finite_step_changes_no_variable(build: Any, optimizer: str, each_st
     whole.train(callbacks(), max_steps=BAD)
     assert stopped.global_step == BAD
     assert values(stopped) == values(whole)
-
-
-@pytest.mark.parametrize("value", [-math.inf, np.float32("nan")])
-def test_scalars_of_a_python_trainer_are_checked(value: float) -> None:
-    class Diverges(CountingTrainer):
-        def run_step(self) -> dict[str, float]:
-            return {"loss": 1.0, "other": value if self.global_step == BAD else 0.0}
-
-    trainer = Diverges()
-    with pytest.raises(NonFiniteError, match=f"other is .* in step {BAD + 1}"):
-        trainer.train([StopOnNaN()], max_steps=5)
-    assert trainer.global_step == BAD
-    Diverges().train([], max_steps=5)
 
 
 def nan_loss(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
