@@ -28,6 +28,7 @@ from prototrain.config.schema import intervals
 from prototrain.errors import CallbackError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol
+from prototrain.model.loading import check_model
 from prototrain.schedules import from_config
 from prototrain.system.signals import ignore_save_signals
 from prototrain.towers import choose_devices
@@ -41,6 +42,7 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
     Raises:
         CallbackError: the model's `callbacks` is not a function that returns a list of callbacks.
     """
+    check_model(model)
     config = model.config
     validating = intervals(config["trainer.validation_step_interval"])
     validation = Validation(
@@ -115,6 +117,7 @@ def launch(
     Raises:
         PrototrainError: the run is not set up correctly, or a step failed.
     """
+    check_model(model)
     config = model.config
     config.validate()
     experiment = Experiment.from_config(config)

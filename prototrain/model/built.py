@@ -23,7 +23,7 @@ from prototrain.data.source import Share, for_worker
 from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.facts import Facts, file_digests
-from prototrain.model.evaluation import Evaluation
+from prototrain.model.evaluation import OR_BATCHES, Evaluation, require_end
 from prototrain.model.layer_cache import LayerCache
 from prototrain.model.loading import Model
 from prototrain.model.net import check_net, loss_weight, naming_batch, scalars
@@ -275,10 +275,15 @@ class BuiltModel:
             the scalars by name, or None if a stop was requested before the end.
 
         Raises:
-            DataError: there is no such dataset, it is empty, or all weights are 0.
+            DataError: there is no such dataset, it is empty or has no end, all weights are 0, or `batches` is negative.
             StepError: reading or evaluating failed.
         """
-        return self.evaluation(dataset).run(self.stop, batches, step=self.step)
+        evaluation = self.evaluation(dataset)
+        if batches < 0:
+            raise DataError(f"evaluate: batches must be at least 0, which is the whole dataset; got {batches}")
+        if not batches:
+            require_end(dataset, self.datasets[dataset], OR_BATCHES)
+        return evaluation.run(self.stop, batches, step=self.step)
 
     def evaluation(self, dataset: str) -> Evaluation:
         """Return the compiled evaluation of a dataset; raises a DataError if there is no such dataset."""

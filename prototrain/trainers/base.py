@@ -19,7 +19,7 @@ import tensorflow as tf
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.callbacks.monitor import Monitors
 from prototrain.checkpoint.state import OF_CALLBACKS, variables_in
-from prototrain.errors import ExperimentError, NonFiniteError, StopTraining
+from prototrain.errors import ConfigError, ExperimentError, ModelError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, origin_of, sources_of
@@ -311,11 +311,11 @@ class Trainer:
         lengths = {"steps_per_epoch": steps_per_epoch, "max_epoch": max_epoch, "max_steps": max_steps}
         for name, value in lengths.items():
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 0):
-                raise ValueError(f"{name} must be a whole number and not negative, got {value!r}")
+                raise ConfigError(f"{name} must be a whole number and not negative, got {value!r}")
         if steps_per_epoch == 0:
-            raise ValueError("steps_per_epoch must be at least 1")
+            raise ConfigError("steps_per_epoch must be at least 1")
         if max_epoch is not None and steps_per_epoch is None:
-            raise ValueError("max_epoch needs steps_per_epoch: this trainer does not know how long an epoch is")
+            raise ConfigError("max_epoch needs steps_per_epoch: this trainer does not know how long an epoch is")
         self.max_steps = ENDLESS if max_steps is None else int(max_steps)
         self.max_epoch = ENDLESS if max_epoch is None else int(max_epoch)
         self.steps_per_epoch = (self.max_steps or 1) if steps_per_epoch is None else int(steps_per_epoch)
@@ -495,7 +495,7 @@ def _checked(outputs: Mapping[str, Any] | None) -> dict[str, Any]:
     if outputs is None:
         return {}
     if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
-        raise TypeError(f"run_step() must return a dict of scalars by name, or None; it returned {outputs!r}")
+        raise ModelError(f"run_step() must return a dict of scalars by name, or None; it returned {outputs!r}")
     return dict(outputs)
 
 

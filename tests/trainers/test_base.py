@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from prototrain import Callback, NoOpTrainer, StopTraining, Trainer
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, StopOnNaN, Validation
-from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError, PrototrainError
+from prototrain.errors import CheckpointError, ConfigError, ExperimentError, NonFiniteError, PrototrainError
 from tests.tiny import CountingTrainer, Recorder, tiny_datasets, tiny_trainer
 
 
@@ -90,7 +90,7 @@ def test_length_of_a_run(
     ],
 )
 def test_wrong_length(keywords: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ConfigError, match=words):
         CountingTrainer().train(**keywords)
 
 

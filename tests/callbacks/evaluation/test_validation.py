@@ -63,6 +63,15 @@ def test_validation_does_not_change_training(capsys: pytest.CaptureFixture[str])
     assert without == final(Validation().every(steps=1, before_train=True))
 
 
+@pytest.mark.parametrize(
+    ("dataset", "batches", "words"), [("vld", -1, "at least 0"), ("no", 0, "gives no 'no'"), ("trn", 0, "has no end")]
+)
+def test_evaluate_refuses(dataset: str, batches: int, words: str) -> None:
+    trainer = tiny_trainer(datasets=lambda: {**tiny_datasets(), "trn": tiny_datasets()["trn"].repeat()})
+    with pytest.raises(DataError, match=words):
+        trainer.evaluate(dataset, batches)
+
+
 def test_custom_evaluate_and_interrupted_evaluation(experiment: Path) -> None:
     asked: list[Any] = []
 
