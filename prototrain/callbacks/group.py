@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _HOOKS = ("check_run", "before_train", "before_epoch", "before_run", "after_run", "after_epoch")
-_CALLS_USER = ("CallbackFactory", "HookCallback", "KerasCallback", "ProcessTensors", "RunOp")  # classes of prototrain
 
 
 class CallbackGroup:
@@ -259,19 +258,17 @@ class CallbackGroup:
     def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
         """Call one hook and measure its time.
 
-        Errors, stop messages and recorded scalars are attributed to the callback. A second signal interrupts user code.
+        Errors, stop messages and recorded scalars are attributed to the callback.
         """
-        trainer, label, kind = self._trainer, self._labels[callback], type(innermost(callback))
-        is_of_user = not kind.__module__.startswith("prototrain.") or kind.__name__ in _CALLS_USER
+        trainer, label = self._trainer, self._labels[callback]
         shown = "before_train" if hook == "check_run" else hook
         what = f"{shown} of {label}"
-        waiting = trainer.stop.waiting_for(what, interruptible=is_of_user)
         begin = time.perf_counter()
         try:
             with (
                 _naming(callback, shown),
                 announcing(what, trainer.log) if at_start else nullcontext(),
-                nullcontext() if hook == "after_train" else waiting,
+                nullcontext() if hook == "after_train" else trainer.stop.waiting_for(what),
                 trainer.monitors.recorded_by(label),
             ):
                 if hook == "setup":  # no monitor is set up yet

@@ -136,7 +136,7 @@ class ModelSaver(Callback):
         finish, self._under_way = self._under_way, None
         is_known_bad = not self.trainer.run.state_is_sound
         try:
-            with _warning_of_failed_saves(self.trainer), self.trainer.stop.uninterrupted():
+            with _warning_of_failed_saves(self.trainer):
                 finish()
                 self.trainer.run.prune()
         except NonFiniteError:

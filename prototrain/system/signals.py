@@ -86,11 +86,10 @@ _STDERR = 2
 class StopRequest:
     """Context manager that turns signals into flags: one to stop, and one to save and continue.
 
-    The first signal asks the run to stop after the current step. The second one prints what the run is waiting for, and
-    interrupts it if that is possible. The third one leaves at once: it raises KeyboardInterrupt in an interactive
-    session and ends the process otherwise. SIGHUP and SIGXCPU only count as a first signal. If they were ignored
-    before, as under ``nohup``, they stay ignored. Outside of the main thread no handlers are installed, and only
-    `request` sets the flag.
+    The first signal asks the run to stop after the current step. The second one prints what the run is waiting for.
+    The third one leaves at once: it raises KeyboardInterrupt in an interactive session and ends the process
+    otherwise. SIGHUP and SIGXCPU only count as a first signal. If they were ignored before, as under ``nohup``,
+    they stay ignored. Outside of the main thread no handlers are installed, and only `request` sets the flag.
 
     Args:
         announce: called with one line of text for the user.
@@ -115,9 +114,8 @@ class StopRequest:
         self.signum: int | None = None
         self.stage = "the current step"
         self._when = "after this step and saving"
-        self._interruptible = False  # whether a second signal interrupts what runs now
         self._effect = ""
-        self._received = self._handled = 0  # number of stop signals, in the thread and in the main thread
+        self._received = 0  # number of stop signals
         self._save_asked = False
 
     def __enter__(self) -> StopRequest:
@@ -175,38 +173,25 @@ class StopRequest:
             self._listeners.remove(listener)
 
     @contextmanager
-    def waiting_for(self, stage: str, *, when: str | None = None, interruptible: bool = False) -> Iterator[None]:
+    def waiting_for(self, stage: str, *, when: str | None = None) -> Iterator[None]:
         """Context manager that names the operation that a stop waits for in a block.
 
         Args:
             stage: the operation.
             when: when a stop takes effect, if not after the current step.
-            interruptible: whether a second signal interrupts the block with the exception of `check`. Otherwise a block
-                might wait forever for processes that got the same signal, such as those of a `multiprocessing.Pool`.
         """
-        before = self.stage, self._when, self._interruptible
-        self.stage, self._when, self._interruptible = stage, when or self._when, interruptible or self._interruptible
+        before = self.stage, self._when
+        self.stage, self._when = stage, when or self._when
         try:
             yield
         finally:
-            self.stage, self._when, self._interruptible = before
-
-    @contextmanager
-    def uninterrupted(self) -> Iterator[None]:
-        """Context manager for a block that no second signal interrupts, such as saving."""
-        before, self._interruptible = self._interruptible, False
-        try:
-            yield
-        finally:
-            self._interruptible = before
+            self.stage, self._when = before
 
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
         if self.signum is not None:
             return
         more = "; twice more leaves at once" if signum in _FROM_USER else ""
-        if self._interruptible:
-            more = f"; once more interrupts {self.stage}"
         self._effect = self._when + more  # stored now: the run may have moved on when the thread prints it
         self.signum = signum
         self._tell(True)
@@ -253,10 +238,6 @@ class StopRequest:
             self._save_asked = True  # not in the thread, which may run only after the save
             return
         self.request(signum)  # in case the thread has not done so yet
-        self._handled += 1
-        if self._interruptible and self._handled > 1 and signum in _FROM_USER:
-            self._interruptible = False
-            self.check()
         if self._received > 2 and signum in _FROM_USER and is_interactive():
             raise KeyboardInterrupt
 
@@ -281,8 +262,7 @@ class StopRequest:
             self.request(signum)
             self.announce(f"{name}: stopping {self._effect}")
         elif self._received == 2:
-            action = "interrupting" if self._interruptible else "still waiting for"
-            self.announce(f"{name}: {action} {self.stage}; once more leaves at once, without saving")
+            self.announce(f"{name}: still waiting for {self.stage}; once more leaves at once, without saving")
         elif not is_interactive():
             os._exit(128 + signum)
 

@@ -435,8 +435,7 @@ class Trainer:
             ExperimentError: the trainer has no experiment directory.
             CheckpointError: the checkpoint cannot be written.
         """
-        with self.stop.uninterrupted():
-            return self.run.start_save()()
+        return self.run.start_save()()
 
     # -- printed output and recorded facts -----------------------------------------------------------------------------
 

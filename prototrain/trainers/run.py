@@ -346,25 +346,24 @@ class Run:
             a function that waits until the checkpoint is written and returns its directory.
         """
         trainer, record, remote = self._trainer, self._record, self._remote
-        with trainer.stop.uninterrupted():
-            self.wait()
-            self.require_directory()
-            if not self.is_accepted:
-                raise CheckpointError("nothing can be saved before the run has begun; save in before_train() or later")
-            is_sound = self.state_is_sound
-            trainer.monitors.flush()
-            finish = self.checkpoints.start(self._snapshot(), aside=not is_sound)
+        self.wait()
+        self.require_directory()
+        if not self.is_accepted:
+            raise CheckpointError("nothing can be saved before the run has begun; save in before_train() or later")
+        is_sound = self.state_is_sound
+        trainer.monitors.flush()
+        finish = self.checkpoints.start(self._snapshot(), aside=not is_sound)
 
-            def write() -> Path:
-                path = finish()
-                if is_sound and record is not None:
-                    record.note_save()
-                if remote is not None:
-                    remote.wake()
-                return path
+        def write() -> Path:
+            path = finish()
+            if is_sound and record is not None:
+                record.note_save()
+            if remote is not None:
+                remote.wake()
+            return path
 
-            self._writing = self._writer.submit(write)
-            return functools.partial(self._result_of, self._writing)
+        self._writing = self._writer.submit(write)
+        return functools.partial(self._result_of, self._writing)
 
     def _result_of(self, writing: Future[Path]) -> Path:
         try:

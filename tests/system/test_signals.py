@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, SimpleTrainer
+from prototrain import SimpleTrainer
 from prototrain.callbacks import SaveOnExit
 from prototrain.cli import main
 from prototrain.estimator import Estimator, EstimatorSpec
@@ -245,67 +244,3 @@ def test_save_signal_before_a_run_of_the_command_line(scratch: Path, capfd: pyte
     Path("m.py").write_text(MODEL)
     assert main(["run", "m"]) == 0
     assert "there is nothing to save; continuing" in capfd.readouterr().err
-
-
-class WaitsForEver(Callback):
-    """Sends signals and then waits forever in a hook."""
-
-    def __init__(self, hook: str, signals: int) -> None:
-        self.hook, self.signals, self.waited = hook, signals, 0
-
-    def _wait(self, hook: str) -> None:
-        if hook == self.hook and self.trainer.global_step in (0, 2) and self.signals:
-            self.waited += 1
-            for _ in range(self.signals):
-                os.kill(os.getpid(), signal.SIGTERM)
-            threading.Event().wait(60)
-            raise AssertionError("nothing has ended the wait")
-
-    def before_train(self) -> None:
-        self._wait("before_train")
-
-    def trigger_step(self) -> None:
-        self._wait("trigger_step")
-
-
-@pytest.mark.parametrize("hook", ["before_train", "trigger_step"])
-def test_second_signal_interrupts_user_code(hook: str, experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer, waiting = CountingTrainer(experiment=experiment), WaitsForEver(hook, 2)
-    with pytest.raises(SystemExit) as caught:
-        trainer.train([waiting, SaveOnExit()], max_steps=4)
-    assert caught.value.code == 143 and waiting.waited == 1
-    said = capsys.readouterr().out
-    assert f"; once more interrupts {hook} of WaitsForEver" in said
-    assert trainer.run.checkpoints.steps() == ([2] if hook == "trigger_step" else [])
-    resumed = CountingTrainer(experiment=experiment)
-    resumed.train([WaitsForEver(hook, 0), SaveOnExit()], max_steps=4)
-    assert resumed.global_step == 4
-
-
-class SavesItself(Callback):
-    def trigger_step(self) -> None:
-        if self.trainer.global_step == 2:
-            self.trainer.save()
-
-
-class SignalsWhenSaved:
-    """An entry of the state; it is asked whether it can be saved before the run begins."""
-
-    is_quiet = True
-
-    def state_dict(self) -> dict[str, int]:
-        if not self.is_quiet:
-            self.is_quiet = True
-            send(signal.SIGTERM)
-            send(signal.SIGTERM)
-        return {"x": 1}
-
-    def load_state_dict(self, state: dict[str, int]) -> None: ...
-
-
-def test_second_signal_does_not_interrupt_a_save(experiment: Path) -> None:
-    trainer, signals = CountingTrainer(experiment=experiment), SignalsWhenSaved()
-    trainer.state["signals"] = signals
-    with pytest.raises(SystemExit) as caught:
-        trainer.train([At(1, lambda: setattr(signals, "is_quiet", False)), SavesItself()], max_steps=4)
-    assert caught.value.code == 143 and trainer.run.checkpoints.steps() == [2]

@@ -99,9 +99,7 @@ class Hooked(Recorder):
     # Within an epoch, `before_epoch` is not called for a callback whose state was restored.
     [(hook, steps) for hook in HOOKS for steps in (0, 2) if (hook, steps) != ("before_epoch", 2)],
 )
-def test_signal_in_a_hook_ends_the_run_after_it(
-    hook: str, steps: int, experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_signal_in_a_hook_ends_the_run_after_it(hook: str, steps: int, experiment: Path) -> None:
     if steps:
         CountingTrainer(experiment=experiment).train([Hooked(), SaveOnExit()], max_steps=steps)
     trainer, last = CountingTrainer(experiment=experiment), Recorder()
@@ -110,8 +108,6 @@ def test_signal_in_a_hook_ends_the_run_after_it(
     assert caught.value.code == 143
     assert trainer.global_step == (0 if hook == "setup" else steps)  # this comes before the restore
     assert last.steps(hook) == []
-    said = f"; once more interrupts {hook} of Hooked"
-    assert said in capsys.readouterr().out
     assert trainer.run.checkpoints.steps() == ([steps] if steps else [])
 
 
