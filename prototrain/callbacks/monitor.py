@@ -63,7 +63,7 @@ class Best:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the value and step as JSON values."""
-        return {"value": None if self.value is None else as_json(self.value), "step": self.step}
+        return {"value": self.value, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -273,7 +273,7 @@ class Monitors:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history of all scalars as JSON values."""
-        return {name: [[step, as_json(value)] for step, value in pairs] for name, pairs in self._history.items()}
+        return {name: [list(pair) for pair in pairs] for name, pairs in self._history.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the history from a checkpoint."""
@@ -310,8 +310,3 @@ def as_number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise CallbackError(f"scalar {name!r} must be a single number, got {value!r}") from error
-
-
-def as_json(value: float) -> float | str:
-    """Return a JSON value for a number. NaN and infinity become strings that `float` parses."""
-    return value if math.isfinite(value) else repr(value)

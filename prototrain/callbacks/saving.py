@@ -163,6 +163,7 @@ class _BestSaver(Callback):
         self.stat = stat
         self.state_key = f"{type(self).__name__}/{stat}"
         self.best = Best(self.mode)
+        self._own: int | None = None  # the best step if this callback wrote its checkpoint
 
     def setup(self) -> None:
         directory = self.trainer.require_experiment(self.name).checkpoints
@@ -181,18 +182,19 @@ class _BestSaver(Callback):
         run, step = self.trainer.run, self.trainer.global_step
         if not run.state_is_sound:
             return  # an unsound state would be saved as failed-<step>
-        before = self.state_dict()
+        before, superseded = self.state_dict(), self._own
         if not self.best.update(self.trainer.monitors.latest(self.stat, at_step=step), step):
             return
+        # Set before the save, since the checkpoint holds this callback's state.
+        self._own = None if run.checkpoints.path(step).exists() else step
         try:
-            self.trainer.save()  # after the update, since the checkpoint holds this callback's state
+            self.trainer.save()
         except CheckpointError as error:
             self.load_state_dict(before)
             self.trainer.log(f"WARNING: {error}; training continues")
             return
         self._protect()
         self._write_note()
-        superseded = before["step"]
         if run.max_to_keep is None and superseded not in (None, step):  # else ModelSaver deletes checkpoints
             run.checkpoints.remove(superseded, protected=run.protected_steps)
 
@@ -210,10 +212,11 @@ class _BestSaver(Callback):
             self.trainer.log(f"WARNING: cannot write {self._note}: {error.strerror}; training continues")
 
     def state_dict(self) -> dict[str, Any]:
-        return self.best.state_dict()
+        return {"best": self.best.state_dict(), "own": self._own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best.load_state_dict(state)
+        self.best.load_state_dict(state["best"])
+        self._own = state["own"]
         self._protect()
 
 

@@ -342,7 +342,7 @@ class StatMonitorParamSetter(HyperParamSetter):
         return self._function(self.param.get())
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "recent": [repr(value) for value in self._recent]}
+        return {**super().state_dict(), "recent": self._recent}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

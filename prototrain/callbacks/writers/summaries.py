@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, compiled_pattern
-from prototrain.callbacks.monitor import as_json, as_number, scalar_in
+from prototrain.callbacks.monitor import as_number, scalar_in
 from prototrain.errors import CallbackError
 from prototrain.step.variables import scratch_variable
 from prototrain.towers import components
@@ -54,7 +54,7 @@ class _StepSums(Callback):
         return self._variable
 
     def state_dict(self) -> dict[str, Any]:
-        return {"pairs": {name: [as_json(number) for number in pair] for name, pair in self._pairs().items()}}
+        return {"pairs": self._pairs()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._values = {name: [float(number) for number in pair] for name, pair in state["pairs"].items()}
@@ -137,7 +137,7 @@ class Summaries(_StepSums):
 
     def state_dict(self) -> dict[str, Any]:
         step, means = self._last
-        return {**super().state_dict(), "step": step, "means": {name: as_json(mean) for name, mean in means.items()}}
+        return {**super().state_dict(), "step": step, "means": means}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

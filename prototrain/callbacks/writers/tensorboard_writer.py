@@ -120,7 +120,8 @@ class _SubRun:
     def _start(self, now: float) -> bytes:
         """Create a new file and return its first record."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a directory in the order of their names.
-        path = self._directory / f"{_EVENT_FILES}{time.time_ns()}.{platform.node()}"
-        self._file = tf.io.TFRecordWriter(str(path))
+        # TensorBoard reads the files of a directory in the order of their names; clocks of machines may differ.
+        others = [path.name.removeprefix(_EVENT_FILES) for path in self._directory.glob(f"{_EVENT_FILES}[0-9]*.*")]
+        number = max([0, *(int(name.partition(".")[0]) + 1 for name in others)])
+        self._file = tf.io.TFRecordWriter(str(self._directory / f"{_EVENT_FILES}{number:010d}.{platform.node()}"))
         return bytes(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())

@@ -121,3 +121,11 @@ def test_failing_and_endless_data(trainer: Any) -> None:
     with pytest.raises(DataError, match="'inference' has no end, so the whole of it cannot be evaluated; leave out"):
         trainer.train([InferenceRunner(data.repeat(), ScalarStats("loss"))], max_steps=before + 1)
     assert trainer.global_step == before
+
+
+def test_rehearsal_leaves_no_counts() -> None:
+    metric = keras.metrics.Sum()
+    late = InferenceRunner("vld", KerasMetric(metric, "y"))
+    late.at_end = False
+    tiny_trainer().train([late.every(steps=50)], max_steps=1)
+    assert float(metric.result()) == 0.0

@@ -140,6 +140,13 @@ def test_best_is_forgotten_if_a_run_resumes_before_it(experiment: Path) -> None:
     assert json.loads(note.read_text())["step"] == 1
 
 
+def test_checkpoint_of_the_user_is_not_deleted(experiment: Path) -> None:
+    saves = CallbackFactory(trigger=lambda me: me.trainer.save() if me.trainer.global_step == 2 else None)
+    callbacks = [measure(), saves.every(steps=1), MinSaver("vld/x").every(steps=1)]
+    CountingTrainer(experiment=experiment).train(callbacks, max_steps=8)
+    assert checkpoints(experiment) == [2, 5]
+
+
 def test_rejected_state_is_not_saved_as_best(experiment: Path) -> None:
     reject = CallbackFactory(trigger=lambda self: self.trainer.run.reject_state())
     trainer = CountingTrainer(experiment=experiment)
