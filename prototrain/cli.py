@@ -1,4 +1,3 @@
-# PYTHON_ARGCOMPLETE_OK
 """The command line. TensorFlow is only imported inside the commands, so that ``--help`` is fast."""
 
 from __future__ import annotations
@@ -43,10 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # the shell requests completions
-        from prototrain.commands.completion import complete
-
-        complete(parser)
     _check_command(parser, arguments)
     options = parser.parse_args(arguments)
     try:

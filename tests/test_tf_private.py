@@ -400,7 +400,6 @@ def test_divide_by_files(tmp_path: Path) -> None:
 
 OTHERS = {
     "commands/arguments.py": {"_option_string_actions"},  # of argparse, which has no public name
-    "commands/completion.py": {"_actions"},  # of argparse, which has no public name
     "experiment/lease.py": {"_asdict", "_replace"},  # of a NamedTuple, where they are public
     "sweeps/study.py": {"_trial_id"},  # of Optuna, which has a public name in the next version only
 }

@@ -228,15 +228,15 @@ def _look_here() -> None:
 
 
 def _no_model(name: str) -> ModelError:
-    wrong, found = name, modules_here(name.rpartition(".")[0])
+    wrong, found = name, _modules_here(name.rpartition(".")[0])
     while "." in wrong and not found:  # look for similar modules in the current directory
         wrong = wrong.rpartition(".")[0]
-        found = modules_here(wrong.rpartition(".")[0])
+        found = _modules_here(wrong.rpartition(".")[0])
     near = did_you_mean(wrong, found)
     return ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages{near}")
 
 
-def modules_here(package: str) -> list[str]:
+def _modules_here(package: str) -> list[str]:
     """Return the full names of the modules in a package of the current directory; an empty name is its top level."""
     directory = Path(*package.split(".")) if package else Path()
     entries = directory.iterdir() if directory.is_dir() else ()
