@@ -219,8 +219,7 @@ class InferenceRunner(Callback):
                 raise DataError(f"InferenceRunner: {no_such_dataset(dataset, known)}")
             dataset = known[dataset]
         check_batches(self.name, self.prefix, dataset, self.batches)
-        self._counts: list[int] = []  # the number of sums of each inferencer
-        self._pass = CompiledPass(dataset, self._sums, [tf.float64])
+        self._pass = CompiledPass(dataset, self._sums, [tf.float64] * len(self.inferencers))
 
     def check_run(self) -> None:
         trainer = self.trainer
@@ -238,24 +237,23 @@ class InferenceRunner(Callback):
             found = self._pass.run(stop, self.batches)
         stop.check()
         assert found is not None  # no stop was requested
-        batches, (sums,) = found
+        batches, sums = found
         if not batches:
             raise DataError(f"InferenceRunner: the dataset {self.dataset!r} is empty")
-        rest = sums.numpy().tolist()
-        for inferencer, count in zip(self.inferencers, self._counts, strict=True):
-            self.trainer.monitors.put_scalars(inferencer.result(rest[:count]), self.prefix)
-            rest = rest[count:]
+        for inferencer, vector in zip(self.inferencers, sums, strict=True):
+            self.trainer.monitors.put_scalars(inferencer.result(vector.numpy().tolist()), self.prefix)
 
     def _sums(self, inputs: dict[str, Any]) -> list[tf.Tensor]:
-        """Return the sums of all inferencers for one batch as one vector. This method is traced."""
+        """Return a vector of sums for each inferencer and one batch. This method is traced."""
         net = self.trainer.build(inputs, False)
         examples, agree = counted_examples(inputs)
         size = tf.where(agree, tf.cast(examples, tf.float64), 1.0)
         batch = {name: value for name, value in inputs.items() if name != LOSS_WEIGHT}  # only the model may provide it
-        sums = [list(inferencer.sums({**batch, **net}, size)) for inferencer in self.inferencers]
-        self._counts = [len(each) for each in sums]
-        flat = [tf.cast(value, tf.float64) for each in sums for value in each]
-        return [tf.stack(flat) if flat else tf.zeros([0], tf.float64)]
+        found = []
+        for inferencer in self.inferencers:
+            sums = [tf.cast(value, tf.float64) for value in inferencer.sums({**batch, **net}, size)]
+            found.append(tf.stack(sums) if sums else tf.zeros([0], tf.float64))
+        return found
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:

@@ -26,11 +26,10 @@ _OF_ENGINE = {"checkpoint", "cluster", "hyper", "perf"}  # prefixes of the last 
 
 @dataclass
 class _Row:
-    """One dataset at one step: texts of the `_LEAD` columns, numbers by column, and columns with the best value."""
+    """One dataset at one step: texts of the `_LEAD` columns, and a number and a star or a space by column."""
 
     lead: list[str]
     cells: dict[str, str] = field(default_factory=dict)
-    best: set[str] = field(default_factory=set)
 
 
 class ScalarPrinter(Monitor):
@@ -89,7 +88,7 @@ class ScalarPrinter(Monitor):
                 self._has_left_out = True
                 self.trainer.log(f"not printed for lack of room: {some_of(left_out)}")
             self._header, self._lines = (widths, shown), 0
-            lines.insert(0, _line(_Row(list(_LEAD), {name: _short(name) for name in shown}), widths, shown))
+            lines.insert(0, _line(_Row(list(_LEAD), {name: f"{_short(name)} " for name in shown}), widths, shown))
         self._lines += len(rows)
         self.trainer.run.log_to_file("\n".join(lines))
         with suppress(OSError):
@@ -109,9 +108,7 @@ class ScalarPrinter(Monitor):
             prefix, column = split_name(name)
             self._prefixes.setdefault(column, set()).add(prefix)
             row = rows.setdefault((at_step, prefix != "trn", prefix), _Row(["", "", "", "", one_line(prefix)]))
-            row.cells[column] = in_digits(value)
-            if best.get(name) == (at_step, value):
-                row.best.add(column)
+            row.cells[column] = in_digits(value) + ("*" if best.get(name) == (at_step, value) else " ")
         before, self._since = self._since, (step, trainer.times.steps)
         steps, seconds = (now - then for now, then in zip(self._since, before, strict=True))
         speed = steps / seconds if seconds > 0 else 0.0
@@ -154,10 +151,7 @@ def _that_fit(columns: list[str], room: int) -> list[str]:
 
 
 def _line(row: _Row, widths: list[int], columns: list[str]) -> str:
-    # Only the dataset's name is left-aligned. A star or a space follows each number.
+    # Only the dataset's name is left-aligned.
     lead = [f"{text:>{width}}" for text, width in zip(row.lead[:-1], widths, strict=False)]
-    parts = ["  ".join([*lead, f"{row.lead[-1]:<{widths[-1]}}"])]
-    for column in columns:
-        cell = row.cells.get(column, "") + ("*" if column in row.best else " ")
-        parts.append(f"{cell:>{_width(column) + 1}}")
-    return " ".join(parts).rstrip()
+    cells = [f"{row.cells.get(column, ''):>{_width(column) + 1}}" for column in columns]
+    return " ".join(["  ".join([*lead, f"{row.lead[-1]:<{widths[-1]}}"]), *cells]).rstrip()

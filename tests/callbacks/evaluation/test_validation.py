@@ -53,10 +53,10 @@ def test_batches_are_weighted_by_size() -> None:
 
 
 def test_validation_does_not_change_training(capsys: pytest.CaptureFixture[str]) -> None:
-    def final(*callbacks: Any, datasets: Any = tiny_datasets) -> list[bytes]:
+    def final(*callbacks: Any, datasets: Any = tiny_datasets) -> dict[str, bytes]:
         trainer = tiny_trainer(datasets=datasets)
         trainer.train(callbacks, max_steps=4)
-        return [variable.numpy().tobytes() for variable in trainer.variables.values()]
+        return values(trainer)
 
     without = final(Validation().every(steps=1), datasets=lambda: {"trn": tiny_datasets()["trn"]})
     assert capsys.readouterr().out.count("no validation: the model's datasets() gives no 'vld'; it gives trn") == 1
@@ -100,9 +100,6 @@ def test_custom_evaluate_and_interrupted_evaluation(experiment: Path) -> None:
     assert resumed.monitors.history("vld/loss") == [(2, 1.0), (4, 1.0)]
 
 
-# -- before the first step ---------------------------------------------------------------------------------------------
-
-
 def with_validation(vld: Any) -> Any:
     """Datasets with other data for validation."""
     return lambda: {"trn": tiny_datasets()["trn"], "vld": vld(tiny_datasets()["vld"])}
@@ -122,21 +119,16 @@ def failing_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDi
     return net
 
 
-def test_error_before_the_first_step_of_a_resumed_run(experiment: Path) -> None:
-    tiny_trainer(experiment, build=failing_build).train([SaveOnExit()], max_steps=2)
-    trainer = tiny_trainer(experiment, build=failing_build)
-    with pytest.raises(StepError, match=r"evaluating 'vld' at step .* failed in the model: .*held-out loss"):
-        trainer.train([Validation().every(steps=5), SaveOnExit()], max_steps=9)
-    assert trainer.global_step == 2 and trainer.run.checkpoints.steps() == [2]
-
-
-def test_rehearsal_can_be_turned_off() -> None:
-    model = tiny_model(build=failing_build, trainer__rehearse_validation=False, trainer__validation_step_interval=3)
+@pytest.mark.parametrize(("rehearses", "fails_at"), [(True, 2), (False, 3)])
+def test_error_before_the_first_step_of_a_resumed_run(rehearses: bool, fails_at: int, experiment: Path) -> None:
+    config = {"trainer__rehearse_validation": rehearses, "trainer__validation_step_interval": 3}
+    model = tiny_model(build=failing_build, **config)
+    SimpleTrainer(model, experiment=experiment).train([SaveOnExit()], max_steps=2)
     (validation,) = [cb for cb in default_callbacks(model) if isinstance(innermost(cb), Validation)]
-    trainer = SimpleTrainer(model)
-    with pytest.raises(StepError, match="held-out loss"):
-        trainer.train([validation])
-    assert trainer.global_step == 3
+    trainer = SimpleTrainer(model, experiment=experiment)
+    with pytest.raises(StepError, match=r"evaluating 'vld' at step .* failed in the model: .*held-out loss"):
+        trainer.train([validation], max_steps=9)
+    assert trainer.global_step == fails_at
 
 
 def moving_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:

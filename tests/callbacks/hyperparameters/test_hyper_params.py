@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -18,19 +17,16 @@ from prototrain.callbacks import (
     HyperParam,
     HyperParamSetter,
     HyperParamSetterWithFunc,
-    JSONWriter,
     SaveOnExit,
     ScheduledHyperParamSetter,
     StatMonitorParamSetter,
 )
-from prototrain.callbacks.base import Priority
+from tests.callbacks.helpers import measures
 from tests.tiny import CountingTrainer, tiny_trainer
 
 
 class InForce(Callback):
     """Records the value of each step."""
-
-    priority = Priority.EVALUATE
 
     def __init__(self, get: Callable[[], float]) -> None:
         self._get = get
@@ -42,14 +38,6 @@ class InForce(Callback):
 
 def knob(value: float = 1.0) -> SimpleNamespace:
     return SimpleNamespace(value=value)
-
-
-def rows(experiment: Path, name: str) -> dict[int, float]:
-    lines = (experiment / "metrics.jsonl").read_text().splitlines()
-    return {row["step"]: row[name] for row in map(json.loads, lines) if name in row}
-
-
-# -- HyperParam --------------------------------------------------------------------------------------------------------
 
 
 def test_targets() -> None:
@@ -77,22 +65,14 @@ def test_targets() -> None:
         ({"schedule": [(2, 3), (6, 5)], "interp": "linear", "step_based": True}, [1, 1, 3, 3.5, 4, 4.5, 5, 5]),
     ],
 )
-def test_schedules(options: dict[str, Any], expected: list[float], experiment: Path) -> None:
-    target = knob()
+def test_schedules(options: dict[str, Any], expected: list[float]) -> None:
+    target, trainer = knob(), CountingTrainer()
     setter = ScheduledHyperParamSetter(HyperParam(target, "value"), **options)
     in_force = InForce(lambda: target.value)
-    CountingTrainer(experiment=experiment).train([in_force, setter, JSONWriter()], steps_per_epoch=2, max_steps=8)
+    trainer.train([in_force, setter], steps_per_epoch=2, max_steps=8)
     assert list(in_force.by_step.values()) == expected
-    changes = {step: b for step, (a, b) in enumerate(pairwise(expected), 1) if a != b}
-    assert rows(experiment, "hyper/value") == {0: expected[0], **changes}
-
-
-# -- resuming ----------------------------------------------------------------------------------------------------------
-
-
-def put_loss(self: CallbackFactory) -> None:
-    step = self.trainer.global_step
-    self.trainer.monitors.put_scalar("vld/loss", max(10 - 3 * step, 4))
+    changes = [(step, b) for step, (a, b) in enumerate(pairwise(expected), 1) if a != b]
+    assert trainer.monitors.history("hyper/value") == [(0, expected[0]), *changes]
 
 
 SETTERS: list[Callable[[HyperParam], HyperParamSetter]] = [
@@ -105,23 +85,21 @@ SETTERS: list[Callable[[HyperParam], HyperParamSetter]] = [
 
 @pytest.mark.parametrize("make", SETTERS)
 def test_resumed_run_has_the_same_values(make: Callable[[HyperParam], HyperParamSetter], tmp_path: Path) -> None:
-    def run(experiment: Path, target: SimpleNamespace, max_steps: int) -> dict[int, float]:
+    def run(experiment: Path, max_steps: int) -> tuple[dict[int, float], list[tuple[int, float]]]:
+        target, trainer = knob(), CountingTrainer(experiment=experiment)
         in_force = InForce(lambda: target.value)
-        measure = CallbackFactory(trigger=put_loss, priority=Priority.EVALUATE)
-        callbacks = [make(HyperParam(target, "value")), measure, in_force, JSONWriter(), SaveOnExit()]
-        CountingTrainer(experiment=experiment).train(callbacks, steps_per_epoch=2, max_steps=max_steps)
-        return in_force.by_step
+        measure = measures("vld/loss", lambda step: max(10 - 3 * step, 4))
+        callbacks = [make(HyperParam(target, "value")), measure, in_force, SaveOnExit()]
+        trainer.train(callbacks, steps_per_epoch=2, max_steps=max_steps)
+        return in_force.by_step, trainer.monitors.history("hyper/value")
 
-    whole = run(tmp_path / "a", knob(), 12)
+    whole, recorded = run(tmp_path / "a", 12)
     assert len(set(whole.values())) > 2
     parts: dict[int, float] = {}
     for end in (3, 7, 12):
-        parts |= run(tmp_path / "b", knob(), end)
-    assert parts == whole
-    assert rows(tmp_path / "a", "hyper/value") == rows(tmp_path / "b", "hyper/value")
-
-
-# -- the others --------------------------------------------------------------------------------------------------------
+        by_step, recorded_in_parts = run(tmp_path / "b", end)
+        parts |= by_step
+    assert parts == whole and recorded_in_parts == recorded
 
 
 def test_function_of_the_epoch() -> None:
@@ -154,14 +132,9 @@ def test_subclass_sets_the_first_value() -> None:
     ],
 )
 def test_scalar_that_stops_improving(mode: Any, values: list[float], changed_at: list[int]) -> None:
-    target = knob()
-    trainer = CountingTrainer()
-    measure = CallbackFactory(
-        trigger=lambda self: self.trainer.monitors.put_scalar("vld/x", values[self.trainer.global_step - 1]),
-        priority=Priority.EVALUATE,
-    )
+    target, trainer = knob(), CountingTrainer()
     setter = StatMonitorParamSetter(HyperParam(target, "value"), "vld/x", lambda old: old / 2, mode=mode, last_k=2)
-    trainer.train([measure.every(steps=1), setter.every(steps=1)], max_steps=6)
+    trainer.train([measures("vld/x", lambda step: values[step - 1]), setter.every(steps=1)], max_steps=6)
     assert [step for step, _ in trainer.monitors.history("hyper/value")] == [0, *changed_at]
 
 
@@ -173,14 +146,10 @@ def test_human_edits_the_file(experiment: Path, capsys: pytest.CaptureFixture[st
         4: "rate: 0.5\nwhat is this\nrate = 0.25\nrate = nan\n",
     }
 
-    def edit(self: CallbackFactory) -> None:
-        (experiment / "hyper.txt").write_text(texts[self.trainer.global_step])
-
-    target = knob()
-    editor = CallbackFactory(trigger=edit, priority=Priority.EVALUATE)
-    setter = HumanHyperParamSetter(HyperParam(target, "value", name="rate"))
     trainer = CountingTrainer(experiment=experiment)
-    trainer.train([editor.every(steps=1), setter.every(steps=1)], max_steps=4)
+    edit = CallbackFactory(trigger=lambda _: (experiment / "hyper.txt").write_text(texts[trainer.global_step]))
+    setter = HumanHyperParamSetter(HyperParam(knob(), "value", name="rate"))
+    trainer.train([edit.every(steps=1), setter.every(steps=1)], max_steps=4)
     assert trainer.monitors.history("hyper/rate") == [(0, 1.0), (2, 0.5), (4, 0.25)]
     printed = capsys.readouterr().out
     assert printed.count("ignored the line 'what is this'") == printed.count("ignored the line 'rate = fast'") == 1

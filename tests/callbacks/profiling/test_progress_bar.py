@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from prototrain import Callback, StopTraining
-from prototrain.callbacks import PeriodicCallback, ProgressBar, ScalarPrinter
+from prototrain import StopTraining
+from prototrain.callbacks import ProgressBar, ScalarPrinter
 from prototrain.callbacks.profiling import progress_bar
 from prototrain.errors import CallbackError
-from tests.callbacks.helpers import EachStep, Puts
+from tests.callbacks.helpers import EachStep, Fails, Puts
 from tests.tiny import CountingTrainer
 
 
@@ -31,11 +31,6 @@ class Clock:
         return float(self.trainer.global_step)
 
 
-class Ends(Callback):
-    def trigger_step(self) -> None:
-        raise StopTraining
-
-
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_bar, "_LINE_SECONDS", 3)
@@ -47,7 +42,7 @@ def test_lines_of_new_resumed_and_endless_runs(capsys: pytest.CaptureFixture[str
     trainer.train([ProgressBar(clock=Clock(trainer)), EachStep()], max_steps=10, steps_per_epoch=4)
     trainer.train([ProgressBar(clock=lambda: trainer.global_step / 2)], max_steps=20)  # its own speed
     endless = CountingTrainer()
-    endless.train([ProgressBar(clock=Clock(endless)), EachStep(), PeriodicCallback(Ends(), every_k_steps=5)])
+    endless.train([ProgressBar(clock=Clock(endless)), Fails(5, StopTraining)])
     captured = capsys.readouterr()
     assert captured.err == ""
     assert [line for line in captured.out.splitlines() if line.startswith("epoch ")] == [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, ModelDict
+from prototrain import ModelDict
 from prototrain.callbacks import (
     ActivationSummary,
     AssignVariables,
@@ -29,6 +29,7 @@ from prototrain.callbacks import (
     TensorSummary,
 )
 from prototrain.errors import CallbackError, StopTraining
+from tests.callbacks.helpers import Fails
 from tests.tiny import CountingTrainer, Losses, tiny_build, tiny_trainer, values
 
 
@@ -61,17 +62,9 @@ def test_tensors_belong_to_the_requested_step() -> None:
     assert values(trainers[0]) == values(trainers[1]) == values(trainers[2])
 
 
-class StopAt(Callback):
-    def next_step(self, step: int) -> int | None:
-        return 5 if step < 5 else None
-
-    def trigger_step(self) -> None:
-        raise StopTraining("enough")
-
-
 def test_early_end_and_python_trainer() -> None:
     seen, in_python = Seen(), Seen("loss")
-    tiny_trainer(model__accumulate_steps=2).train([seen.every(steps=4), StopAt()], max_steps=10)
+    tiny_trainer(model__accumulate_steps=2).train([seen.every(steps=4), Fails(5, StopTraining)], max_steps=10)
     assert list(seen.by_step) == [4]
     assert [array.shape for array in seen.by_step[4]] == [(8, 4), (), (8, 6)]
     CountingTrainer().train([in_python.every(steps=2)], max_steps=4)

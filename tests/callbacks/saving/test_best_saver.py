@@ -24,6 +24,7 @@ from prototrain.callbacks import (
 from prototrain.callbacks.base import Callback
 from prototrain.checkpoint.store import verify
 from prototrain.errors import CheckpointError
+from prototrain.experiment import checkpoint_steps
 from prototrain.model.built import BuiltModel
 from tests.callbacks.helpers import measures
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
@@ -36,7 +37,7 @@ def measure() -> Callback:
 
 
 def checkpoints(experiment: Path) -> list[int]:
-    return [int(path.name[5:]) for path in sorted((experiment / "checkpoints").glob("step-*"))]
+    return checkpoint_steps(experiment / "checkpoints")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from prototrain.callbacks import JSONWriter, ModelSaver, RunOp, SaveOnExit
 from prototrain.checkpoint.store import Checkpoints, Snapshot, read_bundle
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError
+from prototrain.experiment import checkpoint_steps
 from prototrain.launch import default_callbacks
 from tests.callbacks.helpers import UNLIMITED, FillsDisk
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("disk")
 
 
 def kept(experiment: Path) -> list[int]:
-    return [int(path.name[5:]) for path in sorted((experiment / "checkpoints").iterdir())]
+    return checkpoint_steps(experiment / "checkpoints")
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,9 @@ import pytest
 from prototrain import Callback
 from prototrain.callbacks import MLflowWriter, ModelSaver, Summaries
 from tests.callbacks.helpers import Fails, Puts
-from tests.tiny import CountingTrainer, tiny_config
+from tests.tiny import At, CountingTrainer, tiny_config
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow's own
-
-
-class Draws(Callback):
-    def trigger_step(self) -> None:
-        if self.trainer.global_step == 5:
-            self.trainer.monitors.put_image("vld/samples", np.full((3, 4), 9))
 
 
 def test_run_and_its_continuation(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +27,8 @@ def test_run_and_its_continuation(experiment: Path, tmp_path: Path, monkeypatch:
         trainer.config = tiny_config(**config)
         writer = MLflowWriter("tests", uri=uri)
         writer.seconds = 0.0
-        trainer.train([Summaries().every(steps=1), writer, Draws(), *callbacks], max_steps=6)
+        draw = At(5, lambda: trainer.monitors.put_image("vld/samples", np.full((3, 4), 9)))
+        trainer.train([Summaries().every(steps=1), writer, draw, *callbacks], max_steps=6)
 
     with pytest.raises(RuntimeError):
         run(ModelSaver().every(steps=4), Puts(s2={"vld/x%": float("nan"), "inf": float("inf")}), Fails(5))

@@ -24,14 +24,7 @@ from prototrain.callbacks import (
     TensorBoardWriter,
 )
 from prototrain.errors import CallbackError
-from tests.tiny import (
-    CountingTrainer,
-    PressesCtrlC,
-    tiny_build,
-    tiny_model,
-    tiny_trainer,
-    values,
-)
+from tests.tiny import CountingTrainer, PressesCtrlC, tiny_build, tiny_model, tiny_trainer, values
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -121,7 +114,7 @@ def test_scalar_that_appears_later_is_averaged() -> None:
         logits = keras.layers.Dense(2, name="head")(body(inputs["x"]))
         return {"loss": tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(inputs["y"], logits))}
 
-    each = EachStep()
+    each = Outputs()
     trainer = tiny_trainer(build=build)
     changes = [SetTrainable("body", True).at(step=2), SetTrainable("body", False).at(step=5)]
     trainer.train([*changes, Summaries().every(steps=6), each], max_steps=6)
@@ -138,7 +131,7 @@ def sometimes(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
     return net
 
 
-class EachStep(Callback):
+class Outputs(Callback):
     """Records the scalars of each step."""
 
     def __init__(self) -> None:
@@ -156,7 +149,7 @@ def test_means_do_not_depend_on_call_lengths(tmp_path: Path) -> None:
         found = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         return [{key: value for key, value in row.items() if key != "time"} for row in found]
 
-    each = EachStep()
+    each = Outputs()
     trainer("single").train([each, Summaries().every(steps=5), JSONWriter()], max_steps=20)
     trainer("long").train([Summaries().every(steps=5), JSONWriter(), StopOnNaN()], max_steps=20)
     for stop in (3, 0):  # within an interval

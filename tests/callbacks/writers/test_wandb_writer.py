@@ -15,7 +15,7 @@ import pytest
 from prototrain import Callback
 from prototrain.callbacks import ModelSaver, Summaries, WandbWriter
 from tests.callbacks.helpers import Fails, Puts
-from tests.tiny import CountingTrainer, tiny_config
+from tests.tiny import At, CountingTrainer, tiny_config
 
 pytestmark = pytest.mark.filterwarnings("default")  # W&B's own
 _BLOCK = 32768
@@ -38,12 +38,6 @@ def records(path: Path) -> Iterator[Any]:
             begun = b""
 
 
-class Draws(Callback):
-    def trigger_step(self) -> None:
-        if self.trainer.global_step == 2:
-            self.trainer.monitors.put_image("samples", np.full((3, 4), 9))
-
-
 @pytest.fixture(autouse=True)
 def _hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restores the exception hooks that W&B replaces."""
@@ -64,7 +58,8 @@ def test_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
         writer = WandbWriter("tests", **options)
         writer.seconds = 0.0
         with suppress(RuntimeError):
-            trainer.train([Summaries().every(steps=1), writer, Draws(), *callbacks], max_steps=6)
+            draw = At(2, lambda: trainer.monitors.put_image("samples", np.full((3, 4), 9)))
+            trainer.train([Summaries().every(steps=1), writer, draw, *callbacks], max_steps=6)
         [file] = set(tmp_path.glob("wandb/offline-*/*.wandb")) - known
         return list(records(file))
 
