@@ -55,7 +55,7 @@ def image_summary(tag: str, images: Any) -> Summary:
 
 def histogram_summary(tag: str, values: Any) -> Summary:
     """Return a histogram summary like that of `tf.summary.histogram`. Non-finite values are skipped."""
-    # Imported here, since it takes half a second and few runs record histograms.
+    # Imported here, since it takes half a second.
     from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 
     array = np.asarray(values, np.float64).ravel()

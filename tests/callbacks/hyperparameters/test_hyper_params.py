@@ -102,24 +102,22 @@ def test_resumed_run_has_the_same_values(make: Callable[[HyperParam], HyperParam
     assert parts == whole and recorded_in_parts == recorded
 
 
-def test_function_of_the_epoch() -> None:
-    target, seen = knob(), []
-    setter = HyperParamSetterWithFunc(
-        HyperParam(target, "value"), lambda epoch, old: seen.append((epoch, old)) or (9.0 if epoch == 2 else None)
-    )
-    CountingTrainer().train([setter], steps_per_epoch=3, max_epoch=3)
-    assert seen == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 9.0)]
-
-
-def test_subclass_sets_the_first_value() -> None:
+def test_function_of_the_epoch_and_a_subclass() -> None:
     class Doubled(HyperParamSetterWithFunc):
         def new_value(self) -> float | None:
-            return 2 * (super().new_value() or 0)
+            value = super().new_value()
+            return None if value is None else 2 * value
 
-    target = knob()
+    seen: list[tuple[int, float]] = []
+
+    def choose(epoch: int, old: float) -> float | None:
+        seen.append((epoch, old))
+        return None if epoch == 1 else epoch + 1.0
+
     trainer = CountingTrainer()
-    trainer.train([Doubled(HyperParam(target, "value"), lambda epoch, _: epoch + 1.0)], steps_per_epoch=1, max_epoch=2)
-    assert [value for _, value in trainer.monitors.history("hyper/value")] == [2.0, 4.0, 6.0]
+    trainer.train([Doubled(HyperParam(knob(), "value"), choose)], steps_per_epoch=3, max_epoch=3)
+    assert seen == [(0, 1.0), (1, 2.0), (2, 2.0), (3, 6.0)]
+    assert trainer.monitors.history("hyper/value") == [(0, 2.0), (6, 6.0), (9, 8.0)]
 
 
 @pytest.mark.parametrize(
