@@ -1,19 +1,25 @@
-"""`StopOnNaN`: the run ends at the non-finite step, and the step changes no variable."""
+"""`StopOnNaN`: a non-finite step changes no variable, and no run saves or resumes from a non-finite state."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import ModelDict
-from prototrain.callbacks import LearningRate, StopOnNaN
-from prototrain.errors import NonFiniteError
-from tests.tiny import Losses, tiny_arrays, tiny_build, tiny_trainer, values
+from prototrain import Callback, ModelDict, SyncReplicatedTrainer, Trainer
+from prototrain.callbacks import LearningRate, MinSaver, ModelSaver, SaveOnExit, StopOnNaN
+from prototrain.checkpoint.state import not_finite
+from prototrain.checkpoint.store import verify
+from prototrain.errors import CheckpointError, NonFiniteError
+from prototrain.experiment import checkpoint_steps
+from tests.callbacks.helpers import Puts
+from tests.tiny import At, Losses, tiny_arrays, tiny_build, tiny_model, tiny_trainer, values
 
 BAD = 3  # the batch, counted from 0, that is not finite
 
@@ -71,3 +77,126 @@ def test_without_it_the_run_continues() -> None:
     trainer.train([losses], max_steps=5)
     assert math.isfinite(losses.by_step[BAD])
     assert math.isnan(losses.by_step[BAD + 1])
+
+
+# -- the state -------------------------------------------------------------------------------------------------------
+
+MEAN = "bn0/moving_mean"
+
+
+def rate(step: int, value: float) -> LearningRate:
+    return LearningRate(lambda now: tf.where(tf.equal(now, step), value, 0.01))
+
+
+def spoil(trainer: Trainer, step: int) -> Callback:
+    """Writes NaN into a variable after a step."""
+    variable = trainer.state[MEAN]
+    return At(step, lambda: variable.assign(np.full(variable.shape, math.nan)))
+
+
+def saving(*more: Any) -> list[Any]:
+    return [*more, ModelSaver(asynchronous=True).every(steps=2), SaveOnExit(), StopOnNaN()]
+
+
+def ends(trainer: Trainer, callbacks: list[Any], message: str, *, steps: int = 10) -> None:
+    with pytest.raises(NonFiniteError, match=message) as caught:
+        trainer.train(callbacks, max_steps=steps)
+    assert "\n" not in str(caught.value)
+
+
+def saved_steps(experiment: Path, own: str) -> list[int]:
+    """Return the steps of the checkpoints, after checking that only `own` is not finite in them."""
+    found = checkpoint_steps(experiment / "checkpoints")
+    for step in found:
+        assert list(not_finite(verify(experiment / f"checkpoints/step-{step:010d}").variables())) == [own] * bool(own)
+    return found
+
+
+def kept_aside(experiment: Path) -> list[str]:
+    return sorted(path.name for path in (experiment / "checkpoints").iterdir() if not path.name.startswith("step-"))
+
+
+def masked_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> Any:
+    net = tiny_build(inputs, train_phase)
+    mask = keras.Variable([0.0, -math.inf], trainable=False, name="mask")
+    net.chosen = tf.cast(net.logits, tf.float32) + mask
+    return net
+
+
+def half(experiment: Path) -> Any:
+    return tiny_trainer(experiment, build=masked_build, model__mixed_precision="mixed_float16")
+
+
+def replicated(experiment: Path) -> Any:
+    return SyncReplicatedTrainer(tiny_model(build=masked_build), towers="cpu:2", experiment=experiment)
+
+
+@pytest.mark.parametrize("make", [half, replicated])
+def test_non_finite_rates_and_statistics(make: Any, experiment: Path) -> None:
+    """The model has a mask that is infinite from the start."""
+    trainer = make(experiment)
+    ends(trainer, saving(rate(5, math.nan)), "the learning rate is not finite in step 6 .*learning_rate nan")
+    assert trainer.global_step == 5 and saved_steps(experiment, "mask") == [2, 4, 5] and kept_aside(experiment) == []
+    trainer = make(experiment)
+    ends(trainer, saving(rate(-1, 0.0), spoil(trainer, 7)), f"step 8 .*{MEAN} is NaN; .* the checkpoint of step 6")
+    assert saved_steps(experiment, "mask") == [2, 4, 5, 6]
+    assert all(name.startswith("failed-") for name in kept_aside(experiment))
+
+
+class Watches(Trainer):
+    """Steps in Python, with a variable, an array and a best value; "w" is spoilt in its sixth step."""
+
+    def __init__(self, experiment: Path | None = None) -> None:
+        super().__init__(experiment=experiment)
+        self.state["w"] = np.zeros(3)
+        self.state["best"] = tf.Variable(math.inf)
+        self.state["plain"] = math.inf
+
+    def run_step(self) -> dict[str, float]:
+        self.state["w"] += 1
+        if self.global_step == 5:
+            self.state["w"][1] = math.nan
+        return {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "steps"),
+    [
+        (saving(), [2, 4]),
+        ([ModelSaver().every(steps=3), SaveOnExit(), StopOnNaN()], [3]),
+        ([Puts(_4={"v": 2.0}, _8={"v": 1.0}), MinSaver("v").every(steps=4), StopOnNaN()], [4]),
+        ([SaveOnExit(), StopOnNaN()], []),
+        ([StopOnNaN()], []),
+        ([SaveOnExit(), StopOnNaN(ignore="w|x")], [10]),
+    ],
+    ids=["asynchronous", "at once", "the best", "on exit", "none", "left alone"],
+)
+def test_all_savers(
+    callbacks: list[Any], steps: list[int], experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if steps == [10]:
+        Watches(experiment).train(callbacks, max_steps=10)
+        assert checkpoint_steps(experiment / "checkpoints") == steps
+    else:
+        goes_on = f"the checkpoint of step {steps[-1]}" if steps else "the start"
+        ends(Watches(experiment), callbacks, f"w is NaN; a resume continues from {goes_on}")
+        assert saved_steps(experiment, "best") == steps
+    said = capsys.readouterr().out
+    assert said.count("StopOnNaN: best is infinite from the start and left alone") == 1
+
+
+def test_non_finite_checkpoint_is_not_resumed(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Watches(experiment).train([ModelSaver().every(steps=4)], max_steps=8)  # without StopOnNaN
+    resumed = Watches(experiment)
+    ends(resumed, [SaveOnExit(), StopOnNaN()], "w is NaN; a resume continues from the checkpoint of step 4", steps=9)
+    assert resumed.run.resume_line().startswith("resumed at step 4")
+    said = capsys.readouterr().out
+    assert (
+        "step-0000000008 is not resumed from: w is NaN" in said and "falling back to the checkpoint of step 4" in said
+    )
+    assert kept_aside(experiment) == [".bad-step-0000000008", "failed-0000000009"]
+    Watches(experiment).train([], max_steps=5)  # step 4 is finite
+    for path in (experiment / "checkpoints").glob("step-*"):
+        path.rename(experiment / "checkpoints/failed-0")
+    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged or not finite.*--fresh"):
+        Watches(experiment).train([StopOnNaN()], max_steps=9)
