@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ModelError, NonFiniteError, PrototrainError, StepError
@@ -32,7 +33,13 @@ def compiled(function: Callable[..., Any]) -> Any:
     TensorFlow counts traces by code object and warns at the fifth, even if each trace is of another object. A `partial`
     is counted separately.
     """
-    return tf.function(partial(function), autograph=False)
+    return tf.function(functools.partial(function), autograph=False)
+
+
+@functools.lru_cache(maxsize=1024)
+def whole_number(n: int) -> tf.Tensor:
+    """Return an int32 scalar. It is cached, since making one takes as long as several ops."""
+    return tf.constant(np.int32(n))  # not of a Python number, for which TensorFlow would cache a tensor, too
 
 
 class ConcreteCall:

@@ -6,7 +6,6 @@ step. If a callback runs after every step, a call is a single iteration without 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import tensorflow as tf
 from prototrain.checkpoint.state import variables_in
 from prototrain.data.batches import Batch, at_path, by_path, has_path
 from prototrain.errors import ModelError
-from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult
+from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
 from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite
 from prototrain.step.trace import SummaryFile, TowerTrace, noting_summaries, tracing
 from prototrain.step.update import weighted_outputs
@@ -184,11 +183,11 @@ class CompiledCalls(StepCalls):
 
     def trace(self, iterator: Any) -> None:
         """Trace the loop if it is not traced yet."""
-        self._call.trace(iterator, _constant(1))
+        self._call.trace(iterator, whole_number(1))
 
     def do(self, iterator: Any, n: int) -> StepResult:
         """Run up to `n` steps; raises a `tf.errors.OpError` if one fails."""
-        results = self._call(iterator, _constant(n))
+        results = self._call(iterator, whole_number(n))
         return self._result(dict(zip(self._returned, results, strict=True)))
 
     def _run(self, iterator: Any, n: int, start: int) -> StepResult:
@@ -303,11 +302,6 @@ class CompiledCalls(StepCalls):
             self._completed.assign_add(tf.cast(completed, tf.int64))
         state = {"done": done + completed, "finite": counts, "ended": tf.constant(False), "waited": waited}
         return {**state, "single": single, "double": double}, seen
-
-
-@functools.lru_cache(maxsize=1024)
-def _constant(n: int) -> tf.Tensor:
-    return tf.constant(np.int32(n))  # TensorFlow would cache a tensor for each Python number
 
 
 def _after(inputs: Batch) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from prototrain.data.batches import Batch
 from prototrain.errors import ConfigError
-from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult
+from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
 from prototrain.step.loop import Iteration, State
 from prototrain.step.trace import noting_summaries
 from prototrain.system.tracebacks import cause
@@ -58,7 +58,7 @@ class XlaLoop(StepCalls):
         if found is None:
             return StepResult(steps=0, data_ended=True, waiting=waiting)
         block, row, left = found
-        arguments = (block, *(tf.constant(np.int32(number)) for number in (row, min(n, left))), np.int64(start))
+        arguments = (block, whole_number(row), whole_number(min(n, left)), np.int64(start))
         done, finite, single, double = self._call(row + left, arguments)
         steps, is_finite = int(done), bool(finite)
         self._completed = start + steps

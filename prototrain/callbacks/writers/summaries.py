@@ -120,7 +120,7 @@ class Summaries(_StepSums):
         self._last = self.trainer.global_step, self.means()
         self._values = {}
         if self._variable is not None:
-            self._variable.assign(tf.zeros_like(self._variable))
+            self._variable.assign(np.zeros(self._variable.shape))
         self.trainer.monitors.put_scalars(self._last[1], "trn")
         scalars: dict[str, list[float]] = {}
         for event in self.trainer.summary_events:
