@@ -147,9 +147,9 @@ class StartProcOrThread(Callback):
         for one in alive:
             if isinstance(one, BaseProcess) or self._stop is not None:
                 one.join(max(until - time.monotonic(), 0.0))
-            if one.is_alive():
-                end = "is killed" if isinstance(one, BaseProcess) else "is left running"
-                self.trainer.log(f"StartProcOrThread: {one.name} did not end when it was told to, and {end}")
+                if one.is_alive():
+                    end = "is killed" if isinstance(one, BaseProcess) else "is left running"
+                    self.trainer.log(f"StartProcOrThread: {one.name} did not end when it was told to, and {end}")
             if isinstance(one, BaseProcess):
                 one.kill()
                 one.join()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,12 +176,14 @@ def test_processes_are_killed_if_they_ignore_signals(
     assert ("is killed" in capsys.readouterr().out) == said
 
 
-def test_thread_that_does_not_end_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("stop", [lambda: None, None])
+def test_thread_that_was_told_to_end_and_does_not_is_reported(stop: Any, capsys: pytest.CaptureFixture[str]) -> None:
     release = threading.Event()
     thread = threading.Thread(target=release.wait, name="deaf")
-    helper = StartProcOrThread(thread, stop=lambda: None, timeout=0.0)
+    helper = StartProcOrThread(thread, stop=stop, timeout=0.0)
     CountingTrainer().train([helper], max_steps=1)
     assert thread.daemon and thread.is_alive()
-    assert "deaf did not end when it was told to, and is left running" in capsys.readouterr().out
+    said = "deaf did not end when it was told to, and is left running" in capsys.readouterr().out
+    assert said == (stop is not None)
     release.set()
     thread.join()
