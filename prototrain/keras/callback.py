@@ -15,7 +15,6 @@ from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.tf_private import CALLBACK_SCRATCH
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
-_LARGEST = 1 << 24  # characters of an attribute as JSON
 
 
 class KerasCallback(Callback):
@@ -29,7 +28,7 @@ class KerasCallback(Callback):
     it has ``save_freq="epoch"`` or ``update_freq="epoch"``.
 
     Checkpoints save the attributes that change during training if they are plain data: numbers, strings, arrays, and
-    lists, tuples and dicts of these, up to 16 MB each. Other attributes are not saved.
+    lists, tuples and dicts of these. Other attributes are not saved.
 
     `on_train_end` is called at the planned end of the run, but not after a signal or an error. The last checkpoint is
     written before this call, with the trained weights. An epoch that the end of the run cuts short has no
@@ -121,14 +120,8 @@ class KerasCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         if self._at_begin is None:
             return self._restored
-        values = {}
-        for name, text in _plain_attributes(self.callback).items():
-            if self._at_begin.get(name) != text and len(text) <= _LARGEST:
-                values[name] = text
-            elif self._at_begin.get(name) != text:
-                self.trainer.run.say_once(
-                    f"WARNING: {self.name}.{name} is too large for a checkpoint; a resumed run begins without it"
-                )
+        before = self._at_begin.items()
+        values = {name: text for name, text in _plain_attributes(self.callback).items() if (name, text) not in before}
         return {"values": values, "begun": self._begun, "stopped": self._stopped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
