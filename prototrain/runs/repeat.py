@@ -121,7 +121,7 @@ class Repeat:
                     return f"metrics: they first differ from {self} at step {then['step']}: {name} {was}, now {value}"
         if not common:
             return f"metrics: there are none at the same steps as in {self}"
-        return f"metrics: the same bits as in {self}, at all {common} steps that both have written"
+        return f"metrics: the same bits as in {self} (common steps: {common})"
 
 
 class Announcement(Callback):

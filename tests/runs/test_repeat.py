@@ -128,7 +128,7 @@ def test_repeated_run_is_exact(place: Path, original: Path, capsys: pytest.Captu
     # Data in another directory counts as the same; another working directory is reported.
     assert f"differs in  working directory {original} -> " in printed.replace("\n            ", " ")
     assert "repeats     experiments/first-repeat\ndiffers in  nothing that is known\n" in printed
-    assert "metrics: the same bits as in experiments/first, at all 5 steps that both have written" in printed
+    assert "metrics: the same bits as in experiments/first (common steps: 5)" in printed
     for repeated in ("experiments/first-repeat", "experiments/third"):
         assert variables(repeated) == variables("experiments/first")
         assert metrics(repeated) == metrics("experiments/first") != []
