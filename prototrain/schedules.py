@@ -228,7 +228,9 @@ def _of_method(config: Config, method: str) -> Schedule:
         case "polynomial":
             return decay(polynomial, *values("power"))
         case "linear":
-            return linear(list(zip(*values("steps", "values"), strict=True)))
+            steps, rates = values("steps", "values")
+            _require(len(steps) == len(rates), f"{prefix}: needs as many .values as .steps, got {len(rates)}")
+            return linear(list(zip(steps, rates, strict=True)))
     return _scalar(config[f"{prefix}.fn"], f"{prefix}.fn")
 
 

@@ -100,6 +100,7 @@ def test_boundaries_and_integer_types() -> None:
         (lambda: schedules.piecewise([1, 2], [1, 2]), "one more value than boundaries, got 2 and 2"),
         (lambda: schedules.linear([]), "at least one"),
         (lambda: schedules.linear([(1, 1.0), (1, 2.0)]), "must increase"),
+        (lambda: from_config("linear", linear__steps=[1, 2], linear__values=[1.0]), "as many .values as .steps, got 1"),
         (lambda: schedules.cosine(0.1, 0), "decay_steps must be at least 1"),
         (lambda: schedules.cosine_restarts(0.1, 1, period_factor=1.5), "period_factor must be a whole number"),  # type: ignore[arg-type]
         (lambda: schedules.warmup(schedules.constant(1.0), -1), "steps must be at least 0"),

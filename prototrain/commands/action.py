@@ -24,14 +24,12 @@ ACTIONS: Final = {
 def add(commands: Any) -> None:
     """Declare the command's arguments."""
     width = max(map(len, ACTIONS))
-    lines = [f"  {name:{width}}  {text}" for name, text in ACTIONS.items()]
+    lines = "\n".join(f"  {name:{width}}  {text}" for name, text in ACTIONS.items())
     action = commands.add_parser(
         "action",
         help="evaluate, export or inspect a model, predict with it, or run a module over it",
         usage="prototrain action MODEL ACTION [-c FILE] [-s KEY=VALUE ...] [options of the action]",
-        description="\n".join(
-            ["Run an action over a model:", "", *lines, "", "or a module that has run(model, args)."]
-        ),
+        description=f"Run an action over a model:\n\n{lines}\n\nor a module that has run(model, args).",
         epilog="The options of an action: prototrain action MODEL ACTION --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -59,10 +57,8 @@ def _module(name: str) -> Any:
     """Import the module of an action."""
     found = import_own(f"prototrain.actions.{name}" if name in ACTIONS else name, what="action")
     if found is None:
-        meant = did_you_mean(name, ACTIONS)
-        raise ConfigError(
-            f"there is no action {name!r}: take {', '.join(ACTIONS)} or a module with run(model, args){meant}"
-        )
+        known = f"take {', '.join(ACTIONS)} or a module with run(model, args){did_you_mean(name, ACTIONS)}"
+        raise ConfigError(f"there is no action {name!r}: {known}")
     if not callable(getattr(found, "run", None)):
         raise ConfigError(f"action {name}: the module has no run(model, args)")
     return found

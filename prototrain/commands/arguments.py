@@ -65,32 +65,29 @@ def add_overrides(command: argparse.ArgumentParser) -> None:
         command,
         "-s --set KEY=VALUE",
         "set a config key (VALUE is JSON, or such as False, None, .5 or 1e-3; else text; quotes force text)",
-        type=_override,
+        type=override,
         action="append",
         default=[],
     )
 
 
-def whole(text: str) -> int:
-    """Parse an integer of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+def number(kind: type[int] | type[float], low: float, below: float = math.inf) -> Callable[[str], Any]:
+    """Return a function for argparse that parses a number of at least `low` and less than `below`."""
 
-
-def real(low: float, high: float, what: str) -> Callable[[str], float]:
-    """Return a function for argparse that parses a number of at least `low` and less than `high`."""
-
-    def check(text: str) -> float:
+    def parse(text: str) -> Any:
         try:
-            number = float(text)
+            found = kind(text)
         except ValueError:
-            number = math.nan
-        if not low <= number < high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-        return number
+            found = math.nan
+        if not low <= found < below:
+            what = f"a {'whole ' * (kind is int)}number of at least {low:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}{f' and below {below:g}' * (below < math.inf)}")
+        return found
 
-    return check
+    return parse
+
+
+whole = number(int, 1)
 
 
 def load(
@@ -157,7 +154,8 @@ def confirm(question: str) -> bool:
         return False
 
 
-def _override(text: str) -> str:
+def override(text: str) -> str:
+    """Return a KEY=VALUE text, for argparse."""
     if not text.partition("=")[0].strip() or "=" not in text:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE, such as model.batch_size=64")
     return text

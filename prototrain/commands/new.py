@@ -35,19 +35,14 @@ def _new(name: str) -> None:
             package.mkdir()
             for source in files("prototrain").joinpath("template").iterdir():
                 if source.name.endswith(".py"):
-                    text = source.read_text(encoding="utf-8")
-                    (package / source.name).write_text(_renamed(text, name), encoding="utf-8")
+                    text = source.read_text(encoding="utf-8").replace(_TEMPLATE, name)
+                    (package / source.name).write_text(text.replace('"template"', f'"{target.name}"'), encoding="utf-8")
             os.rename(package, target)  # atomic
     except OSError as error:
         raise ModelError(f"cannot write {target}: {error.strerror}") from error
     for path in sorted(target.iterdir()):
         print(path)
     print(f"\ntrain it  prototrain run {name}")
-
-
-def _renamed(text: str, name: str) -> str:
-    last = name.rpartition(".")[2]
-    return text.replace(_TEMPLATE, name).replace('"template"', f'"{last}"')
 
 
 def _free_place(name: str) -> Path:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from prototrain.commands.arguments import option, real
+from prototrain.commands.arguments import number, option
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment
 from prototrain.runs import read_run
@@ -47,7 +47,7 @@ def _add_curves(command: argparse.ArgumentParser) -> None:
     command.add_argument("experiments", metavar="EXPERIMENT", nargs="+", help="an experiment's directory")
     option(command, "--log", "draw values on a logarithmic axis")
     smooth = "draw a moving average with this weight of the value before, 0 to 1, such as 0.9"
-    option(command, "--smooth WEIGHT", smooth, type=real(0, 1, "a number from 0 to below 1"), default=0.0)
+    option(command, "--smooth WEIGHT", smooth, type=number(float, 0, 1), default=0.0)
 
 
 def _plot(options: argparse.Namespace) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
 import sys
@@ -20,6 +19,7 @@ from prototrain.commands.arguments import (
     early_value,
     load,
     load_tensorflow,
+    number,
     option,
     whole,
 )
@@ -54,12 +54,8 @@ def add(commands: Any) -> None:
         description="Train a model as its config says. The same command again continues from the newest checkpoint.",
     )
     add_model(run, optional=True)
-    option(
-        run,
-        "--from EXPERIMENT",
-        "repeat the run in this directory, with its own config and source, as <name>-repeat",
-        dest="repeats",
-    )
+    repeats = "repeat the run in this directory, with its own config and source, as <name>-repeat"
+    option(run, "--from EXPERIMENT", repeats, dest="repeats")
     length = run.add_argument_group("length").add_mutually_exclusive_group()
     length.add_argument("--steps", metavar="N", type=whole, help="train up to step N (model.num_steps)")
     length.add_argument("--epochs", metavar="N", type=whole, help="train for N epochs (model.num_epochs)")
@@ -73,23 +69,17 @@ def add(commands: Any) -> None:
     option(short, "--limit-batches N", "train and validate on the first N batches of each pass")
     option(short, "--overfit-batches N", "train and validate on the same N batches")
     devices = run.add_argument_group("devices")
-    option(
-        devices,
-        "--towers N|NAMES",
-        "N GPUs, named devices (GPU:0,GPU:1) or logical CPU devices (cpu:4); default: all GPUs",
-    )
-    option(
-        devices,
-        "--trainer NAME",
-        f"another trainer: {', '.join(TRAINERS)}, or MODULE:CLASS for your own",
-        type=reference,
-    )
+    towers = "N GPUs, named devices (GPU:0,GPU:1) or logical CPU devices (cpu:4); default: all GPUs"
+    option(devices, "--towers N|NAMES", towers)
+    trainers = f"another trainer: {', '.join(TRAINERS)}, or MODULE:CLASS for your own"
+    option(devices, "--trainer NAME", trainers, type=reference)
     workers = run.add_argument_group("several workers")
     option(workers, "--workers N", "start N processes that train together", type=whole)
     option(workers, "--min-workers M", "continue with M if there is no room for N", type=whole)
     option(workers, "--cluster ADDRESS", "a Ray cluster (default: $RAY_ADDRESS, or this machine)")
-    option(workers, "--gpus-per-worker G", "give each worker G GPUs", type=int)
-    option(workers, "--max-restarts R", "restart at most R times after a worker is lost (default: 10)", type=int)
+    option(workers, "--gpus-per-worker G", "give each worker G GPUs", type=number(int, 0))
+    restarts = "restart at most R times after a worker is lost (default: 10)"
+    option(workers, "--max-restarts R", restarts, type=number(int, 0))
     option(workers, "--stall-timeout S", "restart after S seconds without a step (default: 1800)", type=float)
     run.set_defaults(command=_run, wrong_usage=run.error, is_worker=False)
 
@@ -98,10 +88,8 @@ def reference(text: str) -> str:
     """Return the name of a trainer as `MODULE:CLASS`, for argparse."""
     text = TRAINERS.get(text, text)
     if not REFERENCE.fullmatch(text):
-        known = ", ".join(TRAINERS)
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither one of {known} nor MODULE:CLASS{did_you_mean(text, TRAINERS)}"
-        )
+        wrong = f"{text!r} is neither one of {', '.join(TRAINERS)} nor MODULE:CLASS"
+        raise argparse.ArgumentTypeError(f"{wrong}{did_you_mean(text, TRAINERS)}")
     return text
 
 
@@ -122,9 +110,9 @@ def _run(options: argparse.Namespace) -> None:
     with ignore_save_signals():
         if options.repeats is not None:
             _repeat(options)
-            return
-        with _shortened(options):
-            _train(options)
+        else:
+            with _shortened(options):
+                _train(options)
 
 
 def _start_workers(options: argparse.Namespace) -> None:
@@ -164,9 +152,7 @@ def _shortened(options: argparse.Namespace) -> Iterator[None]:
         yield
         return
     if options.fresh:
-        raise ConfigError(
-            "--fast-dev-run leaves the experiment alone, so there is nothing to delete; leave out --fresh"
-        )
+        raise ConfigError("--fast-dev-run leaves the experiment alone: leave out --fresh")
     load_tensorflow()  # before the directory exists, which Ctrl-C could leave behind
     with TemporaryDirectory() as directory:
         values = {"experiment_base_dir": json.dumps(directory), "limit_batches": 2, "validation_batches": 0}
@@ -195,9 +181,7 @@ def _repeat(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTrainer:
     if options.debug and not sys.stdin.isatty():
-        raise ConfigError(
-            "--debug opens a shell, and there is no terminal to read from; run it at one, or leave it out"
-        )
+        raise ConfigError("--debug opens a shell, and there is no terminal to read from; leave it out")
     if options.towers is not None:
         load_tensorflow()
         from prototrain.towers import prepare_devices
@@ -210,36 +194,25 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
         # Also before the model is imported.
         keywords["trainer"].prepare(early_value(options.set, "trainer.cluster_timeout"))
     try:
-        return _launch(options, repeat, keywords)
+        model = load(options, None if repeat is None else repeat.configure)
+        from prototrain.launch import default_callbacks, launch
+        from prototrain.sweeps import reporter
+
+        callbacks = default_callbacks(model)
+        if repeat is not None:
+            from prototrain.runs.repeat import Announcement
+
+            repeat.check_directory(model.config)
+            callbacks.append(Announcement(repeat))
+        if reporter.link is not None:
+            callbacks.append(reporter.reporter(reporter.link.report, model.config))
+        for name in ("fresh", "debug", "allow_changed_data", "towers"):
+            keywords[name] = getattr(options, name)
+        return launch(model, callbacks=callbacks, confirm=None if options.yes else confirm, **keywords)
     except Exception as error:
         if "trainer" in keywords:
             keywords["trainer"].give_up(error)
         raise
-
-
-def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[str, Any]) -> TowerTrainer:
-    model = load(options, None if repeat is None else repeat.configure)
-    from prototrain.launch import default_callbacks, launch
-    from prototrain.sweeps import reporter
-
-    callbacks = default_callbacks(model)
-    if repeat is not None:
-        from prototrain.runs.repeat import Announcement
-
-        repeat.check_directory(model.config)
-        callbacks.append(Announcement(repeat))
-    if reporter.link is not None:
-        callbacks.append(reporter.reporter(reporter.link.report, model.config))
-    return launch(
-        model,
-        callbacks=callbacks,
-        fresh=options.fresh,
-        confirm=None if options.yes else confirm,
-        debug=options.debug,
-        allow_changed_data=options.allow_changed_data,
-        towers=options.towers,
-        **keywords,
-    )
 
 
 def trainer_class(name: str, *, is_worker: bool = False) -> type[TowerTrainer]:
@@ -258,8 +231,4 @@ def trainer_class(name: str, *, is_worker: bool = False) -> type[TowerTrainer]:
         raise ConfigError(f"--trainer: {name} is not a subclass of TowerTrainer")
     if is_worker and not issubclass(found, MultiWorkerTrainer):
         raise ConfigError(f"--workers: {class_name} is for one process; derive it from MultiWorkerTrainer")
-    try:
-        inspect.signature(found).bind(None, experiment=None)
-    except TypeError as error:
-        raise ConfigError(f"--trainer: {name} must take (model, *, experiment=None): {error}") from error
     return found

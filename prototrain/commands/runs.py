@@ -134,7 +134,7 @@ def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
         if loss is not None:
             best = _winner(runs, loss)
             columns[loss] = _of_scalar(loss, lambda run, scalar: in_digits(scalar.last))
-            columns["best"] = _of_scalar(loss, lambda run, one: f"{in_digits(one.lowest[0])}{'*' * (run is best)}")
+            columns["best"] = _of_scalar(loss, lambda run, scalar: in_digits(scalar.lowest[0]) + "*" * (run is best))
     else:
         for pattern in scalars:
             if not matching(known, [pattern]):
@@ -142,7 +142,7 @@ def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
                     f"none of these experiments has a scalar {pattern!r}; there are: {', '.join(known)}"
                 )
         for name in matching(known, scalars):
-            columns[f"{name} (lowest, highest)"] = _of_scalar(name, _with_ends)
+            columns[f"{name} (lowest to highest)"] = _of_scalar(name, lambda run, scalar: _range(scalar))
     if any(run.checkpoint != run.step for run in runs):
         columns["checkpoint"] = lambda run: None if run.checkpoint is None else str(run.checkpoint)
     columns["time"] = lambda run: in_words(run.seconds)
@@ -157,16 +157,14 @@ def _of_scalar(name: str, cell: Callable[[Run, Range], str]) -> Callable[[Run], 
     return lambda run: cell(run, run.ranges[name]) if name in run.ranges else None
 
 
-def _with_ends(run: Run, scalar: Range) -> str:
-    return f"{in_digits(scalar.last)} ({in_digits(scalar.lowest[0])}, {in_digits(scalar.highest[0])})"
-
-
 def _change(key: str, value: Any, _default: Any) -> str:
     return f"{key.removeprefix('model.').removeprefix('trainer.')}={_short(value)}"
 
 
 def _short(value: Any) -> str:
     """Format a config value in a few characters: rounded numbers, lists without spaces."""
+    if value in ("", UNSET_TEXT):
+        return _NOTHING
     if isinstance(value, list):
         return f"[{','.join(map(_short, value))}]"
     return in_digits(value) if isinstance(value, float) else as_text(value)
@@ -185,7 +183,6 @@ def _repeated(run: Run) -> str | None:
 
 
 def _in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the facts about a run as JSON data."""
     found = {
         "name": run.name,
         "directory": str(Experiment(run.directory)),
@@ -208,15 +205,14 @@ def _in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _range_in_json(scalar: Range) -> dict[str, Any]:
-    """Return the last value and the extremes of a scalar as JSON data, with null for NaN and infinity."""
-
-    def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     ends = {"lowest": scalar.lowest, "highest": scalar.highest}
-    return {"last": number(scalar.last)} | {
-        name: {"value": number(value), "step": step} for name, (value, step) in ends.items()
-    }
+    found = {name: {"value": _number(value), "step": step} for name, (value, step) in ends.items()}
+    return {"last": _number(scalar.last), **found}
+
+
+def _number(value: float) -> float | None:
+    """Return None for NaN and infinity, which JSON cannot hold."""
+    return value if math.isfinite(value) else None
 
 
 # -- compare -----------------------------------------------------------------------------------------------------------
@@ -251,10 +247,7 @@ def _compare(options: argparse.Namespace) -> None:
     names = short_names(runs)
     environment = [(key, _apart(values)) for key, values in environment if key not in _LONG]
     for title, rows in (("config", config), ("environment", environment)):
-        cells = [
-            [key, *(_NOTHING if value in ("", UNSET_TEXT) else _short(value) for value in values)]
-            for key, values in rows
-        ]
+        cells = [[key, *map(_short, values)] for key, values in rows]
         show(Table(cells, [title, *names]) if cells else f"{title}: no differences", end="\n\n")
     show(Table(_results(runs, scalars), ["result", *names], _COLOURS))
 
@@ -268,27 +261,24 @@ def _apart(values: list[Any]) -> list[Any]:
 
 
 def _results(runs: Sequence[Run], scalars: Sequence[str]) -> list[list[str]]:
-    facts: dict[str, Callable[[Run], str]] = {
-        "state": lambda run: run.ending,
-        "steps": lambda run: run.steps,
-        "time": lambda run: in_words(run.seconds),
-        "checkpoint": lambda run: _NOTHING if run.checkpoint is None else str(run.checkpoint),
-    }
-    rows = [[name, *map(fact, runs)] for name, fact in facts.items()]
+    rows = [
+        ["state", *(run.ending for run in runs)],
+        ["steps", *(run.steps for run in runs)],
+        ["time", *(in_words(run.seconds) for run in runs)],
+        ["checkpoint", *(_NOTHING if run.checkpoint is None else str(run.checkpoint) for run in runs)],
+    ]
     for name in scalars:
         ranges = [run.ranges.get(name) for run in runs]
-        if len({(one.lowest[0], one.highest[0]) if one else None for one in ranges}) > 1 or _varies(ranges[0]):
+        if len({end for one in ranges for end in ((one.lowest[0], one.highest[0]) if one else [None])}) > 1:
             best = _winner(runs, name) if name in _LOSSES else None
             rows.append([name, *(_range(one, run is best) for one, run in zip(ranges, runs, strict=True))])
     return rows
 
 
-def _varies(scalar: Range | None) -> bool:
-    return scalar is not None and scalar.lowest[0] != scalar.highest[0]
-
-
-def _range(scalar: Range | None, is_best: bool) -> str:
+def _range(scalar: Range | None, is_best: bool = False) -> str:
+    """Format the last value, and the lowest and the highest one if the scalar varies."""
     if scalar is None:
         return _NOTHING
-    ends = f" ({in_digits(scalar.lowest[0])} to {in_digits(scalar.highest[0])})" if _varies(scalar) else ""
+    lowest, highest = scalar.lowest[0], scalar.highest[0]
+    ends = f" ({in_digits(lowest)} to {in_digits(highest)})" if lowest != highest else ""
     return f"{in_digits(scalar.last)}{'*' if is_best else ''}{ends}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from prototrain.commands.arguments import add_model, given, option, whole
+from prototrain.commands.arguments import add_model, given, option, override, whole
 from prototrain.commands.run import reference, trainer_class
 from prototrain.errors import SweepError
-from prototrain.sweeps.space import FORMS, parse_grid, parse_search
+from prototrain.sweeps.space import FORMS, parse_space
 from prototrain.system.terminal import import_tensorflow
 
 
@@ -22,22 +22,17 @@ def add(commands: Any) -> None:
     )
     add_model(sweep)
     space = sweep.add_mutually_exclusive_group(required=True)
-    option(space, "--grid KEY=V1,V2", "run every combination", nargs="+", action="extend")
-    option(space, "--search KEY=SPACE", f"sample from {FORMS}", nargs="+", action="extend")
+    several: dict[str, Any] = {"type": override, "nargs": "+", "action": "extend"}
+    option(space, "--grid KEY=V1,V2", "run every combination", **several)
+    option(space, "--search KEY=SPACE", f"sample from {FORMS}", **several)
     option(sweep, "--trials N", "how many to sample in all, with --search", type=whole)
     option(sweep, "--objective SCALAR", "how good a trial is (default: %(default)s)", default="vld/loss")
     sweep.add_argument("--mode", choices=("min", "max"), default="min", help="which is better (default: %(default)s)")
     option(sweep, "--jobs J", "trials at the same time (default: 1)", type=whole, default=1)
-    option(
-        sweep,
-        "--storage URL",
-        "a database that machines share, or the path of a journal file (default: NAME.sweep.db, of SQLite)",
-    )
-    sweep.add_argument(
-        "--pruner",
-        choices=("none", "median", "halving", "hyperband"),
-        help="ends bad trials early (default: median with --search, none with --grid)",
-    )
+    storage = "a database that machines share, or the path of a journal file (default: NAME.sweep.db, of SQLite)"
+    option(sweep, "--storage URL", storage)
+    pruning = "ends bad trials early (default: median with --search, none with --grid)"
+    sweep.add_argument("--pruner", choices=("none", "median", "halving", "hyperband"), help=pruning)
     option(sweep, "--cluster ADDRESS", "run the trials on this Ray cluster, J at a time (needs the extra ray)")
     option(sweep, "--cpus-per-trial C", "of the cluster's account (default: 1)", type=float)
     option(sweep, "--gpus-per-trial G", "also a part of one, such as 0.5 (default: 0)", type=float)
@@ -51,7 +46,7 @@ def _sweep(options: argparse.Namespace) -> None:
         raise SweepError("--search needs --trials N: how many to sample")
     if options.grid and options.trials is not None:
         raise SweepError("--trials is for --search; --grid runs every combination")
-    space = parse_search(options.search) if options.search else parse_grid(options.grid)
+    space = parse_space(options.search or options.grid, is_grid=options.search is None)
     import_tensorflow()
     if options.trainer:
         trainer_class(options.trainer)  # finds mistakes before the first trial

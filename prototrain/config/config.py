@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
-from prototrain.config.json_form import FUNCTIONS_KEY, decode, encode, is_plain, read_saved, stands_for_other
+from prototrain.config.json_form import FUNCTIONS_KEY, decode, encode, is_plain, read_object, stands_for_other
 from prototrain.config.schema import (
     LOCATION_KEYS,
-    SCHEDULES,
     SCHEMA,
     UNSET,
     checked,
@@ -34,9 +32,7 @@ _KEY: Final = re.compile(r"[\w-]+(\.[\w-]+)*")
 class ConfigKeyError(ConfigError, KeyError):
     """An error for a key that is unknown or not set. Also a KeyError, because a Config is a mapping."""
 
-    def __str__(self) -> str:
-        # KeyError would show the repr of the message.
-        return str(self.args[0])
+    __str__ = Exception.__str__  # that of KeyError shows the repr of the message
 
 
 class Config(MutableMapping[str, Any]):
@@ -50,14 +46,11 @@ class Config(MutableMapping[str, Any]):
     >>> config["trainer.print_interval"], list(config)
     (100, ['model.batch_size', 'model.width'])
 
-    Args:
-        values: the initial keys and values.
-
     Attributes:
         batches_per_epoch: the steps in an epoch, which a trainer sets from the data; None before that.
 
     Raises:
-        ConfigError: a key is unknown in its namespace (the message names the nearest one), or a value is wrong.
+        ConfigError: a key is unknown in its namespace, or a value is wrong.
     """
 
     def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
@@ -154,34 +147,15 @@ class Config(MutableMapping[str, Any]):
         return int(epochs * steps)
 
     def validate(self, *, to_train: bool = True) -> None:
-        """Check that required keys are set, and that values fit each other.
-
-        Args:
-            to_train: whether to require the length of a run as well.
+        """Check that the required keys are set. The length of a run is required only with `to_train`.
 
         Raises:
-            ConfigError: names the key at fault.
+            ConfigError: a key is missing, or the bounds of ``model.clip_gradients`` exclude each other.
         """
+        has_length = not to_train or self.get("model.num_epochs") is not None
         for key, spec in SCHEMA.items():
-            has_length = not to_train or self.get("model.num_epochs") is not None
             if spec.required and key not in self and not (key == "model.num_steps" and has_length):
                 raise ConfigError(f"{key} is required; expected {spec.expected}")
-        if (method := self.get("model.lr_schedule.method")) is not None:
-            for name in SCHEDULES[method]:
-                if (key := f"model.lr_schedule.{method}.{name}") not in self:
-                    raise ConfigError(f"{key} is required when model.lr_schedule.method is {method!r}")
-        if method == "step":
-            boundaries, values = (self[f"model.lr_schedule.step.{name}"] for name in SCHEDULES["step"])
-            if any(left >= right for left, right in pairwise(boundaries)):
-                raise ConfigError(f"model.lr_schedule.step.boundaries: {show(boundaries)} is not strictly increasing")
-            if len(values) != len(boundaries) + 1:
-                expected = f"expected {len(boundaries) + 1} values for {len(boundaries)} boundaries"
-                raise ConfigError(f"model.lr_schedule.step.values: {expected}, got {len(values)}")
-        if method == "linear":
-            steps, values = (self[f"model.lr_schedule.linear.{name}"] for name in SCHEDULES["linear"])
-            if len(steps) != len(values):
-                expected = f"expected {len(steps)}, one for each of .steps"
-                raise ConfigError(f"model.lr_schedule.linear.values: {expected}, got {len(values)}")
         minval, maxval = self["model.clip_gradients.minval"], self["model.clip_gradients.maxval"]
         if self["model.clip_gradients"] and minval >= maxval:
             raise ConfigError(f"model.clip_gradients.minval: expected less than .maxval ({maxval}), got {minval}")
@@ -189,12 +163,11 @@ class Config(MutableMapping[str, Any]):
     def override(self, overrides: str | Iterable[str]) -> None:
         """Apply `KEY=VALUE` texts, such as those of the command line's `-s`. If one is wrong, none is applied.
 
-        Args:
-            overrides: one or several texts. `prototrain.config.values.read_value` parses each VALUE.
+        `prototrain.config.values.read_value` parses each VALUE.
 
         Raises:
-            ConfigError: a text has no `=` or no key, the key is neither in the schema nor set, or the value is wrong.
-                The value of a model's own key must have the type of the current value.
+            ConfigError: a text is not KEY=VALUE, the key is neither in the schema nor set, or the value is wrong. The
+                value of a model's own key must have the type of the current value.
         """
         trial = self.copy()
         for text in [overrides] if isinstance(overrides, str) else overrides:
@@ -239,16 +212,12 @@ class Config(MutableMapping[str, Any]):
     def to_json(self) -> str:
         """Return the set keys as indented JSON in their order, ending in a newline.
 
-        A function is written as "module:name" if that finds it, else as its source. An object with `get_config` is
-        written as its class and config. Other values that JSON cannot hold are written as text, and tuples as lists.
+        See `prototrain.config.json_form.encode` for values that JSON cannot hold.
         """
         return json.dumps(self.to_plain(), indent=2) + "\n"
 
     def facts(self) -> dict[str, Any]:
-        """Return the values that describe training, as JSON data.
-
-        The keys for the location, the length and the initial weights of a run are left out, and those of actions.
-        """
+        """Return the values that describe training, as JSON data: without location, length and initial weights."""
         values: dict[str, Any] = json.loads(self.to_json())
         method = values.get("model.optimizer.method")
         if isinstance(method, dict) and isinstance(method.get("config"), dict):
@@ -263,7 +232,7 @@ class Config(MutableMapping[str, Any]):
         plain = self.to_plain()
         groups: dict[str, list[tuple[str, str]]] = {}
         for key in dict.fromkeys([*SCHEMA, *self]):
-            if key not in self and (SCHEMA[key].default is UNSET or not self._in_force(key)):
+            if key not in self and (SCHEMA[key].default is UNSET or self.why_without_effect(key) is not None):
                 continue
             value = json.dumps(plain[key] if key in self else SCHEMA[key].default, ensure_ascii=False)
             group = groups.setdefault(".".join(key.split(".")[:-1][:2]), [])
@@ -275,21 +244,8 @@ class Config(MutableMapping[str, Any]):
         # A lone surrogate is valid in Python and JSON strings, but not in UTF-8.
         return "\n".join(blocks).encode("utf-8", "backslashreplace").decode("utf-8")
 
-    def _in_force(self, key: str) -> bool:
-        """Return whether the default of `key` has an effect with the other settings."""
-        owner, _, name = key.rpartition(".")
-        of_clip = owner == "model.clip_gradients" and name != "global_norm"
-        return self.why_without_effect(key) is None and (not of_clip or bool(self[owner]))
-
     def save(self, directory: str | Path) -> None:
-        """Write `config.json` for `Config.load`, and `config.txt` for people.
-
-        Args:
-            directory: the directory of the files, which must exist.
-
-        Raises:
-            OSError: a file cannot be written. It then keeps its previous content.
-        """
+        """Write `config.json` for `Config.load`, and `config.txt` for people, to a directory that exists."""
         write_atomic(Path(directory) / "config.json", self.to_json())
         write_atomic(Path(directory) / "config.txt", self.to_text())
 
@@ -307,23 +263,20 @@ class Config(MutableMapping[str, Any]):
     def restore(self, path: str | Path, *, imports: bool = True) -> None:
         """Replace the values with those of a `config.json` that was saved from the config of the same model.
 
-        A value whose saved form has not changed keeps its object. This restores lambdas, which cannot be looked up by
-        name.
-
-        Args:
-            path: the file.
-            imports: whether to import the modules of functions that are values of schema keys.
+        A value whose saved form has not changed keeps its object, such as a lambda, which cannot be looked up by name.
+        With `imports`, the modules of functions that are values of schema keys are imported.
 
         Raises:
             ConfigError: see `load`.
         """
         path = Path(path)
-        plain, marks = read_saved(path)
-        mine = self.to_plain()
+        plain, mine = read_object(path), self.to_plain()
+        if not isinstance(marks := plain.pop(FUNCTIONS_KEY, []), list):
+            raise ConfigError(f"{path}: {FUNCTIONS_KEY}: expected list[str], got {show(marks)}")
         read = type(self)()
         for key, value in plain.items():
             is_marked = key in marks
-            is_same = is_marked == (key in mine.get(FUNCTIONS_KEY, ())) and _text([value]) == _text([mine.get(key)])
+            is_same = is_marked == (key in mine.get(FUNCTIONS_KEY, ())) and _text(value) == _text(mine.get(key))
             try:
                 if key in self and is_same:
                     read._values[key] = self._values[key]
@@ -347,40 +300,25 @@ class Config(MutableMapping[str, Any]):
             changed = [key for key, value in self._values.items() if key in SCHEMA and value != SCHEMA[key].default]
         return [key for key in changed if key not in self._read and not (key in SCHEMA and SCHEMA[key].required)]
 
-    def differences(self, other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-        """Compare the effective values of this config and another.
-
-        Args:
-            other: a Config, or the plain data of a `config.json`.
-
-        Returns:
-            (key, mine, theirs) as plain JSON data for each key that differs, in order; "(unset)" for a missing value.
-        """
-        return [(key, mine, theirs) for key, (mine, theirs) in differing([self, other])]
-
     def keep_defaults(self) -> None:
-        """Store the current values as the model's own defaults for `changes`. Only the first call has an effect."""
+        """Store the current values as the model's own defaults, at the first call only."""
         if self._defaults is None:
             self._defaults = self.to_plain()
 
     def changes(self) -> list[tuple[str, Any, Any]] | None:
-        """Return the effective values that differ from the model's own defaults.
+        """Return (key, value, default) as plain JSON data for each value that differs from the model's own default.
 
-        Returns:
-            (key, value, default) as plain JSON data for each key; None if the defaults are not known. `load_model` sets
-            them.
+        Returns None if the defaults are not known; `load_model` sets them.
         """
-        return None if self._defaults is None else self.differences(self._defaults)
+        if self._defaults is None:
+            return None
+        return [(key, value, default) for key, (value, default) in differing([self, self._defaults])]
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Find the keys whose effective values differ between configs.
+    """Return (key, one value per config) as plain JSON data for each key whose effective values differ.
 
-    Args:
-        configs: each a Config or the plain data of a `config.json`.
-
-    Returns:
-        (key, one value per config) as plain JSON data, in order; "(unset)" for a missing value.
+    The value is "(unset)" where it is missing. Each config is a `Config`, or the plain data of a `config.json`.
     """
     sides = [side.to_plain() if isinstance(side, Config) else dict(side) for side in configs]
     found = []

@@ -10,6 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, Final
@@ -26,7 +27,7 @@ def encode(value: Any) -> Any:
     """Return `value` as JSON data.
 
     A function is written as "module:name" if that finds it, else as its source. An object with `get_config` is written
-    as its class and config. Other values that JSON cannot hold are written as text.
+    as its class and config. Other values that JSON cannot hold are written as text, and tuples as lists.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -39,13 +40,9 @@ def encode(value: Any) -> Any:
     if _is_mapping(value):
         return {name: encode(item) for name, item in value.items()}
     if isinstance(value, HasConfig) and not isinstance(value, type):
-        try:
-            return {
-                "class": f"{type(value).__module__}:{type(value).__qualname__}",
-                "config": encode(value.get_config()),
-            }
-        except NotImplementedError:  # raised by Keras for a class without get_config
-            pass
+        with suppress(NotImplementedError):  # raised by Keras for a class without get_config
+            name = f"{type(value).__module__}:{type(value).__qualname__}"
+            return {"class": name, "config": encode(value.get_config())}
     return _reference(value) or _source(value) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
@@ -67,13 +64,7 @@ def _is_mapping(value: Any) -> bool:
 
 
 def decode(key: str, value: Any) -> Any:
-    """Return the object that a saved value stands for. Names are looked up in the modules that are imported.
-
-    Raises:
-        ConfigError: the value is not the name of a function, or there is no such name.
-    """
-    if value in ("nan", "inf", "-inf"):
-        return float(value)
+    """Return the object whose name was saved, from the modules that are imported."""
     if not isinstance(value, str) or not REFERENCE.fullmatch(value):
         what = value.get("class", value) if isinstance(value, dict) else value
         raise ConfigError(f"{key}: {show(what)} cannot be read back, only a function's name can; set {key} again")
@@ -82,18 +73,13 @@ def decode(key: str, value: Any) -> Any:
 
 def stands_for_other(key: str, value: Any) -> bool:
     """Return whether the saved value of a schema key names a function or describes an object."""
-    spec = SCHEMA.get(key)
-    if spec is None or spec.type not in ("function", "optimizer"):
+    if key not in SCHEMA or SCHEMA[key].type not in ("function", "optimizer"):
         return False
-    return isinstance(value, (str, dict)) and value not in spec.choices
+    return isinstance(value, (str, dict)) and value not in SCHEMA[key].choices
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file.
-
-    Raises:
-        ConfigError: the file cannot be read or is malformed. The message names the file and the line.
-    """
+    """Read the JSON object in a file. A `ConfigError` about a malformed file names the line."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
     except OSError as error:
@@ -105,15 +91,6 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {show(content)}")
     return content
-
-
-def read_saved(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a `config.json`: the values by key, and the model's own keys whose values JSON cannot hold."""
-    plain = read_object(path)
-    marks = plain.pop(FUNCTIONS_KEY, [])
-    if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
-        raise ConfigError(f"{path}: {FUNCTIONS_KEY}: expected list[str], got {show(marks)}")
-    return plain, marks
 
 
 def _reference(value: Any) -> str | None:

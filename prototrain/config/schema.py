@@ -58,7 +58,7 @@ class Key:
         required: whether `Config.validate` requires an explicit value.
         choices: the only accepted texts of a "str", if there are any; for other types, texts that are also accepted.
         minimum, maximum, above, below: inclusive and exclusive bounds of a number, or of each element of a list.
-        complaint: a function that returns what is wrong with a value of the right type, or None.
+        complaint: returns what is wrong with a value of the right type, or None.
     """
 
     type: str
@@ -73,13 +73,9 @@ class Key:
 
     @property
     def _bounds(self) -> list[tuple[str, Callable[[Any, Any], bool], float]]:
-        signs = (
-            (">=", operator.ge, self.minimum),
-            (">", operator.gt, self.above),
-            ("<=", operator.le, self.maximum),
-            ("<", operator.lt, self.below),
-        )
-        return [(sign, holds, bound) for sign, holds, bound in signs if bound is not None]
+        lower = (">=", operator.ge, self.minimum), (">", operator.gt, self.above)
+        upper = ("<=", operator.le, self.maximum), ("<", operator.lt, self.below)
+        return [(sign, holds, bound) for sign, holds, bound in (*lower, *upper) if bound is not None]
 
     @property
     def expected(self) -> str:
@@ -122,16 +118,8 @@ def _broken_regex(pattern: str | None) -> str | None:
 _REGEX: Final = Key(type="str", default=None, complaint=_broken_regex)
 _FUNCTION: Final = Key(type="function", default=None)
 
-SCHEDULES: Final = {
-    "step": ("boundaries", "values"),
-    "constant": ("value",),
-    "exp": ("value", "decay_rate", "decay_steps"),
-    "custom": ("fn",),
-    "cosine": ("value",),
-    "polynomial": ("value",),
-    "linear": ("steps", "values"),
-}
-"""The methods of `model.lr_schedule`, and the keys that each method requires."""
+SCHEDULES: Final = ("step", "constant", "exp", "custom", "cosine", "polynomial", "linear")
+"""The methods of `model.lr_schedule`."""
 
 _BETAS: Final = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
 
@@ -228,7 +216,7 @@ SCHEMA: Final[dict[str, Key]] = {
         for method, (_, arguments) in KERAS_OPTIMIZERS.items()
         for name, default in arguments.items()
     },
-    "model.lr_schedule.method": Key(type="str", choices=tuple(SCHEDULES)),
+    "model.lr_schedule.method": Key(type="str", choices=SCHEDULES),
     "model.lr_schedule.warmup_steps": Key(type="int", default=0, minimum=0),
     "model.lr_schedule.warmup_start": Key(type="float", default=0.0, minimum=0),
     "model.lr_schedule.step.boundaries": Key(type="list[int]", minimum=0),
@@ -282,7 +270,7 @@ def import_function(reference: str) -> Any:
     """Import the object that `"module:name"` names."""
     module, _, qualname = reference.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         message = f"cannot import {module!r} of {reference!r}: {type(error).__name__}: {show(str(error))}"
         raise ConfigError(message) from error
@@ -317,11 +305,7 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
 
 
 def checked(key: str, value: Any) -> Any:
-    """Return `value` as a Config stores it under `key`: an int for a float key becomes a float, a tuple a list.
-
-    Raises:
-        ConfigError: names the key, the expected type and the value.
-    """
+    """Return `value` as a Config stores it under `key`: an int for a float key becomes a float, a tuple a list."""
     spec = SCHEMA.get(key)
     if spec is None or (value is None and spec.default is None):
         return value
@@ -344,9 +328,6 @@ def of_same_type(key: str, value: Any, default: Any) -> Any:
     """Return `value` as the type of a model's own `default`: an int for a float becomes a float, a list a tuple.
 
     Defaults that are not plain data, such as functions and dtypes, accept any value, and so do items of mixed lists.
-
-    Raises:
-        ConfigError: the value has another type.
     """
     kind = _kind(default)
     if kind is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,9 +19,8 @@ _NUMBER: Final = re.compile(r"[+-]?(0|[1-9]\d*|(\d+\.\d*|\.\d+)(e[+-]?\d+)?|\d+e
 def read_value(text: str) -> Any:
     """Parse the text of one value.
 
-    JSON is parsed as JSON. In addition, `true`, `false`, `none` and `null` are accepted in any case, numbers in forms
-    such as `.25`, `1.` and `1E-3`, and lists of all these. Everything else is text, as is anything in single or double
-    quotes.
+    In addition to JSON, this takes `true`, `false`, `none` and `null` in any case, numbers such as `.25`, `1.` and
+    `1E-3`, and lists of all these. Everything else is text, as is anything in single or double quotes.
 
     >>> [read_value(text) for text in ("False", ".25", "[1, None]", "adam", "'1'")]
     [False, 0.25, [1, None], 'adam', '1']
@@ -41,9 +41,7 @@ def read_value(text: str) -> Any:
     if word == f"[{inner}]":
         parts = split_values(inner, ",")
         items = [read_value(part) for part in parts]
-        if not any(
-            item == part for item, part in zip(items, parts, strict=True)
-        ):  # bare words: a pattern such as [a-z]
+        if not any(map(operator.eq, items, parts)):  # bare words: a pattern such as [a-z]
             return items
     return text
 
@@ -88,9 +86,6 @@ def texts_of_file(path: str | Path) -> list[str]:
     """Read a file of values, nested or with dotted keys, as `KEY=VALUE` texts for `Config.override`.
 
     Plain YAML values are parsed as on the command line: `1e-3` is a number, `yes` is text.
-
-    Args:
-        path: a file whose name ends in `.json`, `.yaml` or `.yml`.
 
     Raises:
         ConfigError: the file has another extension, cannot be read, is malformed, or is not a mapping.

@@ -57,25 +57,22 @@ def sweep(
 
     Args:
         model: the name of a module, such as "models.simple", or an object with `config`, `datasets` and `build`.
-        space: for each key a list of values, or a text such as "log:1e-5..1e-1", "float:0..1", "int:16..256" or
-            "choice:a|b".
+        space: for each key a list of values, or a text such as "log:1e-5..1e-1" (see `prototrain sweep`).
         trials: the total number of trials to sample; None to run every combination.
         objective: the scalar that rates a trial; its last value counts.
         mode: whether smaller ("min") or larger ("max") is better.
-        jobs: the number of trials that run at the same time on this machine, or on the cluster.
+        jobs: the number of trials that run at the same time.
         storage: a database URL, or the path of an Optuna journal file; by default an SQLite file ``<name>.sweep.db``
             next to the experiments.
         pruner: the method that ends bad trials early: "median", "halving", "hyperband" or "none". By default "median"
             if trials are sampled, else "none".
         overrides: config values that all trials share, as `KEY=VALUE` texts.
-        callbacks: a function that returns the callbacks of a trial, by default `default_callbacks`. Only for a model
-            that is given as an object.
-        trainer: see `launch`. For a model that is given by name, a text "MODULE:CLASS".
-        towers: see `launch`.
+        callbacks: for a model object, a function that returns the callbacks of a trial; by default `default_callbacks`.
+        trainer, towers: see `launch`. For a model that is given by name, the trainer is a text "MODULE:CLASS".
         cluster: the address of a Ray cluster that runs the trials, or "local" for this machine. If a machine is lost,
             its trials continue elsewhere from their checkpoints.
-        cpus_per_trial: the number of CPUs that the cluster reserves for each trial; 1 by default.
-        gpus_per_trial: the number of GPUs, or the fraction of one (0.5), for each trial; none by default.
+        cpus_per_trial, gpus_per_trial: what the cluster reserves for each trial: by default 1 CPU and no GPU. The GPUs
+            may be a fraction of one (0.5).
 
     Returns:
         the outcomes of all trials, and the best one.
@@ -94,7 +91,7 @@ def sweep(
             raise
         raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'") from error
     from prototrain.sweeps.study import PRUNERS, Study, reporting_failures, shown, sqlite_url
-    from prototrain.sweeps.summary import describe, summarise
+    from prototrain.sweeps.summary import describe
 
     if pruner is not None and pruner not in PRUNERS:
         raise SweepError(f"pruner must be one of {', '.join(PRUNERS)}, got {pruner!r}")
@@ -103,10 +100,11 @@ def sweep(
     if cluster is None and (cpus_per_trial is not None or gpus_per_trial is not None):
         raise SweepError("cpus_per_trial and gpus_per_trial are for a cluster: say which one, such as --cluster auto")
     cpus, gpus = (1.0 if cpus_per_trial is None else cpus_per_trial), gpus_per_trial or 0.0
-    if cpus <= 0:
-        raise SweepError(f"cpus_per_trial must be positive, got {cpus:g}")
-    if gpus < 0 or (gpus > 1 and gpus % 1):
-        raise SweepError(f"gpus_per_trial must be a part of one GPU, or a whole number of them, got {gpus:g}")
+    if cpus <= 0 or gpus < 0 or (gpus > 1 and gpus % 1):
+        raise SweepError(
+            "cpus_per_trial must be positive, and gpus_per_trial a part of one GPU or a whole number of them; "
+            f"got {cpus:g}, {gpus:g}"
+        )
     found = load_model(model) if isinstance(model, str) else model
     config = found.config.copy()
     config.override(overrides)
@@ -130,13 +128,13 @@ def sweep(
         stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
-        say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")
+        say(f"sweep {plan.name}: {plan.total} trials, {len(study.result().trials)} of them begun, in {shown(where)}")
         with closing(study):
             if command is None:
                 _run_here(study, found, callbacks or default_callbacks, trainer=trainer, towers=towers)
             else:
                 stop = _run_elsewhere(study, command, jobs, cluster, cpus, gpus)
-        result = summarise(plan, study.outcomes())
+        result = study.result()
     show("", *describe(plan, result, command))
     if stop is not None:
         stop.check()
@@ -153,9 +151,6 @@ def _run_here(
     study: Study, model: ModelProtocol, callbacks: Callable[[ModelProtocol], Iterable[Callback]], **options: Any
 ) -> None:
     """Run the trials of a model object in this process, one after the other."""
-    from prototrain.sweeps.summary import Progress
-
-    progress = Progress(study)
     while (trial := study.next()) is not None:
         say(f"trial {trial.number} runs: {' '.join(as_settings(trial.values))}")
         name = {"trainer.experiment_name": trial.experiment.directory.name}
@@ -167,7 +162,7 @@ def _run_here(
                 raise
             except Exception as error:  # any error of the model is the result of the trial
                 ending = trial.fail(in_one_line(error), format_error(error))
-        say(progress.after(trial.number, ending))
+        say(study.progress(trial.number, ending))
 
 
 @contextmanager
@@ -194,7 +189,7 @@ def _run_elsewhere(
         if cluster is not None:
             from prototrain.sweeps.on_ray import OnRay
 
-            run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus, gpus=gpus, sign=study.plan.locks, say=say))
+            run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus, gpus=gpus, sign=study.plan.locks))
         with stop, stop.waiting_for("the trials under way"):
             run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
     return stop

@@ -10,7 +10,6 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from prototrain.distributed.ray import connect_ray
 from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.sweeps.processes import KILLS, TICK_SECONDS, Ending, answer, run_process
 from prototrain.sweeps.study import Trial
-from prototrain.system.terminal import PATIENCE_SECONDS
+from prototrain.system.terminal import PATIENCE_SECONDS, say
 
 _TRIES: Final = 10
 _PASSED_ON: Final = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")  # environment variables of this machine
@@ -34,16 +33,13 @@ class OnRay:
         cpus: the number of CPUs for each trial.
         gpus: the number of GPUs for each trial, or a fraction of one.
         sign: a path that every machine must see.
-        say: called with a line of text.
 
     Raises:
         ConfigError, ClusterError: see `connect_ray`.
     """
 
-    def __init__(
-        self, address: str, jobs: int, *, cpus: float, gpus: float, sign: Path, say: Callable[[str], None]
-    ) -> None:
-        self._address, self._sign, self._say = address, sign.absolute(), say
+    def __init__(self, address: str, jobs: int, *, cpus: float, gpus: float, sign: Path) -> None:
+        self._address, self._sign = address, sign.absolute()
         self._is_ours = connect_ray(address, max(1, round(jobs * cpus)))
         import ray
 
@@ -73,7 +69,7 @@ class OnRay:
         }
         for again in range(_TRIES):
             if again:
-                self._say(f"trial {trial.number} is lost with its machine; it is started again elsewhere")
+                say(f"trial {trial.number} is lost with its machine; it is started again elsewhere")
             runner = self._actor.remote()
             try:
                 code, output = self._run(runner, trial, order, stop)
@@ -95,7 +91,7 @@ class OnRay:
                 return -signal.SIGTERM, ""
             if not is_said and time.monotonic() - begin > PATIENCE_SECONDS:
                 is_said = True
-                self._say(f"trial {trial.number} waits for room on {self._address}")
+                say(f"trial {trial.number} waits for room on {self._address}")
         result = runner.run.remote(order)
         while not ray.wait([result], timeout=0)[0]:
             if stop.is_set():

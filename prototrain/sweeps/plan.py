@@ -13,6 +13,7 @@ from prototrain.config import Config, differing
 from prototrain.config.values import as_text
 from prototrain.errors import SweepError
 from prototrain.experiment import Experiment
+from prototrain.schedules import from_config
 from prototrain.sweeps.space import Space
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Plan:
             tried = self.config.copy()
             tried.update(values)
             tried.validate()
+            from_config(tried)
 
     def _combinations(self) -> Iterator[dict[str, Any]]:
         """Yield every combination; the last key changes fastest."""
@@ -110,6 +112,10 @@ class Plan:
     def experiment(self, number: int) -> Experiment:
         """Return the experiment of a trial."""
         return Experiment(self.directory / f"{self.name}-{number}")
+
+    def rank(self, objective: float | None) -> float:
+        """Return a number that is smaller for a better objective."""
+        return (objective or 0.0) * (1 if self.mode == "min" else -1)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that all commands of a sweep must share, as JSON data."""

@@ -25,7 +25,6 @@ from typing import Any, Final, Literal
 
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.study import Study, Trial
-from prototrain.sweeps.summary import Progress
 from prototrain.system.signals import StopRequest
 
 TICK_SECONDS: Final = 0.2
@@ -49,7 +48,7 @@ def run_in_processes(
 ) -> None:
     """Run all remaining trials, several at a time. Once a stop is requested, all trials save and none begins."""
     running: dict[Future[Ending], tuple[int, Trial]] = {}
-    ends, progress, waiting = threading.Event(), Progress(study), False
+    ends, waiting = threading.Event(), False
     with ThreadPoolExecutor(jobs, thread_name_prefix="trial") as pool:
         try:
             while True:
@@ -72,7 +71,7 @@ def run_in_processes(
                 for future in wait(running, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED).done:
                     ending = future.result()
                     _, trial = running.pop(future)
-                    say(progress.after(trial.number, _conclude(trial, *ending, stopped=ends.is_set())))
+                    say(study.progress(trial.number, _conclude(trial, *ending, stopped=ends.is_set())))
         finally:
             ends.set()
             wait(running)

@@ -40,26 +40,29 @@ class Dimension:
 Space = dict[str, Dimension]
 
 
-def parse_grid(texts: Iterable[str]) -> Space:
-    """Read texts such as ``model.batch_size=16,32`` or ``model.hidden_units=[64],[128,64]``."""
-    return {key: _choice(key, _split(key, rest, ",")) for key, rest in _pairs(texts, "KEY=V1,V2").items()}
+def parse_space(texts: Iterable[str], *, is_grid: bool) -> dict[str, Any]:
+    """Read ``KEY=V1,V2`` texts of a grid, such as ``model.hidden_units=[64],[128,64]``, or ``KEY=SPACE`` texts.
 
-
-def parse_search(texts: Iterable[str]) -> Space:
-    """Read texts such as ``model.lr_schedule.exp.value=log:1e-5..1e-1``."""
-    return {key: _searched(key, rest) for key, rest in _pairs(texts, f"KEY=SPACE, such as {FORMS}").items()}
+    Returns:
+        the space in the form that `from_mapping` takes.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, _, rest = text.partition("=")
+        if (key := key.strip()) in found:
+            raise SweepError(f"{key} is given twice")
+        found[key] = _split(key, rest.strip(), ",") if is_grid else rest.strip()
+    return found
 
 
 def from_mapping(space: Mapping[str, Any]) -> Space:
-    """Read a dictionary whose values are lists of values, texts in the forms of `parse_search`, or dimensions."""
+    """Read a dictionary whose values are lists of values, or texts such as those in `FORMS`."""
     found: Space = {}
     for key, value in space.items():
         if isinstance(value, list | tuple):
             found[key] = _choice(key, value)
         elif isinstance(value, str):
             found[key] = _searched(key, value)
-        elif isinstance(value, Dimension):
-            found[key] = value
         else:
             raise SweepError(f"{key}: expected a list of values, or a text such as {FORMS}, got {show(value)}")
     return found
@@ -73,18 +76,6 @@ def as_settings(values: Mapping[str, Any]) -> list[str]:
 def as_options(settings: Sequence[str]) -> list[str]:
     """Return `KEY=VALUE` texts as arguments of the command line."""
     return [word for setting in settings for word in ("-s", setting)]
-
-
-def _pairs(texts: Iterable[str], expected: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in texts:
-        key, equals, rest = text.partition("=")
-        if not equals or not key.strip():
-            raise SweepError(f"{show(text)}: expected {expected}")
-        if key.strip() in found:
-            raise SweepError(f"{key.strip()} is given twice")
-        found[key.strip()] = rest.strip()
-    return found
 
 
 def _searched(key: str, text: str) -> Dimension:

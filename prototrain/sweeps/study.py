@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,8 @@ from prototrain.errors import SweepError
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import Dimension
-from prototrain.system.terminal import in_digits, say
+from prototrain.sweeps.summary import Outcome, SweepResult
+from prototrain.system.terminal import in_digits, in_words, say
 
 PRUNERS: Final = {
     "none": optuna.pruners.NopPruner,
@@ -42,29 +43,6 @@ _STATES: Final = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", 
 
 Newest = Mapping[str, tuple[int, float]]
 """(step, value) of the newest value of each scalar, by name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The state and the result of a trial.
-
-    Attributes:
-        number: the number of the trial, from 0.
-        state: "finished", "pruned", "failed", "running", or "stopped" if the same command continues it.
-        values: the config values of the trial, by key of the space.
-        objective: the last value of the objective, or None.
-        step: the step of that value, or None.
-        directory: the directory of the trial's experiment.
-        error: the reason of a failure, or None.
-    """
-
-    number: int
-    state: str
-    values: Mapping[str, Any]
-    objective: float | None
-    step: int | None
-    directory: Path
-    error: str | None
 
 
 class Trial:
@@ -142,6 +120,7 @@ class Study:
     def __init__(self, plan: Plan, *, storage: str, pruner: str) -> None:
         self.plan = plan
         self._taken: dict[int, Trial] = {}
+        self._start = time.monotonic()
         try:
             plan.locks.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -159,10 +138,8 @@ class Study:
             trials = self._study.get_trials(deepcopy=False)
             settings = self._study.user_attrs.get("settings")
             differences = {} if settings is None else plan.differences(settings)
-            is_misspelled = list(differences) == ["objective"] and not any(
-                trial.intermediate_values for trial in trials
-            )
-            if settings is None or is_misspelled:
+            has_values = any(trial.intermediate_values for trial in trials)
+            if settings is None or (list(differences) == ["objective"] and not has_values):  # it was misspelled
                 self._study.set_user_attr("settings", plan.settings())
             elif differences:
                 raise SweepError(
@@ -171,10 +148,8 @@ class Study:
                 )
             for number in range(len(trials), plan.total):
                 if (foreign := plan.experiment(number)).exists():
-                    raise SweepError(
-                        f"{foreign} is there already and is no trial of this sweep; "
-                        "delete it, or choose another trainer.experiment_name"
-                    )
+                    cure = "delete it, or choose another trainer.experiment_name"
+                    raise SweepError(f"{foreign} is there already and is no trial of this sweep; {cure}")
 
     def close(self) -> None:
         """Release the trials of this process that have not ended."""
@@ -229,8 +204,8 @@ class Study:
         with self._alone():
             return any(self._is_left(trial) for trial in self._study.get_trials(deepcopy=False))
 
-    def outcomes(self) -> list[Outcome]:
-        """Return the outcome of every trial so far."""
+    def result(self) -> SweepResult:
+        """Return the outcomes of all trials so far, and the best one."""
         found = []
         with self._alone():
             trials = self._study.get_trials(deepcopy=False)
@@ -248,7 +223,22 @@ class Study:
                 error=trial.user_attrs.get("error"),
             )
             found.append(outcome)
-        return found
+        finished = [outcome for outcome in found if outcome.state == "finished"]
+        return SweepResult(found, min(finished, key=lambda outcome: self.plan.rank(outcome.objective), default=None))
+
+    def progress(self, number: int, ending: str) -> str:
+        """Describe a trial that has just ended, with the number of ended trials, the best one, and the time left."""
+        result = self.result()
+        done = {trial.number for trial in result.trials if trial.state in ("finished", "pruned", "failed")}
+        if number not in done:  # it was stopped, and continues later
+            return f"trial {number} {ending}"
+        facts = [f"{len(done)} of {self.plan.total}"]
+        if (best := result.best) is not None and best.objective is not None:
+            facts.append(f"best {in_digits(best.objective)} in trial {best.number}")
+        if left := self.plan.total - len(done):
+            of_each = (time.monotonic() - self._start) / len(done & self._taken.keys())
+            facts.append(f"about {in_words(of_each * left)} left")
+        return f"trial {number} {ending} ({', '.join(facts)})"
 
     def _lock_of(self, number: int) -> Path:
         return self.plan.locks / str(number)
@@ -297,16 +287,13 @@ def open_storage(where: str) -> BaseStorage:
         SweepError: the storage cannot be opened, or the driver for it is not installed.
     """
     try:
-        return _open_database(where) if "://" in where else JournalStorage(JournalFileBackend(where))
-    except ImportError as error:
-        raise SweepError(f"the storage {shown(where)} needs a database driver: {error.__cause__ or error}") from error
+        if "://" not in where:
+            return JournalStorage(JournalFileBackend(where))
+        is_file = make_url(where).get_backend_name() == "sqlite"
+        options = {"connect_args": {"timeout": 60}} if is_file else {"pool_pre_ping": True}
+        return RDBStorage(where, engine_kwargs=options)
     except Exception as error:  # a damaged file, or one that is no journal, raises almost anything
         raise SweepError(f"cannot open the storage {shown(where)}: {_reason(error)}") from error
-
-
-def _open_database(url: str) -> BaseStorage:
-    is_file = make_url(url).get_backend_name() == "sqlite"
-    return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if is_file else {"pool_pre_ping": True})
 
 
 def shown(where: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +53,6 @@ def test_round_trip(tmp_path: Path) -> None:
         "own.class": Maker,
         "own.builtin": len,
         "own.mean": np.mean,
-        "own.limit": -math.inf,
         "own.text": f"{__name__}:keep_all",
         "own.plain": {"a/b~": [1, 0.5, None, True, "\u00e4"], "": {}},
     }
@@ -63,10 +61,10 @@ def test_round_trip(tmp_path: Path) -> None:
     config.save(tmp_path)
     read = Config.load(tmp_path / "config.json")
     assert read == config and list(read) == list(config)
-    assert read.to_json() == config.to_json() and config.differences(read) == []
+    assert read.to_json() == config.to_json()
     plain = config.to_plain()
     assert plain["model.optimizer.method"] == f"{__name__}:Maker.make"
-    assert plain[FUNCTIONS_KEY] == ["own.fn", "own.make", "own.class", "own.builtin", "own.mean", "own.limit"]
+    assert plain[FUNCTIONS_KEY] == ["own.fn", "own.make", "own.class", "own.builtin", "own.mean"]
     assert FUNCTIONS_KEY not in Config({"plain": "a:b"}).to_plain()
 
 

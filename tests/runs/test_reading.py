@@ -242,8 +242,8 @@ def test_filters_and_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "a scalar 'y*'; there are: trn/loss, vld/loss, tst/x" in fails(capsys, "runs", tmp_path, "--scalar", "y*")
     assert says(capsys, "runs", tmp_path, "--filter", "steps=7").startswith("none of the 3 experiments in")
     found = table([read_run(tmp_path / name) for name in "abc"], ["*/loss"])
-    assert list(found.headers)[3:5] == ["trn/loss (lowest, highest)", "vld/loss (lowest, highest)"]
-    assert found.rows[1][3] == "0.125 (0.125, 0.5)"
+    assert list(found.headers)[3:5] == ["trn/loss (lowest to highest)", "vld/loss (lowest to highest)"]
+    assert found.rows[1][3] == "0.125 (0.125 to 0.5)"
 
 
 def test_experiment_and_missing_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

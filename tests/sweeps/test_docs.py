@@ -11,7 +11,7 @@ import pytest
 
 from prototrain.cli import _parser, main
 from prototrain.sweeps import processes
-from prototrain.sweeps.space import FORMS, Dimension, parse_search
+from prototrain.sweeps.space import FORMS, from_mapping
 from prototrain.sweeps.study import PRUNERS, Trial
 from tests.conftest import ROOT
 
@@ -69,6 +69,5 @@ def test_options_and_spaces_are_documented() -> None:
     usage = command.format_usage()
     assert set(re.findall(r"--[a-z-]+", usage)) <= set(re.findall(r"--[a-z-]+", PAGE))
     for form in re.findall(r"^\| `(\w+:.*?)` \|", PAGE, re.MULTILINE):
-        parse_search([f"key={form}".replace("\\|", "|")])
+        from_mapping({"key": form.replace("\\|", "|")})
         assert form.partition(":")[0] in FORMS
-    assert parse_search(["key=float:0..1"])["key"] == Dimension("float", (0.0, 1.0))

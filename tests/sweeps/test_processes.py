@@ -90,7 +90,7 @@ def test_outcomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         "trial 3 failed: crashed: Segmentation fault",
         "trial 4 failed: exit code 7",
     ]
-    assert [outcome.state for outcome in study.outcomes()] == ["finished", "failed", "stopped", "failed", "failed"]
+    assert [outcome.state for outcome in study.result().trials] == ["finished", "failed", "stopped", "failed", "failed"]
     *_, last = (line for line in said if "runs" not in line and "killed" not in line)
     assert "4 of 5, best 0.5 in trial 0, about " in last
     arguments, gpus = stand_in.seen[1]
@@ -115,7 +115,7 @@ def test_unmeasured_objective_ends_the_sweep() -> None:
     match = r"trial \d has no scalar 'vld/los' to go by; it has: vld/loss, trn/loss"
     with pytest.raises(SweepError, match=match), closing(study):
         run(study, StandIn())
-    assert [outcome.state for outcome in study.outcomes()] == ["stopped", "stopped"]
+    assert [outcome.state for outcome in study.result().trials] == ["stopped", "stopped"]
 
 
 def test_trial_stops_when_its_sweep_is_gone() -> None:

@@ -80,7 +80,7 @@ def die(trial: Trial) -> None:
 
 
 def states(study: Study) -> list[str]:
-    return [outcome.state for outcome in study.outcomes()]
+    return [outcome.state for outcome in study.result().trials]
 
 
 @pytest.mark.parametrize("journal", [False, True], ids=["database", "journal"])
@@ -184,7 +184,7 @@ def test_failed_trials(opens: Opens) -> None:
     assert infinite.finish() == "failed: vld/loss is -inf at step 7"
     with pytest.raises(SweepError, match=r"trial 3 has no scalar 'vld/loss' to go by; it has: trn/loss, vld/los$"):
         taken(process).report({"trn/loss": (1, 1.0), "vld/los": (1, 1.0)})
-    assert states(process)[:3] == ["failed"] * 3 and process.outcomes()[1].error == "out of memory"
+    assert states(process)[:3] == ["failed"] * 3 and process.result().trials[1].error == "out of memory"
 
 
 def test_changed_sweep_is_an_error(opens: Opens) -> None:
