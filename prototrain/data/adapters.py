@@ -92,7 +92,7 @@ def from_arrays(arrays: dict[str, Any], name: str, batch_size: int, *, training:
         return found
 
     batches = tf.data.Dataset.zip(rows.batch(batch_size, drop_remainder=training), whole)
-    return batches.map(taken).prefetch(2)
+    return batches.map(taken)
 
 
 def as_array(value: Any) -> Any:

@@ -127,15 +127,13 @@ def from_paths(values: Mapping[str, Any], like: Any) -> Batch:
 
 def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     """Return the first dimensions of a batch's tensors by path, without scalars."""
-    found = {}
-    for path, value in by_path(inputs).items():
-        if isinstance(value, tf.RaggedTensor):
-            found[path] = value.nrows()
-        elif isinstance(value, tf.SparseTensor):
-            found[path] = value.dense_shape[0]
-        elif value.shape.rank != 0:
-            found[path] = tf.shape(value)[0]
-    return found
+    return {path: _length(value) for path, value in by_path(inputs).items() if value.shape.rank != 0}
+
+
+def _length(value: Any) -> tf.Tensor:
+    if isinstance(value, tf.SparseTensor):
+        return value.dense_shape[0]
+    return value.nrows() if isinstance(value, tf.RaggedTensor) else tf.shape(value)[0]
 
 
 def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
@@ -152,19 +150,15 @@ def counted_examples(inputs: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
     return size, tf.reduce_all(tf.stack(sizes) == size)
 
 
-def length_in_words(dataset: Any) -> str:
+def length_in_words(dataset: tf.data.Dataset) -> str:
     """Return the length of a dataset as text, in examples if the batch size is static, otherwise in batches."""
-    if not isinstance(dataset, tf.data.Dataset):
-        return "of unknown length"
     batches = int(dataset.cardinality())
     if batches < 0:
         return "without an end" if batches == tf.data.INFINITE_CARDINALITY else "of unknown length"
-    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape")]
-    sizes = {shape[0] for shape in shapes if shape.rank}
-    size = sizes.pop() if len(sizes) == 1 else None
-    if size is None:
-        return "1 batch" if batches == 1 else f"{batches:,} batches"
-    return f"{batches * size:,} examples"
+    sizes = {spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if spec.shape.rank}
+    if len(sizes) == 1 and None not in sizes:
+        return f"{batches * sizes.pop():,} examples"
+    return "1 batch" if batches == 1 else f"{batches:,} batches"
 
 
 def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
@@ -197,26 +191,28 @@ def split_batch(inputs: Batch, parts: int) -> list[Batch]:
 def _split(value: Any, parts: int, path: str) -> list[Any]:
     if value.shape.rank == 0:
         return [value] * parts
-    if isinstance(value, tf.SparseTensor):
-        with tf.control_dependencies(_even(value.dense_shape[0], parts, path)):
-            return list(tf.sparse.split(value.with_values(tf.identity(value.values)), parts, axis=0))
-    if isinstance(value, tf.RaggedTensor):
-        size = value.nrows() // parts
-        with tf.control_dependencies(_even(value.nrows(), parts, path)):
-            return [value[index * size : (index + 1) * size] for index in range(parts)]
-    if value.shape[0] is not None and value.shape[0] % parts == 0:
+    is_dense = not isinstance(value, (tf.SparseTensor, tf.RaggedTensor))
+    if is_dense and value.shape[0] is not None and value.shape[0] % parts == 0:
         return list(tf.split(value, parts))
-    with tf.control_dependencies(_even(tf.shape(value)[0], parts, path)):
-        return list(tf.split(tf.identity(value), parts))
-
-
-def _even(examples: Any, parts: int, path: str) -> list[Any]:
+    length = _length(value)
     message = (
         f"the batch does not divide evenly into {parts} parts: {path} has another number of rows; batch the training "
         "dataset with drop_remainder=True, or repeat it before batching"
     )
-    check = tf.debugging.assert_equal(examples % parts, tf.zeros([], examples.dtype), message)
-    return [] if check is None else [check]  # None if it was checked eagerly or while tracing
+    check = tf.debugging.assert_equal(length % parts, tf.zeros([], length.dtype), message)
+    with tf.control_dependencies([] if check is None else [check]):  # None if it was checked eagerly or while tracing
+        if is_dense:
+            return list(tf.split(tf.identity(value), parts))
+        size = tf.identity(length) // parts
+        return [_rows(value, index * size, size) for index in range(parts)]
+
+
+def _rows(value: Any, begin: Any, size: Any) -> Any:
+    """Return `size` rows of a tensor."""
+    if not isinstance(value, tf.SparseTensor):
+        return value[begin : begin + size]
+    rest = value.dense_shape[1:]
+    return tf.sparse.slice(value, tf.concat([[begin], tf.zeros_like(rest)], 0), tf.concat([[size], rest], 0))
 
 
 def first_part(inputs: Batch, parts: int) -> Batch:
@@ -225,12 +221,8 @@ def first_part(inputs: Batch, parts: int) -> Batch:
     def first(value: Any) -> Any:
         if value.shape.rank == 0 or parts == 1:
             return value
-        if isinstance(value, tf.SparseTensor):
-            size = tf.maximum(value.dense_shape[0] // parts, 1)
-            sizes = tf.concat([[size], value.dense_shape[1:]], 0)
-            return tf.sparse.slice(value, tf.zeros_like(value.dense_shape), sizes)
-        examples = value.nrows() if isinstance(value, tf.RaggedTensor) else tf.shape(value)[0]
-        return value[: tf.maximum(examples // parts, 1)]
+        length = _length(value)
+        return _rows(value, tf.zeros_like(length), tf.maximum(length // parts, 1))
 
     found: Batch = tf.nest.map_structure(first, inputs)
     return found

@@ -7,31 +7,22 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from prototrain.data.batches import Batch, Datasets, by_path, digest_of, first_batch, first_dimensions, made_up_batch
-from prototrain.data.grain import GrainPosition, grain_of
+from prototrain.data.batches import Batch, by_path, digest_of, first_batch, first_dimensions, made_up_batch
 from prototrain.data.pipeline import describe_pipeline, first_difference, stages
-from prototrain.data.positions import (
-    NOT_SAVABLE,
-    IteratorPosition,
-    NumberPosition,
-    Position,
-    ReplayPosition,
-    RestartPosition,
-    indexed,
-)
-from prototrain.data.rule import data_position, is_file_cache, reshuffles, shares_generators
-from prototrain.data.source import Share, Source
+from prototrain.data.source import Source
 from prototrain.errors import CheckpointError, ConfigError, DataError, StopTraining
 from prototrain.readers.flows import is_live
 from prototrain.system.signals import interruptibly
 from prototrain.system.terminal import ALLOW_CHANGED_DATA, FRESH, announcing
 from prototrain.system.tracebacks import cause
-from prototrain.tf_private import iterator_handle
+from prototrain.tf_private import iterator_handle, stage_inputs, stage_name, stage_number
 
+Place = dict[str, Any]
+"""A saved position in JSON values: the "pass", the "offset" in it, and entries that subclasses add."""
 SAME_DATA = "each worker reads all the training data"
 OTHER_FIRST_BATCH = (
     "the training data did not repeat: its first batch is another one (have its files changed, or does its code draw "
@@ -39,7 +30,12 @@ OTHER_FIRST_BATCH = (
 )
 OTHER_SIZES = "files of the training data have other sizes than they had"
 FEWER_BATCHES = "the training data did not repeat: reading it again gave fewer batches"
+OTHER_BATCHES = (
+    "the training data did not repeat: reading it again gave other batches (if its code draws random numbers, make the "
+    "generator of these in datasets(), with a seed)"
+)
 
+PREFETCH = 2  # batches
 LONGEST_BLOCK = 128  # batches
 _BLOCK_BYTES = 2**24
 
@@ -55,177 +51,108 @@ def _stop_reading() -> None:
 
 
 class DataIterator:
-    """An endless stream of training batches with a position.
+    """An endless stream of training batches with a position; made by `prototrain.data.positions.training_data`.
+
+    This class has the mode "restart": a resumed run starts a new pass. Each subclass keeps a position.
 
     Args:
-        make: the `datasets` function of a model; called again for each pass if the data depends on the pass.
-        seed: seed of the run, for datasets without a seed.
-        announce: function that prints a line for the user.
+        source: the datasets of the run.
+        reason: why the mode is not "iterator".
         batch_size: size of the batch of zeros that is the first batch of live data.
-        repeat: whether to repeat a finite dataset; otherwise training ends with it.
-        share: the worker that reads the data.
-        data_position: ``trainer.data_position``.
 
     Attributes:
+        mode: how a resumed run returns to the position: "iterator", "replay" or "restart".
+        endless: whether the iterator never ends; otherwise call `start_next_pass` at its end.
+        iterator: iterator over batches, or over blocks of batches; replaced by a restore or a new pass.
+        number: index of the pass, from 0.
+        offset: number of batches trained on in the pass.
         total: number of batches trained on in all passes.
-        datasets: the datasets that `make` returned, by name.
+        behind: number of batches of the pass to read again, after the `passes_behind`.
+        passes_behind: number of earlier passes to read again.
+        block: number of batches in a block; 0 if batches are read one by one.
+        datasets: the datasets of the model, by name.
         element_spec: spec of a training batch.
         first_batch: first batch of the training data; zeros if the data is live.
         is_made_up: whether the data is live, so that `first_batch` is zeros.
-        reason: why the mode is not "iterator".
         caveat: why the last restored position is not exact, or None.
         allow_changes: whether a restore accepts data that has changed since the position was saved.
         cardinality: number of batches in a pass, or None if unknown or infinite.
         fingerprint: facts that must be equal for a saved position to mean the same batches.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Datasets],
-        *,
-        seed: int,
-        announce: Callable[[str], None] = print,
-        batch_size: int = 1,
-        repeat: bool = True,
-        share: Share = Share(),  # noqa: B008 - it is frozen
-        data_position: str = "auto",
-    ) -> None:
-        self.share = share
-        self.total = 0
+    mode: ClassVar[str] = "restart"
+    endless: ClassVar[bool] = False
+
+    def __init__(self, source: Source, reason: str = "", *, batch_size: int = 1) -> None:
+        self.share, self.reason = source.share, reason
+        self._source, self._announce = source, source.announce
+        self.iterator: Any = None
+        self.number = self.offset = self.total = self.behind = self.passes_behind = 0
+        self.block = self._row = 0
+        self._current: Any = None  # the current block; `_row` is that of its next batch
+        self._expected: str | None = None  # the digest at the position, while batches are read again
+        self._reads_ahead = False
         self.allow_changes = False
         self.caveat: str | None = None
-        self._announce = announce
-        self._reads_ahead = False
-        self._source = Source(make, seed, announce)
-        training = self._source.training
-        length = int(training.cardinality())
+        length = int(source.training.cardinality())
         self.cardinality = length if length >= 0 else None
-        self._is_single_pass = not repeat and length != tf.data.INFINITE_CARDINALITY
-        self.is_made_up = any(map(is_live, stages(training)))
-        made_up = made_up_batch(training.element_spec, batch_size) if self.is_made_up else None
-        self._position, self.reason, self.first_batch = self._choose_position(data_position, made_up)
-        self.datasets = self._source.datasets
-        self.element_spec = self._source.training.element_spec
-        described = describe_pipeline(self._source.training)
-        if not isinstance(self._position, IteratorPosition):  # only an iterator's state contains file names
+        self.is_made_up = any(map(is_live, stages(source.training)))
+        if self.is_made_up:
+            self.first_batch = made_up_batch(source.training.element_spec, batch_size)
+            self._start(source.training, 0)
+        else:
+            with announcing("waiting for the first batch of the training data", self._announce):
+                self.first_batch = interruptibly(self._look)
+        self.datasets = source.datasets
+        self.element_spec = source.training.element_spec
+        described = describe_pipeline(source.training)
+        if self.mode != "iterator":  # only an iterator's state contains file names
             del described["file names"]
         self.fingerprint: dict[str, Any] = {
             "elements": {name: f"{spec!r}" for name, spec in sorted(self.element_spec.items())},
             "batches per pass": self.cardinality,
             "batch size": None if self.is_made_up else sorted(map(int, first_dimensions(self.first_batch).values())),
-            "seed": seed,
+            "seed": source.seed,
             "mode": self.mode,
-            "division": share.division,
+            "division": self.share.division,
             **described,
         }
         # Every run reads the first batch anyway, so comparing its digest detects changed data at no cost.
         self._first = None if self.is_made_up or self.mode == "restart" else digest_of(self.first_batch)
         _alive.add(self)
 
-    def _choose_position(self, wanted: str, made_up: Batch | None) -> tuple[Position, str, Batch]:
-        """Return the position, the reason if its mode is not "iterator", and the first batch.
-
-        The first batch is `made_up`, or is read if that is None.
-        """
-        source, looked_at = self._source, self._source.training
-
-        def first_of(look: Callable[[], Batch]) -> Batch:
-            if made_up is not None:
-                return made_up
-            with announcing("waiting for the first batch of the training data", self._announce):
-                return interruptibly(look)
-
-        position: Position | None = None
-        mode, reason = data_position(looked_at, wanted)
-        if self._is_single_pass:
-            mode, reason = "restart", "each run reads it from its start to its end"
-        elif wanted in ("auto", "iterator"):
-            if (grain := grain_of(looked_at)) is not None:
-                position = GrainPosition(source, grain)
-            elif indexed(looked_at) is not None:
-                dataset = source.training_of(0)  # used only here: each iteration has a new order
-                if indexed(dataset) is not None and not shares_generators(looked_at, dataset):
-                    position = NumberPosition(source, dataset)
-        if position is None and mode == "iterator":
-            try:
-                if any(map(is_file_cache, stages(looked_at))):
-                    raise DataError('trainer.data_position cannot be "iterator": the data is cached in a file')
-                position = IteratorPosition(source, self._announce, reshuffles=reshuffles(looked_at))
-            except NOT_SAVABLE as error:
-                reason = f"TensorFlow cannot save its iterator: {cause(error)}"
-                if wanted == "iterator":
-                    raise DataError(f"trainer.data_position: {reason}") from error
-                mode = "replay"
-        if position is not None:
-            return position, "", first_of(position.look)
-        first = first_of(lambda: first_batch(looked_at))
-        source.rebuild()
-        if mode == "replay" and shares_generators(source.training, looked_at):
-            mode, reason = "restart", "it has a shuffle that was made outside of datasets()"
-        return (RestartPosition if mode == "restart" else ReplayPosition)(source), reason, first
-
     def require_batch_size(self, size: int, configured: int) -> None:
         """Check that batches have `size` examples, this worker's part of ``model.batch_size``.
 
-        If the dimension is not static, the size of the first batch counts. If that may be a short batch, this only
-        prints a warning.
-
-        Args:
-            size: expected number of examples in a batch.
-            configured: ``model.batch_size``.
+        If the dimension is not static, the size of the first batch counts, unless it may be a short batch.
 
         Raises:
             ConfigError: the batches have another size.
         """
         sizes = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
-        is_static = None not in sizes
-        if not is_static:
+        is_single = None in sizes and self.cardinality == 1
+        if None in sizes:
             sizes = set(self.fingerprint["batch size"] or [])
-            if len(sizes) > 1 or (self.cardinality == 1 and max(sizes, default=0) < size):
-                return  # batches of graphs, for example, or a single short batch
-        if not sizes or size in sizes:
+        (found,) = sizes if len(sizes) == 1 else (size,)  # batches of graphs, for example, have several
+        if found == size or (is_single and found < size):
             return
         share = "" if size == configured else f" ({size} of them are read here)"
-        message = (
-            f"model.batch_size is {configured}{share}, and the batches of the dataset 'trn' have "
-            f"{' or '.join(map(str, sorted(sizes)))} examples; use .batch(model.batch_size) in datasets(), or set it "
-            "to what they have"
+        raise ConfigError(
+            f"model.batch_size is {configured}{share}, and the batches of the dataset 'trn' have {found} examples; use "
+            ".batch(model.batch_size) in datasets(), or set it to what they have"
         )
-        if len(sizes) == 1 and (is_static or max(sizes) > size or self.cardinality is not None):
-            raise ConfigError(message)
-        self._announce(f"WARNING: {message}")
-
-    # -- reading ------------------------------------------------------------------------------------------------------
-
-    @property
-    def iterator(self) -> Any:
-        """The iterator over batches; replaced by a restore or a new pass."""
-        return self._position.iterator
-
-    @property
-    def endless(self) -> bool:
-        """Whether the iterator never ends; otherwise call `start_next_pass` at its end."""
-        return self._position.endless
-
-    @property
-    def offset(self) -> int:
-        """The number of batches trained on in the current pass."""
-        return self._position.offset
-
-    @property
-    def mode(self) -> str:
-        """How a resumed run returns to the position: "iterator", "replay" or "restart"."""
-        return self._position.mode
 
     def describe(self) -> str:
         """Return the mode and its reason, such as "replay (2 shuffles)"."""
         return f"{self.mode} ({self.reason})" if self.reason else self.mode
 
+    # -- reading ------------------------------------------------------------------------------------------------------
+
     def next_batch(self) -> Batch:
         """Read and count one training batch; raises StopTraining at the end of the data."""
         self.catch_up()
         if self.block:
-            batch = None if self.next_block() is None else self._position.row_of_block(self._position.row)
+            batch = None if self.next_block() is None else self._batch_of_block(self._row)
         else:
             batch = next(iter(self.iterator), None)
         if batch is None:
@@ -241,16 +168,16 @@ class DataIterator:
             batches: number of batches.
             reads_ahead: whether more batches were read, for a failed step.
         """
-        self._position.offset += batches
-        self._position.row += batches if self.block else 0
+        self.offset += batches
+        self._row += batches if self.block else 0
         self.total += batches
         self._reads_ahead |= reads_ahead
 
     def start_next_pass(self) -> None:
         """Start the next pass over the data; raises StopTraining at the end of the data."""
-        if self.offset == 0 or self.endless or self._is_single_pass:
+        if self.offset == 0 or self.endless or self._source.is_single_pass:
             raise StopTraining("the training dataset ran out of data")
-        self._position.begin(self._position.number + 1)
+        self._begin(self.number + 1)
 
     def stop_reading(self) -> None:
         """Stop prefetching; the iterator is empty afterwards."""
@@ -260,6 +187,37 @@ class DataIterator:
             tf.raw_ops.MakeIterator(
                 dataset=tf.data.experimental.to_variant(nothing), iterator=iterator_handle(self.iterator)
             )
+
+    def _look(self) -> Batch:
+        """Return the first batch, and start to read before it."""
+        first = first_batch(self._source.training)
+        self._source.rebuild()
+        self._start(self._source.training, 0)
+        return first
+
+    def _peek(self) -> Batch:
+        """Return the first batch of the iterator without moving."""
+        first = first_batch(self.iterator)
+        self.rewind()
+        return first
+
+    def _begin(self, number: int) -> None:
+        """Move to the start of a pass."""
+        self._start(self._source.training_of(number), number)
+
+    def _start(self, dataset: tf.data.Dataset, number: int) -> None:
+        """Move to the start of a pass over this dataset."""
+        self._read(dataset, number, 0)
+
+    def _read(self, dataset: tf.data.Dataset, number: int, offset: int) -> None:
+        """Read a dataset that starts at this position."""
+        self.iterator = self._current = None  # the old iterator prefetches, and may lock a cache file
+        dataset = bounded(dataset)
+        if self.endless and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:
+            dataset = dataset.repeat()
+        # The last block of a pass may be shorter.
+        self.iterator = iter(dataset.batch(self.block).prefetch(1) if self.block else dataset.prefetch(PREFETCH))
+        self.number, self.offset, self.behind, self.passes_behind = number, offset, 0, 0
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
@@ -280,13 +238,8 @@ class DataIterator:
         if (reason := self.fits_blocks()) is not None:
             raise ConfigError(f'model.jit_compile: "loop" does not work with this training data: {reason}')
         size = sum(part.shape.num_elements() * part.dtype.size for part in tf.nest.flatten(dict(self.element_spec)))
-        self._position.block = max(1, min(LONGEST_BLOCK, _BLOCK_BYTES // max(size, 1)))
-        self._position.begin(self._position.number)
-
-    @property
-    def block(self) -> int:
-        """The number of batches in a block; 0 if batches are read one by one."""
-        return self._position.block
+        self.block = max(1, min(LONGEST_BLOCK, _BLOCK_BYTES // max(size, 1)))
+        self._begin(self.number)
 
     def next_block(self) -> tuple[Batch, int, int] | None:
         """Return the block with the next batch, or None at the end of the pass.
@@ -294,32 +247,42 @@ class DataIterator:
         Returns:
             the stacked batches, the row of the next batch, and the number of batches left in the block.
         """
-        position = self._position
-        if not position.rows:
+        if not self._rows_left:
             try:
-                position.read_block()
+                self._read_block()
             except tf.errors.OutOfRangeError:
                 return None
-        return position.current, position.row, position.rows
+        return self._current, self._row, self._rows_left
 
     @property
     def last_of_block(self) -> Batch:
         """The last batch trained on, if batches are read in blocks."""
-        return self._position.row_of_block(self._position.row - 1)
+        return self._batch_of_block(self._row - 1)
+
+    def _batch_of_block(self, row: int) -> Batch:
+        return dict(tf.nest.map_structure(lambda stacked: stacked[row], self._current))
+
+    @property
+    def _rows_left(self) -> int:
+        return 0 if self._current is None else int(tf.nest.flatten(self._current)[0].shape[0]) - self._row
+
+    def _read_block(self) -> None:
+        self._current = None  # in case reading fails
+        self._current, self._row = self.iterator.get_next(), 0
 
     # -- the position -------------------------------------------------------------------------------------------------
 
-    def write(self, prefix: str) -> Callable[[], dict[str, Any]]:
-        """Capture the position; returns a function that writes it as part of a checkpoint."""
+    def write(self, prefix: str) -> Callable[[], Place]:
+        """Capture the position; returns a function that writes it as part of a checkpoint, from any thread."""
         if self._reads_ahead:
             self.rewind()
         about = {"fingerprint": self.fingerprint, "first batch": self._first, "total": self.total}
-        finish = self._position.write(prefix)
+        finish = self._write(prefix)
         return lambda: {**finish(), **about}
 
-    def read(self, prefix: str, meta: dict[str, Any]) -> None:
+    def read(self, prefix: str, meta: Place) -> None:
         """Restore a saved position; raises a CheckpointError if the data has changed."""
-        position, then, now = self._position, meta["fingerprint"], self.fingerprint
+        then, now = meta["fingerprint"], self.fingerprint
         # The chief saved the position, and other workers read other data.
         is_chiefs = self.share.is_own and self.share.index > 0
         self.caveat, self._reads_ahead = None, False
@@ -333,11 +296,11 @@ class DataIterator:
             )
         if changed:
             self.caveat = f"the training data has changed: {'; '.join(changed)}; a new pass begins"
-            position.begin(meta["pass"] + 1)
+            self._begin(meta["pass"] + 1)
         elif is_chiefs and self.mode != "restart":
-            position.replay(meta)
+            self._replay({"pass": meta["pass"], "offset": meta["offset"]})
         else:
-            position.read(prefix, meta)
+            self._restore(prefix, meta)
             if self.mode == "restart":
                 self.caveat = f"the training data starts again: {self.reason}"
             elif meta["first batch"] != self._first:
@@ -363,8 +326,27 @@ class DataIterator:
         `catch_up` reads the batches in between when the run continues. Reading them now could fail at the record that
         made the step fail.
         """
-        self._position.rewind()
+        if self.mode != "restart":  # otherwise the batch of the failed step is lost
+            self._go(self._place())
         self._reads_ahead = False
+
+    def _place(self) -> Place:
+        return {"pass": self.number, "offset": self.offset, "behind": self.behind}
+
+    def _go(self, place: Place) -> None:
+        """Move to a position; sets `behind` if batches must be read again when the run continues."""
+        self._begin(place["pass"] + 1)
+
+    def _write(self, prefix: str) -> Callable[[], Place]:
+        """Capture the position; returns a function that writes its files and returns the place."""
+        place = self._place()
+        return lambda: place
+
+    def _restore(self, prefix: str, place: Place) -> None:
+        """Restore a written position; raises a CheckpointError if it cannot be read."""
+        self._go(place)
+
+    # -- reading again ------------------------------------------------------------------------------------------------
 
     def catch_up(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
         """Read batches again up to the position of the run, if a restored iterator is behind it.
@@ -380,33 +362,65 @@ class DataIterator:
         """
         if self._reads_ahead:
             self.rewind()
-        position, begin, batches = self._position, time.perf_counter(), 0
-        caveat: str | None = None
-        if not position.behind:
+        if not self.behind:
             return True
+        begin, batches = time.perf_counter(), 0
+        caveat: str | None = None
+        # Only a dataset of Python code, built once for all passes, can depend on earlier passes.
+        may_go_back = self.mode == "replay" and self.number > 0 and self._source.is_made_once
         with announcing("reading batches again to get to the place of the run", self._announce):
-            while caveat is None and (position.behind or position.passes_behind):
+            while caveat is None and (self.behind or self.passes_behind):
                 if stop_requested():
                     return False
                 try:
-                    position.read_again()
-                    batches += position.block or 1
-                    caveat = None if position.behind or position.passes_behind else position.difference()
+                    self._read_again()
+                    batches += self.block or 1
+                    caveat = None if self.behind or self.passes_behind or self._repeats() else OTHER_BATCHES
                 except tf.errors.OutOfRangeError:
-                    if position.passes_behind:
-                        position.begin_behind(position.number - position.passes_behind + 1)
+                    if self.passes_behind:
+                        self._replay(self._place(), self.number - self.passes_behind + 1)
                     else:
                         caveat = FEWER_BATCHES
                 except tf.errors.OpError as error:
-                    position.rewind()
+                    self.rewind()
                     raise DataError(f"reading the training data again failed: {cause(error)}") from error
-                if caveat is not None and position.goes_further_back():
-                    caveat = None
+                if caveat is not None and may_go_back:
+                    may_go_back, caveat = False, None
+                    self._replay({**self._place(), "digest": self._expected}, 0)
         seconds = time.perf_counter() - begin
         self._announce(f"read {batches} batches again to get to the place of the run ({seconds:.1f} s)")
         if caveat is not None:
             self.caveat = caveat
             self._announce(f"WARNING: {caveat}; the batches from here on may differ from those of an uninterrupted run")
         if caveat == FEWER_BATCHES:
-            position.begin(position.number + 1)
+            self._begin(self.number + 1)
         return True
+
+    def _replay(self, place: Place, since: int | None = None) -> None:
+        """Move to a saved position by reading its pass again, or all passes since an earlier one."""
+        begin = place["pass"] if since is None else since
+        self._begin(begin)
+        self.number, self.offset, self.behind = place["pass"], place["offset"], place["offset"]
+        self.passes_behind, self._expected = self.number - begin, place.get("digest")
+
+    def _read_again(self) -> None:
+        """Read and drop a batch or block before the position of the run."""
+        if self.passes_behind or self.behind >= self.block:
+            self.iterator.get_next()
+            self.behind -= 0 if self.passes_behind else self.block or 1
+        else:  # the position is within the block
+            self._read_block()
+            self._row, self.behind = self.behind, 0
+
+    def _repeats(self) -> bool:
+        """Return whether the batches that were read again are equal to those trained on."""
+        return True
+
+
+def bounded(dataset: Any) -> tf.data.Dataset:
+    """Return a dataset without a last ``prefetch(tf.data.AUTOTUNE)``.
+
+    TensorFlow lets its buffer grow up to half of the memory, and every checkpoint contains the buffer.
+    """
+    is_unbounded = stage_name(dataset) == "_Prefetch" and stage_number(dataset, "buffer_size") == tf.data.AUTOTUNE
+    return stage_inputs(dataset)[0] if is_unbounded else dataset

@@ -27,6 +27,7 @@ PLAIN = frozenset(
         *("_Batch", "_ParallelBatch", "_PaddedBatch", "_MapAndBatch"),
         *("_Prefetch", "_Repeat", "_Take", "_Skip", "_Shard", "_AutoShard", "_Options", "_AssertCardinality"),
         *("_FlatMap", "_Interleave", "_ParallelInterleave", "Cache", "_Shuffle"),
+        "_Variant",  # the numbers of enumerate()
     )
 )
 """Class names of the stages whose state TensorFlow saves completely."""
@@ -41,11 +42,10 @@ _WITHOUT_STATE = (  # TensorFlow declares these stateful only to make them run, 
     *("Assert", "Print", "PrintV2", "If", "While", "Case", "StatefulPartitionedCall", "LookupTableFindV2"),
     *("LookupTableSizeV2", "CheckNumerics", "CheckNumericsV2", "StatelessRandomGetAlg", "DeviceIndex"),
 )
-_HIDDEN = frozenset(("Const", "_Retval", "_Arg", "Identity", "NoOp", "RangeDataset", "TensorDataset", "RewriteDataset"))
 _HARMLESS_OPTIONS = ("autotune", "deterministic", "threading", "experimental_distribute", "dataset_name")
 
 
-def data_position(dataset: tf.data.Dataset, wanted: str = "auto") -> tuple[str, str]:
+def choose_mode(dataset: tf.data.Dataset, wanted: str = "auto") -> tuple[str, str]:
     """Choose how a run returns to its position in a dataset.
 
     Args:
@@ -87,7 +87,7 @@ def _why_replay(dataset: tf.data.Dataset) -> Iterator[str]:
     shuffles = 0
     for stage in stages(dataset):
         shuffles += name_of(stage) == "_Shuffle"
-        if name_of(stage) not in PLAIN and not (name_of(stage) == "_Variant" and _hidden_ops(stage) <= _HIDDEN):
+        if name_of(stage) not in PLAIN:
             yield f"stage {shown(stage)}"
         if is_file_cache(stage):
             yield "it is cached in a file"  # restoring the iterator without that file would kill the process
@@ -136,8 +136,10 @@ def reshuffles(dataset: tf.data.Dataset) -> bool:
 
 
 def _is_reshuffled(stage: Any) -> bool:
-    own = name_of(stage) in ("_Shuffle", "_Random") and reshuffles_each_pass(stage)
-    return own or order_of(stage) is not None or any("Shuffle" in op or "Random" in op for op in _hidden_ops(stage))
+    if name_of(stage) in ("_Shuffle", "_Random"):
+        return reshuffles_each_pass(stage)
+    # The choices of `choose_from_datasets` have no Python object, and may be shuffled.
+    return order_of(stage) is not None or name_of(stage) == "_DirectedInterleave"
 
 
 def draws(stage: Any) -> bool:
@@ -171,19 +173,8 @@ def _is_unordered(stage: Any) -> bool:
     """Return whether a stage has ``deterministic=False``."""
     if name_of(stage) != "_ParallelInterleave":
         return is_declared_unordered(stage)
-    made = [node for node in _nodes(stage) if node.op.startswith("ParallelInterleaveDataset")]
-    return any(node.attr["deterministic"].s == b"false" for node in made)
-
-
-def _hidden_ops(stage: Any) -> set[str]:
-    """Return the ops of a stage without a Python object, such as the choices of `choose_from_datasets`."""
-    return {node.op for node in _nodes(stage)} if name_of(stage) == "_Variant" else set()
-
-
-def _nodes(stage: Any) -> list[Any]:
-    """Return the graph nodes of a dataset."""
-    found = tf.raw_ops.DatasetToGraphV2(
+    graph = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(stage), external_state_policy=1, strip_device_assignment=True
     )
-    graph = tf.compat.v1.GraphDef.FromString(found.numpy())
-    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    nodes = tf.compat.v1.GraphDef.FromString(graph.numpy()).node
+    return any(one.op.startswith("ParallelInterleave") and one.attr["deterministic"].s == b"false" for one in nodes)

@@ -53,18 +53,15 @@ class Share:
 
 
 def for_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Datasets]:
-    """Return a model's `datasets` as a function without arguments, with the worker bound if it takes one."""
-    first = next(iter(inspect.signature(make).parameters.values()), None)
-    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-        return make
-    if first.default is not first.empty and first.name != "worker":
+    """Return a model's `datasets` as a function without arguments, with its argument `worker` bound."""
+    if "worker" not in inspect.signature(make).parameters:
         return make
     if share.count > 1 and share.sharding != "none":
         raise ConfigError(
             f'model.data_sharding is "{share.sharding}", and datasets(worker) gives each worker its own data; set '
             'it to "none", or let datasets() take no argument'
         )
-    return partial(make, share)
+    return partial(make, worker=share)
 
 
 def shared_out(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
@@ -92,18 +89,28 @@ class Source:
     All datasets of a run come from one call of `datasets()`, so validation examples are never trained on. Later calls
     provide only the training dataset, and only if it has the same data.
 
+    Args:
+        make: the `datasets` function of a model.
+        seed: seed of the run.
+        announce: function that prints a line for the user.
+        share: the worker that reads the data.
+        repeat: whether to repeat a finite dataset.
+
     Attributes:
         datasets: the datasets of the run, by name.
+        is_single_pass: whether training ends with the dataset.
     """
 
-    def __init__(self, make: Callable[[], Datasets], seed: int, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self, make: Callable[[], Datasets], seed: int, announce: Callable[[str], None], *, share: Share, repeat: bool
+    ) -> None:
         self._make = make
-        self._seed = seed
-        self._announce = announce
-        self._is_repeated = True
+        self.seed, self.announce, self.share = seed, announce, share
+        self._repeats_itself = True
         # Python functions of the last two passes: an iterator over the earlier one may still be ending.
         self._functions: deque[list[Any]] = deque(maxlen=2)
         self.rebuild()
+        self.is_single_pass = not repeat and self.training.cardinality() != tf.data.INFINITE_CARDINALITY
 
     def rebuild(self) -> None:
         """Build the datasets of the run, again after something was read from them."""
@@ -121,21 +128,21 @@ class Source:
 
     def training_of(self, number: int) -> tf.data.Dataset:
         """Return the training dataset of a pass, counted from 0; builds it again if it depends on the pass."""
-        if self._is_repeated and self._follows_pass:
+        if self._repeats_itself and self._follows_pass:
             with taking_python_functions() as functions:
                 dataset = self._call(number)["trn"]
             self._functions.append(functions)
             if describe_sources(dataset) == describe_sources(self.training):
                 return dataset
-            self._is_repeated = False
-            self._announce(
+            self._repeats_itself = False
+            self.announce(
                 "datasets() gives other data whenever it is called; the run continues with that of the first call "
                 "(seed every random generator that it makes)"
             )
         return self.training
 
     def _call(self, number: int) -> Datasets:
-        waiting = announcing("waiting for the model's datasets()", self._announce)
+        waiting = announcing("waiting for the model's datasets()", self.announce)
         with waiting, making_pass(number) as is_asked, self._seeded(number):
             datasets = self._make()
             self._follows_pass = is_asked()
@@ -160,8 +167,8 @@ class Source:
         Python, NumPy and Keras get the same seed in all passes, which keeps a random split the same. TensorFlow's seed
         depends on the pass.
         """
-        of_pass = hashlib.sha256(f"{self._seed}/{number}".encode()).digest()
+        of_pass = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
         with global_random_kept():
-            keras.utils.set_random_seed(self._seed)
-            tf.random.set_seed(int.from_bytes(of_pass[:4], "big") if number else self._seed)
+            keras.utils.set_random_seed(self.seed)
+            tf.random.set_seed(int.from_bytes(of_pass[:4], "big") if number else self.seed)
             yield

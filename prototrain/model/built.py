@@ -18,7 +18,7 @@ from prototrain.checkpoint.store import Checkpoint
 from prototrain.checkpoint.weights import Source, averaged_weights, load_report_table, load_weights
 from prototrain.data.adapters import as_datasets
 from prototrain.data.batches import first_dimensions, first_part, limited
-from prototrain.data.iterator import DataIterator
+from prototrain.data.positions import training_data
 from prototrain.data.source import Share, for_worker
 from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
@@ -101,7 +101,7 @@ class BuiltModel:
         keras.utils.set_random_seed(seed)
         self._sources = file_digests([self.source])  # before the imported files are edited
         limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
-        self.data = DataIterator(
+        self.data = training_data(
             limited(partial(datasets_of, model, share) if datasets is None else datasets, **limits),
             seed=seed,
             announce=log,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from prototrain.checkpoint.state import values_kept
 from prototrain.checkpoint.values import random_state_kept
 from prototrain.data.batches import WHY_EMPTY, counted_examples
-from prototrain.data.positions import prefetched
+from prototrain.data.iterator import bounded
 from prototrain.data.rule import reshuffles
 from prototrain.errors import DataError, StepError
 from prototrain.step.calls import compiled, failed_stage
@@ -39,7 +39,7 @@ class CompiledPass:
         self, dataset: tf.data.Dataset, measure: Callable[[Batch], Sequence[Any]], dtypes: Sequence[tf.DType]
     ) -> None:
         self._given = dataset
-        self._dataset = prefetched(dataset, 1)
+        self._dataset = bounded(dataset).prefetch(1)
         self._measure = measure
         self._dtypes = list(dtypes)
         self._stop = StopVariable()

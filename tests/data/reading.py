@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prototrain.data.iterator import DataIterator
+from prototrain.data.positions import training_data
 
 
 def data(make: Callable[[], Any], lines: list[str] | None = None, **options: Any) -> DataIterator:
@@ -17,7 +18,7 @@ def data(make: Callable[[], Any], lines: list[str] | None = None, **options: Any
         found = make()
         return found if isinstance(found, dict) else {"trn": found}
 
-    return DataIterator(datasets, seed=5, announce=([] if lines is None else lines).append, **options)
+    return training_data(datasets, seed=5, announce=([] if lines is None else lines).append, **options)
 
 
 def read(source: DataIterator, batches: int) -> list[Any]:

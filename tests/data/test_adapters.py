@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.data.adapters import as_datasets
+from prototrain.data.iterator import OTHER_FIRST_BATCH
 from prototrain.errors import CheckpointError, DataError
 from tests.data.reading import assert_exact, data, read, resume, save
 
@@ -78,7 +79,8 @@ def test_grain_position(tmp_path: Path) -> None:
     read(source, 3)
     meta = save(source, tmp_path / "0")
     assert meta["grain"] == '{"next_index": 3}' and list(tmp_path.iterdir()) == []
-    for other in (lambda: grain_map(seed=4), lambda: grain_map(batch=5), lambda: grain_map().map(lambda x: x)):
+    assert resume(lambda: made(grain_map(seed=4)), tmp_path / "0", meta).caveat == OTHER_FIRST_BATCH
+    for other in (lambda: grain_map(batch=5), lambda: grain_map().map(lambda x: x)):
         with pytest.raises(CheckpointError, match="the training data has changed"):
             resume(lambda other=other: made(other()), tmp_path / "0", meta)  # type: ignore[misc]
     with pytest.raises(CheckpointError, match="is no state of this Grain dataset"):

@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from prototrain import Config, readers
 from prototrain.data.adapters import as_datasets
-from prototrain.data.positions import PREFETCH, holds_shuffle, prefetched, read_state, write_state
+from prototrain.data.iterator import bounded
+from prototrain.data.positions import holds_shuffle, read_state, write_state
 from prototrain.errors import CheckpointError
-from prototrain.tf_private import iterator_state, set_iterator_state, stage_inputs, stage_number
+from prototrain.tf_private import iterator_state, set_iterator_state
 from prototrain.tf_private import stage_name as name_of
 from tests.data.reading import assert_exact, data, read, resume, save
 
@@ -138,22 +139,11 @@ def test_state_with_and_without_shuffle_generator(tmp_path: Path) -> None:
     assert not holds(iterator)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "size"),
-    [
-        (D.range(3), 5),
-        (D.range(3).prefetch(1).batch(2), 5),
-        (D.range(3).prefetch(1), 1),
-        (D.range(3).prefetch(tf.data.AUTOTUNE), PREFETCH),
-        (D.range(3).prefetch(tf.data.AUTOTUNE).repeat(), PREFETCH),
-    ],
-)
-def test_prefetch_is_added_once(dataset: Any, size: int) -> None:
-    found: Any = prefetched(dataset, 5)
-    assert found.cardinality() == dataset.cardinality()
-    while name_of(found) != "_Prefetch":
-        (found,) = stage_inputs(found)
-    assert stage_number(found, "buffer_size") == size
+def test_prefetch_has_a_fixed_size() -> None:
+    dataset = D.range(3).batch(2)
+    assert name_of(bounded(dataset.prefetch(tf.data.AUTOTUNE))) == "_Batch"
+    explicit = dataset.prefetch(1)
+    assert bounded(explicit) is explicit and bounded(dataset) is dataset
 
 
 # Reading again.

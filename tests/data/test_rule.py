@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from prototrain.data.iterator import DataIterator
 from prototrain.data.pipeline import describe_pipeline, first_difference
-from prototrain.data.rule import PLAIN
 from prototrain.errors import DataError
 from tests.data.reading import data
 
@@ -132,10 +131,6 @@ def test_config_key_overrides_the_rule() -> None:
     for make in (generated, lambda: numbers().cache("kept")):
         with pytest.raises(DataError, match=r"trainer\.data_position"):
             data_of(make, "iterator")
-
-
-def test_documented_table_is_short() -> None:
-    assert len(PLAIN) <= 30
 
 
 def test_unseeded_shuffle_restarts() -> None:

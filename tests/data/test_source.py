@@ -20,6 +20,7 @@ from prototrain import readers
 from prototrain.data.adapters import as_datasets
 from prototrain.data.iterator import OTHER_SIZES, DataIterator
 from prototrain.data.pipeline import describe_pipeline
+from prototrain.data.positions import training_data
 from prototrain.data.source import Share, for_worker, shared_out
 from prototrain.errors import CheckpointError, ConfigError, DataError
 from prototrain.system import terminal
@@ -99,7 +100,7 @@ def test_slow_first_batch_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
         go_on.wait(30)
         yield from range(4)
 
-    DataIterator(lambda: {"trn": generated(generate)}, seed=5, announce=announce)
+    training_data(lambda: {"trn": generated(generate)}, seed=5, announce=announce)
     assert "waiting for the first batch of the training data ..." in lines
 
 
