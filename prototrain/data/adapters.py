@@ -15,10 +15,8 @@ import tensorflow as tf
 from prototrain.data.batches import by_path
 from prototrain.data.grain import is_grain, mark_grain, read_grain
 from prototrain.errors import DataError
-from prototrain.readers.flows import PARTS, dataflow, named_parts
+from prototrain.readers.flows import dataflow, named_parts
 from prototrain.readers.order import pass_being_made
-
-__all__ = ["PARTS", "as_array", "as_datasets", "from_generator", "from_py_dataset"]
 
 _LOOKED_AT = 2  # batches, to detect which dimensions vary
 _passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -27,15 +25,10 @@ _passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 def as_datasets(given: Any, config: Mapping[str, Any]) -> Any:
     """Convert the values that a model's `datasets` returns to `tf.data` datasets.
 
-    Supported kinds; any other value is returned unchanged:
-
-    - arrays: a dict of arrays, or a tuple of up to three, ``(x, y, sample_weight)``. Their rows are the examples. "trn"
-      is reshuffled in each pass and has full batches only; other datasets keep their order;
-    - a `keras.utils.PyDataset`: the batches of "trn" have a new order in each pass, as in `fit`;
-    - a Grain `MapDataset` or `IterDataset` of batches;
-    - a tensorpack DataFlow of batches, recognized by its `reset_state`.
-
-    A tuple batch becomes a dict with the keys "x", "y" and "sample_weight"; a single array becomes "x".
+    These are arrays (a dict, or a tuple of up to three) whose rows are examples, a `keras.utils.PyDataset`, a Grain
+    `MapDataset` or `IterDataset` of batches, and a tensorpack DataFlow of batches, recognized by its `reset_state`.
+    "trn" is reshuffled in each pass if it is of arrays or a `PyDataset`. A tuple becomes a dict with the keys "x", "y"
+    and "sample_weight"; a single array becomes "x". Any other value is returned unchanged.
 
     Args:
         given: the returned values by name.
@@ -55,11 +48,7 @@ def _as_dataset(value: Any, name: str, config: Mapping[str, Any]) -> Any:
         dataset = from_py_dataset(value, shuffle=training, ends_epochs=training)
         return dataset if isinstance(dataset.element_spec, dict) else dataset.map(lambda *parts: named_parts(parts))
     if is_grain(value):
-
-        def named(batch: Any) -> dict[str, Any]:
-            return dict(_as_tuple(named_parts(batch)))
-
-        return mark_grain(_dataset_of(lambda: map(named, read_grain(value))), value, named)
+        return mark_grain(_dataset_of(lambda: map(_named, read_grain(value))), value, _named)
     if hasattr(value, "reset_state") and isinstance(value, Iterable):
         return dataflow(value, batched=True)
     if isinstance(value, Mapping | tuple):
@@ -74,11 +63,13 @@ def from_arrays(arrays: dict[str, Any], name: str, batch_size: int, *, training:
     numbers. A saved position holds those that are left, eight bytes each.
     """
     converted = _converted(arrays)
-    lengths = {path: _length(array) for path, array in by_path(converted).items()}
-    if not lengths or len(set(lengths.values())) > 1 or 0 in lengths.values():
+    if any(isinstance(array, tf.SparseTensor) for array in by_path(converted).values()):
+        raise DataError("a sparse tensor has no rows to take: give a tf.data.Dataset of it")
+    lengths = {path: int(array.shape[0]) for path, array in by_path(converted).items()}
+    number = min(lengths.values(), default=0)
+    if number == 0 or number < max(lengths.values()):
         found = ", ".join(f"{path!r}: {length}" for path, length in lengths.items()) or "no arrays"
         raise DataError(f"the arrays of dataset {name!r} must be of one length; they are of {found}")
-    number = next(iter(lengths.values()))
     rows = tf.data.Dataset.range(number)
     if training:
         if number < batch_size:
@@ -87,12 +78,8 @@ def from_arrays(arrays: dict[str, Any], name: str, batch_size: int, *, training:
     with tf.device("CPU:0"):  # on a GPU, every batch would be copied back
         whole = tf.data.Dataset.from_tensors(converted).repeat()
 
-    def taken(rows: tf.Tensor, whole: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = tf.nest.map_structure(lambda array: tf.gather(array, rows), whole)
-        return found
-
     batches = tf.data.Dataset.zip(rows.batch(batch_size, drop_remainder=training), whole)
-    return batches.map(taken)
+    return batches.map(lambda rows, whole: tf.nest.map_structure(lambda array: tf.gather(array, rows), whole))
 
 
 def as_array(value: Any) -> Any:
@@ -110,12 +97,6 @@ def _converted(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _converted(inside) for name, inside in value.items()}
     return tuple(map(_converted, value)) if isinstance(value, tuple) else as_array(value)
-
-
-def _length(array: Any) -> int:
-    if isinstance(array, tf.SparseTensor):
-        raise DataError("a sparse tensor has no rows to take: give a tf.data.Dataset of it")
-    return int(array.nrows()) if isinstance(array, tf.RaggedTensor) else len(array)
 
 
 def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: bool) -> tf.data.Dataset:
@@ -174,6 +155,10 @@ def _common(specs: tuple[Any, ...]) -> Any:
     if found is None:
         raise DataError(f"the batches are not alike: {' and '.join(map(str, specs))}")
     return found
+
+
+def _named(batch: Any) -> dict[str, Any]:
+    return dict(_as_tuple(named_parts(batch)))
 
 
 def _as_tuple(batch: Any) -> Any:

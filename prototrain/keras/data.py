@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from prototrain.data.adapters import PARTS, as_array, from_generator, from_py_dataset
+from prototrain.data.adapters import as_array, from_generator, from_py_dataset
 from prototrain.errors import DataError
+from prototrain.readers.flows import PARTS
 
 Data: TypeAlias = Any
 """A `tf.data.Dataset`, a `keras.utils.PyDataset`, arrays (x, (x, y) or (x, y, sample_weight)), or a function that

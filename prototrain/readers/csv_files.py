@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv as csv_format
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,47 +51,44 @@ def csv(
         A dataset of dictionaries name -> tensor of that dtype and shape, one per row, in the order of the files.
 
     Raises:
-        DataError: a file cannot be read, is empty or lacks a column; a row has too many or too few fields; or a value
-            has the wrong dtype, is not finite, or is out of range.
+        DataError: a file cannot be read, is empty or lacks a column, or a row does not fit the features.
         StorageError: a file at a URL cannot be downloaded.
     """
     made = columns_of(features)
     sources = {column.name: list((columns or {}).get(column.name, [column.name])) for column in made}
     for column in made:
-        size = tf.TensorShape(column.shape).num_elements()
-        if len(sources[column.name]) != size or not size:
+        name, size = column.name, math.prod(column.shape)
+        if len(sources[name]) != size:
             raise DataError(
-                f"{column.name!r} has {size} values and {len(sources[column.name])} columns: name one for each with "
-                f"columns={{{column.name!r}: [...]}}"
+                f"{name!r} has {size} values and {len(sources[name])} columns: name one for each with "
+                f"columns={{{name!r}: [...]}}"
             )
-    if unknown := [name for name in defaults or {} if name not in sources]:
-        raise DataError(f"defaults: there is no feature {unknown[0]!r}; there are: {', '.join(sources)}")
+    if unknown := {*(columns or {}), *(defaults or {})} - sources.keys():
+        raise DataError(f"there is no feature {min(unknown)!r}; there are: {', '.join(sources)}")
     # Each column of the file is parsed as a column of scalars, so that messages name it.
     fields = [Column(name, column.dtype, ()) for column in made for name in sources[column.name]]
     empty = {name: value for feature, value in (defaults or {}).items() for name in sources[feature]}
 
-    def parse(length: int, places: list[int], row: list[str]) -> list[Any]:
-        if len(row) != length:
-            raise DataError(f"has {len(row)} fields where {length} are expected")
-        return [_value(field, empty, row[place]) for field, place in zip(fields, places, strict=True)]
+    def parse(row: dict[Any, Any]) -> list[Any]:
+        if None in row or None in row.values():
+            raise DataError("has too many or too few fields")
+        return [_value(field, empty, row[field.name]) for field in fields]
 
     def read(file: str, path: str) -> Iterator[Arrays]:
         with open(path, encoding="utf-8-sig", newline="") as opened:
-            reader = csv_format.reader(opened, delimiter=delimiter, strict=True)
+            reader = csv_format.DictReader(opened, header, delimiter=delimiter, strict=True)
             try:
-                names = list(next(reader, []) if header is None else header)
+                names = list(reader.fieldnames or [])
                 for field in fields:
                     if names.count(field.name) != 1:
                         problem = "has several columns" if field.name in names else "has no column"
                         raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}")
-                places = [names.index(field.name) for field in fields]
-                rows = ((reader.line_num, row) for row in reader if row)
-                for arrays in arrays_of(file, rows, fields, partial(parse, len(names), places)):
+                for arrays in arrays_of(file, ((reader.line_num, row) for row in reader), fields, parse):
                     left = iter(arrays)
                     groups = [np.stack([next(left) for _ in sources[column.name]], 1) for column in made]
                     yield [group.reshape((-1, *one.shape)) for group, one in zip(groups, made, strict=True)]
             except csv_format.Error as error:
-                raise DataError(f"{file}, line {reader.line_num}: not CSV ({error})") from None
+                raise DataError(f"{file}, line {reader.reader.line_num}: not CSV ({error})") from None
             except UnicodeDecodeError as error:
                 raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
 

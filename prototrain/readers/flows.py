@@ -134,9 +134,7 @@ def _check(what: str, value: Any, spec: tf.TensorSpec) -> None:
     found = _dtype(array)
     fits = found == spec.dtype or np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind")
     if not fits or not spec.shape.is_compatible_with(array.shape):
-        shape = spec.shape.most_specific_compatible_shape(array.shape)
-        sizes = shape.as_list() if shape.rank is not None else None
         raise DataError(
-            f"{what} is {found.name} {list(array.shape)} after data points of {spec.dtype.name} {spec.shape}: "
-            f"give spec= with tf.TensorSpec({sizes}, tf.{(spec.dtype if fits else found).name})"
+            f"{what} is {found.name} {list(array.shape)} after data points of {spec.dtype.name} {spec.shape}: give "
+            "spec= with the dtype, and None for each size that varies"
         )

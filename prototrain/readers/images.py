@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import tensorflow as tf
@@ -12,7 +11,7 @@ import tensorflow as tf
 from prototrain.errors import DataError
 from prototrain.readers.order import PARALLEL, Order, compare_labels, is_by_index, random_order
 from prototrain.readers.paths import PathLike, shown
-from prototrain.system.files import local_path, url_of
+from prototrain.system.files import joined, local_path, url_of
 from prototrain.system.storage import Storage, downloaded_all
 
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
@@ -39,10 +38,18 @@ def class_names(path: PathLike) -> list[str]:
 
 
 def image_files(path: PathLike, *, extensions: Sequence[str] = IMAGE_EXTENSIONS) -> list[str]:
-    """Return the sorted paths of the images in a directory: files with one of these extensions, in any case."""
+    """Return the sorted paths of the images in a directory: files with one of these extensions, in any case.
+
+    Images at a URL are downloaded.
+    """
     endings = tuple(ending.lower() for ending in extensions)
-    found = Path(path).iterdir()
-    return sorted(str(file) for file in found if file.name.lower().endswith(endings) and file.is_file())
+    url = url_of(path)
+    if url is None:
+        found = local_path(path).iterdir()
+        return sorted(str(file) for file in found if file.name.lower().endswith(endings) and file.is_file())
+    listing = sorted(Storage(url).listing().items())
+    marks = {name: mark for name, mark in listing if "/" not in name and name.lower().endswith(endings)}
+    return list(map(str, downloaded_all(url, marks)))
 
 
 def image_folder(
@@ -75,13 +82,12 @@ def image_folder(
         A dataset of `{"image": float32 [height, width, channels] in 0..1, "label": int32 []}`.
 
     Raises:
-        DataError: the directory is missing, it or one of its classes is empty, it has a class that is not in `classes`,
-            or `classes` has a duplicate.
+        DataError: the directory or one of its classes is missing or empty, or `classes` does not fit.
         StorageError: images at a URL cannot be downloaded.
     """
     files: list[str] = []
     labels: list[int] = []
-    by_class = _by_class(path, extensions)
+    by_class = {name: image_files(joined(path, name), extensions=extensions) for name in class_names(path)}
     numbered = list(by_class) if classes is None else list(classes)
     if unknown := [name for name in by_class if name not in numbered]:
         raise DataError(f"{shown(path)}: the directory {unknown[0]!r} is not in classes={numbered}")
@@ -89,6 +95,9 @@ def image_folder(
         raise DataError(f"{shown(path)}: a name is twice in classes={numbered}")
     compare_labels(shown(path), numbered)
     for name, found in by_class.items():
+        if not found:
+            where, kinds = shown(joined(path, name)), " ".join(extensions).lower()
+            raise DataError(f"{where}: holds no images ({kinds}); add some or remove it")
         files += found
         labels += [numbered.index(name)] * len(found)
 
@@ -106,25 +115,6 @@ def image_folder(
     if shuffle:
         listed = listed.shuffle(len(files), seed=seed)
     return listed.map(decode, **PARALLEL)
-
-
-def _by_class(path: PathLike, extensions: Sequence[str]) -> dict[str, list[str]]:
-    """Return the local image files of each class."""
-    url = url_of(path)
-    if url is None:
-        found = {name: image_files(local_path(path) / name, extensions=extensions) for name in class_names(path)}
-    else:
-        endings, listing = tuple(ending.lower() for ending in extensions), Storage(url).listing()
-        names = sorted(name for name in listing if name.count("/") == 1 and name.lower().endswith(endings))
-        paths = dict(zip(names, downloaded_all(url, {name: listing[name] for name in names}), strict=True))
-        found = {
-            name: [str(paths[file]) for file in names if file.partition("/")[0] == name] for name in class_names(url)
-        }
-    for name, files in found.items():
-        if not files:
-            where = shown(local_path(path) / name) if url is None else f"{url}/{name}"
-            raise DataError(f"{where}: holds no images ({' '.join(extensions).lower()}); add some or remove it")
-    return found
 
 
 def decode_image(data: tf.Tensor, *, size: tuple[int, int], channels: int = 3) -> tf.Tensor:

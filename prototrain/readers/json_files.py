@@ -38,8 +38,7 @@ def json_lines(
         A dataset of dictionaries name -> tensor of that dtype and shape, one per line, in the order of the files.
 
     Raises:
-        DataError: a file cannot be read or is empty, a line is not a JSON object, or a feature is missing, has the
-            wrong shape or type, is not finite, or is out of range.
+        DataError: a file cannot be read or is empty, or a line is not a JSON object or does not fit the features.
         StorageError: a file at a URL cannot be downloaded.
     """
     columns = columns_of(features)

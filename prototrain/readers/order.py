@@ -45,7 +45,7 @@ def making_pass(number: int) -> Iterator[Callable[[], bool]]:
 
     Yields a function that returns whether `pass_being_made` was called.
     """
-    _thread.number, _thread.labels, _thread.is_asked = number, {}, False
+    _thread.number, _thread.labels, _thread.is_asked = number, None if number else {}, False
     try:
         yield lambda: _thread.is_asked
     finally:
@@ -55,11 +55,11 @@ def making_pass(number: int) -> Iterator[Callable[[], bool]]:
 def compare_labels(source: str, classes: Sequence[str]) -> None:
     """Print a warning if a class has different labels in two sources of the same call of `datasets`."""
     known: dict[str, list[str]] | None = getattr(_thread, "labels", None)
-    if known is None or _thread.number:
+    if known is None:
         return
     for other, names in known.items():
-        if changed := [name for name in classes if name in names and names.index(name) != classes.index(name)]:
-            name = changed[0]
+        changed = [name for name in classes if name in names and names.index(name) != classes.index(name)]
+        for name in changed[:1]:
             say(
                 f"WARNING: the class {name!r} is label {names.index(name)} in {other} and {classes.index(name)} in "
                 f"{source}: give both the same classes=[...]"

@@ -39,8 +39,8 @@ def parquet(
         A dataset of dictionaries name -> tensor of that dtype and shape, one per row, in the order of the files.
 
     Raises:
-        DataError: pyarrow is not installed, a file cannot be read or is empty, or a feature is missing or null, has the
-            wrong shape or type, is not finite, or is out of range.
+        DataError: pyarrow is not installed, a file cannot be read or is empty, or a column is missing, has a null, or
+            does not convert to the dtype and shape without loss.
         StorageError: a file at a URL cannot be downloaded.
     """
     columns = columns_of(features)
@@ -79,39 +79,23 @@ def _read(columns: list[Column], name: str, path: str) -> Iterator[Arrays]:
 def _array(values: Any, column: Column) -> np.ndarray[Any, Any]:
     """Convert a column of a row group to a checked array, [rows, *shape]."""
     import pyarrow
-    import pyarrow.compute as pc
 
-    def holds(*kinds: str) -> bool:
-        return any(getattr(pyarrow.types, f"is_{kind}")(values.type) for kind in kinds)
-
+    dtype = tf.float32 if column.dtype == tf.bfloat16 else column.dtype  # Arrow has no bfloat16
+    kind = pyarrow.binary() if column.is_text else pyarrow.from_numpy_dtype(dtype.as_numpy_dtype)
+    for size in reversed(column.shape):
+        kind = pyarrow.list_(kind, size)
     rows = len(values)
-    for size in column.shape:
-        if not holds("list", "large_list", "fixed_size_list"):
-            raise DataError(f"{column.name!r} holds {values.type}, not lists of {size} values")
-        for length in pc.list_value_length(values).unique().to_pylist():
-            if length != size:
-                raise DataError(f"{column.name!r} has {length or 'no'} values where {size} are expected")
-        values = pc.list_flatten(values)
-    if holds("dictionary"):
-        values = values.dictionary_decode()
-    if values.null_count:
+    try:
+        values = values.cast(kind)  # an integer that does not fit is an error
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{column.name!r} is {values.type}, not {kind}: {cause(error)}") from None
+    nulls = values.null_count
+    for _ in column.shape:
+        values = values.flatten()
+        nulls += values.null_count
+    if nulls:
         raise DataError(f"{column.name!r} has a null")
-    if column.is_text:
-        fits = holds("string", "large_string", "binary", "large_binary", "fixed_size_binary")
-    elif column.is_number:
-        fits = holds("integer") or (column.dtype.is_floating and holds("floating"))
-    else:
-        fits = holds("boolean")
-    if not fits:
-        raise DataError(f"{column.name!r} holds {values.type}, not {column.dtype.name}")
-    array = values.to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):  # overflows become infinite
-        found = column.array_of_checked(array, rows)
-    if column.is_number:
-        flat = found.ravel()
-        wrong = flat != array if column.dtype.is_integer else ~np.isfinite(flat)
-        if wrong.any():
-            value = array[wrong][0]
-            problem = f"does not fit into {column.dtype.name}" if np.isfinite(value) else "is not finite"
-            raise DataError(f"{column.name!r}: {value} {problem}")
+    found = column.array_of_checked(values.to_numpy(zero_copy_only=False), rows)
+    if column.dtype.is_floating and not np.isfinite(found).all():
+        raise DataError(f"{column.name!r} has a value that is not finite in {column.dtype.name}")
     return found

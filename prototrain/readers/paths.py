@@ -37,8 +37,8 @@ def local_files(paths: PathLike | Iterable[PathLike]) -> list[tuple[str, str]]:
 def matching_files(pattern: PathLike) -> list[str]:
     """Return the files that match a glob pattern, sorted by name.
 
-    The pattern may be a URL; there, `*` also matches slashes. Names that exist are taken literally: a file with exactly
-    this name, and parent directories such as `lr=[0.1]`.
+    A local file with exactly this name, and existing parent directories such as `lr=[0.1]`, are taken literally. In a
+    URL, `*` also matches slashes.
     """
     url = url_of(pattern)
     if url is None:
@@ -48,20 +48,12 @@ def matching_files(pattern: PathLike) -> list[str]:
         base = next(parent for parent in path.parents if parent.is_dir() or parent == parent.parent)
         found = Path(glob.escape(str(base)), path.relative_to(base))
         return sorted(file for file in glob.glob(str(found), recursive=True) if os.path.isfile(file))
-    base_url, _, name = url.rpartition("/")
-    if Storage(base_url).find(name) is None:
-        while set("*?[") & set(base_url) and not Storage(base_url).listing():
-            base_url, _, above = base_url.rpartition("/")
-            name = f"{above}/{name}"
-    else:
-        name = glob.escape(name)
-    matches = {other: info for other, info in sorted(Storage(base_url).listing().items()) if fnmatchcase(other, name)}
-    return [str(path) for path in downloaded_all(base_url, matches)]
-
-
-def unreadable(path: PathLike, error: OSError) -> DataError:
-    """Return the error for a file that cannot be read."""
-    return DataError(f"{shown(path)}: cannot be read ({error.strerror})")
+    above, _, name = url.rpartition("/")
+    while set("*?[") & set(above):
+        above, _, folder = above.rpartition("/")
+        name = f"{folder}/{name}"
+    matches = {other: mark for other, mark in sorted(Storage(above).listing().items()) if fnmatchcase(other, name)}
+    return [str(path) for path in downloaded_all(above, matches)]
 
 
 def shown(path: PathLike) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -40,17 +40,16 @@ def tfrecords(
         features: name -> (dtype, shape) with dtype float32, int64 or string, or any `tf.io` feature.
         compression: None, "GZIP" or "ZLIB".
         cycle_length: number of files to interleave, one example at a time.
-        shuffle: "index" returns all examples in a new random order in each pass, for any number of examples. The first
-            call scans the files for the offsets of the records and verifies the checksums. The result is cached until
-            the files change.
+        shuffle: "index" returns all examples in a new random order in each pass. The first call reads the files to find
+            the offsets of the records, which are cached until the files change, and verifies the checksums.
         seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of dictionaries name -> tensor.
 
     Raises:
-        DataError: a pattern matches no file, a feature has a dtype that examples cannot have, or the files are
-            compressed or damaged with `shuffle="index"`.
+        DataError: a pattern matches no file, examples cannot have the dtype of a feature, or, with `shuffle="index"`,
+            the files are compressed or damaged.
         StorageError: files at a URL cannot be downloaded.
     """
     files: list[str] = []
@@ -66,9 +65,7 @@ def tfrecords(
     files = list(dict.fromkeys(files))
     if is_by_index(shuffle):
         if compression:
-            raise DataError(
-                f'files compressed with {compression} cannot be read in any order: shuffle="index" needs others'
-            )
+            raise DataError(f'shuffle="index" does not work with files that are compressed with {compression}')
         return _by_index([os.path.abspath(file) for file in files], parsed, seed)
     names = tf.data.Dataset.from_tensor_slices(files)
 
@@ -98,13 +95,10 @@ def _by_index(files: list[str], features: dict[str, Any], seed: int | None) -> t
                         raise DataError(f"{shown(files[number])}: has become shorter while it is read")
         return found
 
-    def read(rows: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(take, [rows], tf.string), [None])
-
     def parse(rows: tf.Tensor) -> dict[str, Any]:
-        if fixed:
-            return dict(tf.io.parse_example(read(rows), features))
-        return dict(tf.io.parse_single_example(read(rows[None])[0], features))
+        records = tf.ensure_shape(tf.numpy_function(take, [tf.reshape(rows, [-1])], tf.string), [None])
+        found = tf.io.parse_example(records, features) if fixed else tf.io.parse_single_example(records[0], features)
+        return dict(found)
 
     fixed = _are_fixed(features)
     size = float(places[:, 2].sum()) / len(places)
@@ -128,7 +122,7 @@ def _places(files: list[str]) -> np.ndarray[Any, Any]:
         path = home / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]}.npy"
         if not path.is_file():
             with announcing(f"finding the records of {names}, to be read in any order"):
-                found = np.concatenate([part for number, file in enumerate(files) for part in _scan(number, file)])
+                found = np.concatenate([_scan(number, file) for number, file in enumerate(files)])
             home.mkdir(parents=True, exist_ok=True)
             np.save(content := io.BytesIO(), found)
             write_atomic(path, content.getvalue())
@@ -143,18 +137,14 @@ def _places(files: list[str]) -> np.ndarray[Any, Any]:
     return places
 
 
-def _scan(number: int, file: str) -> Iterator[np.ndarray[Any, Any]]:
-    end = 0
+def _scan(number: int, file: str) -> np.ndarray[Any, Any]:
     lengths = tf.data.TFRecordDataset(file, buffer_size=2**20).batch(CHUNK).map(tf.strings.length)
     try:
-        yield np.empty((0, 3), np.int64)
-        for found in lengths.as_numpy_iterator():
-            length = found.astype(np.int64)
-            ends = end + np.cumsum(length + _HEADER + _FOOTER)
-            end = int(ends[-1])
-            yield np.stack([np.full_like(length, number), ends - _FOOTER - length, length], axis=1)
+        length = np.concatenate([np.empty(0, np.int64), *lengths.as_numpy_iterator()])
     except tf.errors.OpError as error:
         raise DataError(f"{shown(file)}: not a whole TFRecord file ({cause(error)})") from error
+    ends = np.cumsum(length + _HEADER + _FOOTER)
+    return np.stack([np.full_like(length, number), ends - _FOOTER - length, length], axis=1)
 
 
 def _record_feature(name: str, feature: Any) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import ABOUT, Order, Shuffle, is_by_index, random_order
-from prototrain.readers.paths import PathLike, local_files, unreadable
+from prototrain.readers.paths import PathLike, local_files
 
 Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # name -> (dtype or its name, shape)
 Arrays: TypeAlias = list[np.ndarray[Any, Any]]  # one for each column, with the same number of rows
@@ -145,7 +145,7 @@ def dataset_of(
         try:
             chunks += read(name, path)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise DataError(f"{name}: cannot be read ({error.strerror})") from error
         if len(chunks) == before:
             raise DataError(f"{name}: holds no examples")
     names = [column.name for column in columns]

@@ -77,17 +77,12 @@ def test_wrong_dataflow(points: list[Any], options: dict[str, Any], words: str) 
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (np.zeros(5, np.float32), "'x' of Flow is float32 [5] after data points of float32 (4,): "),
-        (np.zeros(5, np.float32), "give spec= with tf.TensorSpec([None], tf.float32)"),
-        (np.zeros(4, "c8"), "give spec= with tf.TensorSpec([4], tf.complex64)"),
-        (1, "give spec= with tf.TensorSpec(None, tf.float32)"),
-        (["text"] * 4, "give spec= with tf.TensorSpec([4], tf.string)"),
-    ],
+    ("other", "found"),
+    [(np.zeros(5, np.float32), "float32 [5]"), (np.zeros(4, "c8"), "complex64 [4]"), (["text"] * 4, "string [4]")],
 )
-def test_differing_data_point_is_one_line(other: Any, words: str) -> None:
+def test_differing_data_point_is_one_line(other: Any, found: str) -> None:
     points = [{"x": np.zeros(4, np.float32)}, {"x": other}]
+    words = f"'x' of Flow is {found} after data points of float32 (4,): give spec= with the dtype"
     with pytest.raises(tf.errors.OpError, match=re.escape(words)):
         list(readers.dataflow(Flow(points, None)).as_numpy_iterator())
 
