@@ -25,8 +25,7 @@ class Predictor:
 
     A predictor shares the training variables, so its results change during training. Several threads may call it at
     the same time. An input is any value that `build` uses when `train_phase` is False: a part of a training batch or
-    another value, such as a state. Different batch sizes share one trace, and so do other shapes if `build` can be
-    traced with unknown sizes; otherwise each shape is traced separately.
+    another value, such as a state. All shapes share one trace if `build` can be traced with unknown sizes.
 
     Args:
         built: a trainer or a `BuiltModel`, whose `build` is called with `train_phase` False.
@@ -71,21 +70,14 @@ class Predictor:
         given = zip(self._specs.items(), inputs, strict=True)
         values = [_as_tensors(value) if spec is None else _convert(name, spec, value) for (name, spec), value in given]
         try:
-            outputs = self._call(values)
+            try:
+                outputs = self._function(values)
+            except (ModelError, tf.errors.InvalidArgumentError):
+                outputs = self._of_each_shape(values)  # fails again unless the unknown size was the cause
+                self._function = self._of_each_shape
         except tf.errors.OpError as error:
             raise ModelError(f"the model failed on {self._shown(values)}: {cause(error)}") from error
-        found: list[Any] = tf.nest.map_structure(
-            lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, outputs
-        )
-        return found
-
-    def _call(self, values: list[Any]) -> Any:
-        try:
-            return self._function(values)
-        except (ModelError, tf.errors.InvalidArgumentError):
-            outputs = self._of_each_shape(values)  # fails again unless the unknown size was the cause
-            self._function = self._of_each_shape
-            return outputs
+        return [tf.nest.map_structure(_as_array, output) for output in outputs]
 
     def _run(self, values: list[Any]) -> list[Any]:
         inputs = from_paths(dict(zip(self.input_names, values, strict=True)), self._built.element_spec)
@@ -207,6 +199,10 @@ def _names(names: Sequence[str], what: str) -> list[str]:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"{what} must be a list of names, such as ['images'], not {names!r}")
     return list(names)
+
+
+def _as_array(output: Any) -> Any:
+    return output.numpy() if isinstance(output, tf.Tensor) else output
 
 
 def _components(value: Any) -> list[Any]:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import SimpleTrainer, readers
+from prototrain import readers
 from prototrain.errors import DataError, StorageError
 from prototrain.system.storage import Storage
-from tests.tiny import tiny_config
+from tests.data.reading import data
 
 Y = {"y": ("int64", [])}
 
@@ -183,17 +183,7 @@ def test_folders_with_different_class_numbers(
     classes: tuple[str, ...], warning: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = {"trn": add_class("trn", "cat", "dog", "eel"), "vld": add_class("vld", *classes)}
-
-    class Model:
-        config = tiny_config(model__num_steps=1, model__batch_size=1)
-
-        def datasets(self) -> Any:
-            return {name: readers.image_folder(path, size=(2, 2)).batch(1) for name, path in folders.items()}
-
-        def build(self, inputs: Any, train_phase: bool) -> Any:
-            return {"loss": tf.keras.layers.Dense(1)(tf.reshape(inputs["image"], [1, 12]))[0, 0]}
-
-    SimpleTrainer(Model())
+    data(lambda: {name: readers.image_folder(path, size=(2, 2)).batch(1) for name, path in folders.items()})
     assert [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line] == [warning] * bool(warning)
 
 

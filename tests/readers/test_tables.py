@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.data.pipeline import describe_pipeline
 from prototrain.errors import DataError
 
 FEATURES = {"x": ("float32", [2]), "y": ("uint8", []), "text": ("string", []), "flag": ("bool", [])}
@@ -40,32 +39,8 @@ def read(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
     return [{name: np.asarray(value).tolist() for name, value in item.items()} for item in dataset.as_numpy_iterator()]
 
 
-def test_file_sizes_are_recorded() -> None:
-    described = [
-        describe_pipeline(readers.csv(write(path, "x", "1", last), features={"x": ("float32", [])}).batch(2))
-        for path, last in (("a.csv", "2"), ("b.csv", "2"), ("b.csv", "2.5"))
-    ]
-    assert described[0] == described[1]  # whatever their names
-    assert {name for name, value in described[1].items() if value != described[2][name]} == {"file sizes"}
-
-
 def by_label(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
     return sorted(read(dataset), key=lambda item: item["y"])
-
-
-def test_digits_are_complete_and_parts_disjoint() -> None:
-    """The digits of models.simple."""
-    folder = Path(__file__).parents[2] / "models" / "simple" / "data"
-    features = {"example": ("uint8", [64]), "label": ("int32", [])}
-    parts = {
-        name: read(readers.json_lines(folder / f"{name}.jsonl", features=features)) for name in ("trn", "vld", "tst")
-    }
-    assert {name: len(part) for name, part in parts.items()} == {"trn": 1257, "vld": 270, "tst": 270}
-    digits = {(*item["example"], int(item["label"])) for part in parts.values() for item in part}
-    assert len(digits) == 1797 and sum(map(sum, digits)) == 569788
-    for part in parts.values():
-        counts = np.bincount([item["label"] for item in part])
-        assert counts.min() > 0.9 * len(part) / 10
 
 
 # JSON lines.
@@ -115,10 +90,6 @@ def test_json_lines_order_and_empty_lines() -> None:
     ("line", "message"),
     [
         (b"{", "not JSON ("),
-        (GOOD + GOOD, "not JSON ("),
-        (b"\xff{}", "not JSON ("),
-        (b"[" * 100_000, "not JSON ("),
-        ('{"example": [1, 2, 3], "label": %s}' % ("9" * 5000), "not JSON ("),
         ("[1, 2]", "not a JSON object: a nested list"),
         ('"' + "x" * 99 + '"', 'not a JSON object: "' + "x" * 36 + "..."),
         ('{"example": [1, 2, 3]}', "'label' is missing"),
@@ -129,7 +100,6 @@ def test_json_lines_order_and_empty_lines() -> None:
         ('{"example": [1, -1, 3], "label": 7}', "'example': -1 does not fit into uint8"),
         ('{"example": [1, 2.0, 3], "label": 7}', "'example': 2.0 is not of type uint8"),
         ('{"example": [1, 2, 3], "label": true}', "'label': true is not of type int32"),
-        ('{"example": [1, 2, 3], "label": "7"}', "'label': \"7\" is not of type int32"),
         ('{"example": [1, 2, 3], "label": null}', "'label': null is not of type int32"),
     ],
 )
@@ -144,12 +114,9 @@ def test_wrong_json_lines(line: str | bytes, message: str) -> None:
     ("dtype", "value", "message"),
     [
         ("float32", "NaN", "a.jsonl, line 1: not JSON ("),
-        ("float64", "1e999", "a.jsonl, line 1: not JSON ("),
         ("float32", "1e39", "a.jsonl, line 1: 'x': 1e+39 does not fit into float32"),
-        ("float16", "65505", "a.jsonl, line 1: 'x': 65505 does not fit into float16"),
         ("bool", "1", "a.jsonl, line 1: 'x': 1 is not of type bool"),
         ("string", "1", "a.jsonl, line 1: 'x': 1 is not of type string"),
-        ("string", r'"\ud800"', "a.jsonl, line 1: not JSON ("),
         ("complex64", "1", "'x': files hold no complex64"),
     ],
 )
@@ -231,13 +198,6 @@ def test_csv_defaults() -> None:
         readers.csv("a.csv", features=features, columns={"z": ["n"]})
     with pytest.raises(DataError, match=r"'x' has 2 values and 1 columns: name one for each with columns={'x': "):
         readers.csv("a.csv", features=FEATURES)
-
-
-def test_numbers_are_exact() -> None:
-    values = np.random.default_rng(0).normal(size=50).astype(np.float32)
-    Path("a.csv").write_text("x\n" + "".join(f"{value!r}\n" for value in values.tolist()))
-    found = [item["x"] for item in read(readers.csv("a.csv", features={"x": ("float32", [])}))]
-    assert found == values.tolist()
 
 
 # Parquet.
