@@ -39,16 +39,14 @@ def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
         )
     spec = dataset.element_spec
     if not isinstance(spec, dict) or not all(isinstance(key, str) for key in spec):
-        what = f"a tuple of {len(spec)}" if isinstance(spec, tuple) else "a tensor" if _is_leaf(spec) else str(spec)
         raise DataError(
-            f"each element of dataset {name!r} must be a dict of batched tensors with texts for keys, not {what}; "
+            f"each element of dataset {name!r} must be a dict of batched tensors with texts for keys, not {spec}; "
             '.map(lambda x, y: {"x": x, "y": y}) makes one of a tuple'
         )
     parts = by_path(spec)
     for path, one in parts.items():
         if not isinstance(one, _TENSORS):
-            kind = "a dataset" if isinstance(one, tf.data.DatasetSpec) else type(one).__name__.removesuffix("Spec")
-            raise DataError(f"{path!r} in dataset {name!r} is {kind}, not a tensor; convert it in a map()")
+            raise DataError(f"{path!r} in dataset {name!r} is no tensor but {one}; convert it in a map()")
     if all(one.shape.rank == 0 for one in parts.values()):
         raise DataError(f"dataset {name!r} gives single examples, not batches: add .batch(model.batch_size)")
     if int(dataset.cardinality()) == 0:
@@ -56,23 +54,19 @@ def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
     return dataset
 
 
-def _is_leaf(structure: Any) -> bool:
-    return not isinstance(structure, Mapping | tuple | list)
-
-
 def _inside(structure: Any) -> dict[str, Any]:
     """Return the items of a structure by name or index; empty for a tensor."""
-    if _is_leaf(structure):
-        return {}
-    items = structure.items() if isinstance(structure, Mapping) else enumerate(structure)
-    return {str(key): value for key, value in items}
+    if isinstance(structure, tuple | list):
+        return {str(index): value for index, value in enumerate(structure)}
+    return {str(key): value for key, value in structure.items()} if isinstance(structure, Mapping) else {}
 
 
 def by_path(structure: Any) -> dict[str, Any]:
     """Return the leaves of a batch, or of any structure like it, by path, such as ``image/mask``."""
     found: dict[str, Any] = {}
     for name, value in _inside(structure).items():
-        found |= {name: value} if _is_leaf(value) else {f"{name}/{path}": one for path, one in by_path(value).items()}
+        is_leaf = not isinstance(value, Mapping | tuple | list)
+        found |= {name: value} if is_leaf else {f"{name}/{path}": one for path, one in by_path(value).items()}
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -87,13 +88,11 @@ def describe_sources(dataset: tf.data.Dataset) -> list[Any]:
 
 def first_difference(then: list[str], now: list[str]) -> str | None:
     """Return a message about the first stage in which two pipelines differ, or None."""
-    for before, after in zip(then, now, strict=False):
+    for before, after in zip_longest(then, now):
         if before != after:
-            return f"the pipeline's stage {before} has become {after}"
-    longer = then[len(now) :] or now[len(then) :]
-    if not longer:
-        return None
-    return f"the pipeline's stage {longer[0]} is {'gone' if len(then) > len(now) else 'new'}"
+            change = "is gone" if after is None else "is new" if before is None else f"has become {after}"
+            return f"the pipeline's stage {before or after} {change}"
+    return None
 
 
 def _tensors(stage: Any) -> list[Any]:

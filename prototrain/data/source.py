@@ -89,12 +89,7 @@ class Source:
     All datasets of a run come from one call of `datasets()`, so validation examples are never trained on. Later calls
     provide only the training dataset, and only if it has the same data.
 
-    Args:
-        make: the `datasets` function of a model.
-        seed: seed of the run.
-        announce: function that prints a line for the user.
-        share: the worker that reads the data.
-        repeat: whether to repeat a finite dataset.
+    See `prototrain.data.positions.training_data` for the arguments.
 
     Attributes:
         datasets: the datasets of the run, by name.
