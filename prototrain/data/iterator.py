@@ -124,23 +124,26 @@ class DataIterator:
     def require_batch_size(self, size: int, configured: int) -> None:
         """Check that batches have `size` examples, this worker's part of ``model.batch_size``.
 
-        If the dimension is not static, the size of the first batch counts, unless it may be a short batch.
+        If the dimension is not static, the size of the first batch counts. A smaller one may be a single short batch,
+        or one of many sizes, such as those of `bucket_by_sequence_length`, which is a warning.
 
         Raises:
             ConfigError: the batches have another size.
         """
         sizes = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
-        is_single = None in sizes and self.cardinality == 1
-        if None in sizes:
-            sizes = set(self.fingerprint["batch size"] or [])
+        is_static = None not in sizes
+        sizes = sizes if is_static else set(self.fingerprint["batch size"] or [])
         (found,) = sizes if len(sizes) == 1 else (size,)  # batches of graphs, for example, have several
-        if found == size or (is_single and found < size):
-            return
+        may_differ = not is_static and found < size and self.cardinality in (1, None)
         share = "" if size == configured else f" ({size} of them are read here)"
-        raise ConfigError(
+        message = (
             f"model.batch_size is {configured}{share}, and the batches of the dataset 'trn' have {found} examples; use "
             ".batch(model.batch_size) in datasets(), or set it to what they have"
         )
+        if found != size and not may_differ:
+            raise ConfigError(message)
+        if found != size and self.cardinality is None:
+            self._announce(f"WARNING: {message}")
 
     def describe(self) -> str:
         """Return the mode and its reason, such as "replay (2 shuffles)"."""
@@ -418,9 +421,13 @@ class DataIterator:
 
 
 def bounded(dataset: Any) -> tf.data.Dataset:
-    """Return a dataset without a last ``prefetch(tf.data.AUTOTUNE)``.
+    """Return a dataset without a last ``prefetch(tf.data.AUTOTUNE)``, also if an endless `repeat` follows it.
 
     TensorFlow lets its buffer grow up to half of the memory, and every checkpoint contains the buffer.
     """
+    if stage_name(dataset) == "_Repeat" and stage_number(dataset, "count") == -1:
+        (below,) = stage_inputs(dataset)
+        inner = bounded(below)
+        return dataset if inner is below else inner.repeat()
     is_unbounded = stage_name(dataset) == "_Prefetch" and stage_number(dataset, "buffer_size") == tf.data.AUTOTUNE
     return stage_inputs(dataset)[0] if is_unbounded else dataset

@@ -16,7 +16,7 @@ from prototrain.data.adapters import as_datasets
 from prototrain.data.iterator import bounded
 from prototrain.data.positions import holds_shuffle, write_state
 from prototrain.errors import CheckpointError
-from prototrain.tf_private import iterator_state
+from prototrain.tf_private import iterator_state, stage_inputs
 from prototrain.tf_private import stage_name as name_of
 from tests.data.reading import assert_exact, data, read, resume, save
 
@@ -128,6 +128,8 @@ def test_state_with_and_without_shuffle_generator(tmp_path: Path) -> None:
 def test_prefetch_has_a_fixed_size() -> None:
     dataset = D.range(3).batch(2)
     assert name_of(bounded(dataset.prefetch(tf.data.AUTOTUNE))) == "_Batch"
+    (below,) = stage_inputs(bounded(dataset.prefetch(tf.data.AUTOTUNE).repeat()))
+    assert name_of(below) == "_Batch"
     explicit = dataset.prefetch(1)
     assert bounded(explicit) is explicit and bounded(dataset) is dataset
 

@@ -242,18 +242,23 @@ def line(make: Any, **keys: Any) -> SimpleNamespace:
         (lambda d: d.batch(4, drop_remainder=True), 64, "error"),
         (lambda d: d.batch(8), 4, "error"),
         (lambda d: d.batch(8).repeat(), 4, "error"),
-        (lambda d: d.batch(4).filter(lambda b: True), 64, "error"),
+        (lambda d: d.batch(4).repeat(), 64, "WARNING"),
+        (lambda d: d.batch(4).filter(lambda b: True), 64, "WARNING"),
+        (lambda d: d.batch(8).filter(lambda b: True), 4, "error"),
         (lambda d: d.batch(8), 8, ""),
         (lambda d: d.batch(64), 64, ""),
     ],
 )
-def test_batch_size_must_match_the_config(make: Any, size: int, outcome: str) -> None:
+def test_batch_size_must_match_the_config(
+    make: Any, size: int, outcome: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = line(make, **{"model.batch_size": size})
     if outcome == "error":
         with pytest.raises(ConfigError, match=rf"model.batch_size is {size}.*'trn' have [48] examples"):
             SimpleTrainer(model)
-    else:
-        SimpleTrainer(model)
+        return
+    SimpleTrainer(model)
+    assert ("model.batch_size is" in capsys.readouterr().out) == bool(outcome)
 
 
 def test_synchronized_statistics_with_weights_are_refused() -> None:
