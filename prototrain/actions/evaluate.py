@@ -6,11 +6,10 @@ import json
 import math
 import time
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import Any
 
 from prototrain.actions.new_data import add_data, data_of
-from prototrain.actions.restore import Restored, add_checkpoint, restore
+from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.system.files import write_atomic
@@ -54,25 +53,20 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
     show(plain_table(rows), end="\n\n")
     show(Table(list(scalars.items()), ["scalar", name], number_format=".6g"), end="\n\n")
-    say(f"written to {restored.experiment.keep(_keep(restored, name, examples, scalars))}")
-
-
-def _keep(restored: Restored, dataset: str, examples: int, scalars: dict[str, float]) -> Path:
-    """Add the result to the file of the checkpoint's evaluations, and return its path."""
     path = restored.experiment.directory / "analysis" / f"{restored.checkpoint.path.name}-evaluate.json"
     outcome = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **restored.describe(),
         "examples": examples,
-        "scalars": {name: value if math.isfinite(value) else None for name, value in scalars.items()},
+        "scalars": {scalar: value if math.isfinite(value) else None for scalar, value in scalars.items()},
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         others: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["datasets"] if path.exists() else {}
-        whole = {"step": restored.checkpoint.step, "datasets": {**others, dataset: outcome}}
+        whole = {"step": restored.checkpoint.step, "datasets": {**others, name: outcome}}
         write_atomic(path, json.dumps(whole, indent=2) + "\n")
     except OSError as error:
         raise ExperimentError(f"cannot write {path}: {error.strerror}") from error
     except (ValueError, LookupError, TypeError) as error:
         raise ExperimentError(f"{path} is damaged; delete it to write it again") from error
-    return path
+    say(f"written to {restored.experiment.keep(path)}")

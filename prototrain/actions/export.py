@@ -14,7 +14,7 @@ from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.errors import ConfigError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
-from prototrain.system.terminal import plain_table, say
+from prototrain.system.terminal import plain_table, say, some_of
 from prototrain.system.tracebacks import cause
 
 _SUFFIXES = {"saved_model": "", "keras": ".keras"}
@@ -23,12 +23,9 @@ _SUFFIXES = {"saved_model": "", "keras": ".keras"}
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the action's arguments to a parser."""
     add_checkpoint(parser)
+    text = "a SavedModel with the config's inputs and outputs, or a .keras file of a network that is one Keras model"
     parser.add_argument(
-        "--format",
-        choices=tuple(_SUFFIXES),
-        default="saved_model",
-        help="a SavedModel with the config's inputs and outputs, or a .keras file of the network, if that is one Keras "
-        "model; default: %(default)s",
+        "--format", choices=tuple(_SUFFIXES), default="saved_model", help=f"{text}; default: %(default)s"
     )
 
 
@@ -57,8 +54,8 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     if final.exists():
         raise ExperimentError(f"{final} exists; delete it to export this step again")
     if is_keras:
-        network = whole_network(restored.built)
-        rows = {"network": network.name, "compared": write_keras(network, final)}
+        network = _whole_network(restored.built)
+        rows = {"network": network.name, "compared": _write_keras(network, final)}
     else:
         served = ServedModel(restored.built, inputs, outputs)
         rows = {**served.describe(), "compared": write_export(served, final)}
@@ -74,53 +71,35 @@ def _names(model: ModelProtocol, key: str) -> list[str]:
 
 
 def write_export(served: ServedModel, final: Path) -> str:
-    """Write a SavedModel if its outputs in a new process equal the model's, and return a summary of the comparison.
-
-    Raises:
-        ModelError: the model cannot be exported, or the outputs of the export differ.
-        ExperimentError: the files cannot be written.
-    """
+    """Write a SavedModel if its outputs in a new process equal the model's, and return a summary of the comparison."""
     with appearing(final) as temporary:
         served.save(temporary)
         outcome = compare(served, temporary)
     return outcome
 
 
-def write_keras(network: keras.Model, final: Path) -> str:
-    """Write a ``.keras`` file if it loads with equal weights, and return a summary of the comparison.
-
-    Raises:
-        ModelError: Keras cannot save or load the network, or the loaded weights differ.
-        ExperimentError: the file cannot be written.
-    """
+def _write_keras(network: keras.Model, final: Path) -> str:
+    """Write a ``.keras`` file if it loads with equal weights, and return a summary of the comparison."""
     with appearing(final) as temporary:
         try:
             network.save(temporary)
             loaded = keras.models.load_model(temporary, compile=False)
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise ModelError(
-                f"Keras cannot save the network {network.name} and load it again: {cause(error)}"
-            ) from error
+            raise ModelError(f"Keras cannot save and load the network {network.name}: {cause(error)}") from error
         pairs = list(zip(network.get_weights(), loaded.get_weights(), strict=True))
         if not all(np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in pairs):
             raise ModelError(f"the network {network.name} has other weights after it was saved and loaded again")
     return f"{len(pairs)} arrays of weights, equal after loading"
 
 
-def whole_network(built: BuiltModel) -> keras.Model:
-    """Return the Keras model that contains all weights of a model.
-
-    Raises:
-        ModelError: no single Keras model contains all weights.
-    """
+def _whole_network(built: BuiltModel) -> keras.Model:
+    """Return the Keras model that contains all weights of a model."""
     weights = {id(v.value) for layer in built.keras_layers.values() for v in layer.weights}
     of_build = {id(v) for v in built.variables.values() if v.trainable}
     for layer in built.keras_layers.values():
         if isinstance(layer, keras.Model) and weights | of_build <= {id(v.value) for v in layer.weights}:
             return layer
-    outermost = list(built.keras_layers) or ["no layer"]
     raise ModelError(
-        "the network is not one Keras model: build() uses "
-        f"{', '.join(outermost[:6])}{' and more' if len(outermost) > 6 else ''}; put all layers into one "
-        "keras.Sequential or keras.Model, or export a SavedModel"
+        f"the network is not one Keras model: build() uses {some_of(list(built.keras_layers), 6) or 'no layer'}; put "
+        "all layers into one keras.Sequential or keras.Model, or export a SavedModel"
     )

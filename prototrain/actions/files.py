@@ -39,38 +39,23 @@ def appearing(final: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
+    shutil.rmtree(path, ignore_errors=True)  # of a directory
+    with suppress(OSError):
+        path.unlink()
 
 
 def add_plot(parser: ArgumentParser, default: str) -> None:
     """Add the argument ``-o`` for the path of `write_plot`."""
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        type=picture_path,
-        default=Path(default),
-        help=f"the plot; ends in .{', .'.join(FORMATS)}; default: %(default)s",
-    )
+    text = f"the plot; ends in .{', .'.join(FORMATS)}; default: %(default)s"
+    parser.add_argument("-o", "--output", metavar="FILE", type=picture_path, default=Path(default), help=text)
 
 
 def write_plot(
     path: Path, points: Sequence[tuple[float, float]], mark: tuple[float, float], label: str, *, axes: tuple[str, str]
 ) -> None:
-    """Plot a curve with a marked point over a logarithmic axis, and print the path.
+    """Plot (x, y) points with a labelled mark over a logarithmic x axis, and print the path.
 
-    Without matplotlib, print how to install it instead.
-
-    Args:
-        path: the file to write; its suffix is the format.
-        points: the (x, y) points of the curve.
-        mark: the (x, y) point to mark.
-        label: the label of the mark.
-        axes: the labels of the x and y axes.
+    The suffix of the path is the format. Without matplotlib, print how to install it instead.
 
     Raises:
         ExperimentError: the file cannot be written.

@@ -1,7 +1,7 @@
 """Find a batch size: double it and train some steps with each size, until the memory or the data is exhausted.
 
-The suggestion is not the largest size that fits, but the smallest that is about as fast as the fastest. Larger batches
-make fewer updates from the same examples.
+The suggestion is the smallest size that is about as fast as the fastest, because larger batches make fewer updates from
+the same examples.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     if not found:
         raise ConfigError(f"find_batch_size: nothing to measure: {end}")
     columns = ["batch size", "steps/s", "examples/s", "peak memory in MiB"]
-    rows = [
-        (one.size, float(f"{one.speed / one.size:.4g}"), round(one.speed), round(one.memory / _MIB)) for one in found
-    ]
+    rows = [(size, float(f"{speed / size:.4g}"), round(speed), round(memory / _MIB)) for size, speed, memory in found]
     show(Table(rows, columns, number_format=","), end="\n\n")
     say(f"ended because {end}")
     best = suggest(found)

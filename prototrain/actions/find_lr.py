@@ -33,9 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the action's arguments to a parser."""
     parser.add_argument("--start", metavar="RATE", type=float, default=1e-7, help="default: %(default)s")
     parser.add_argument("--end", metavar="RATE", type=float, default=10.0, help="default: %(default)s")
-    parser.add_argument(
-        "--steps", metavar="N", type=int, default=100, help="from one to the other; default: %(default)s"
-    )
+    parser.add_argument("--steps", metavar="N", type=int, default=100, help="in all; default: %(default)s")
     add_plot(parser, "find_lr.png")
 
 

@@ -40,19 +40,13 @@ def add_data(parser: ArgumentParser) -> None:
     """Add the arguments ``--dataset`` and ``--files`` for `data_of`."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--dataset", metavar="tst|vld|trn", help="default: tst, or vld if there is no tst")
-    group.add_argument(
-        "--files",
-        metavar="FILE",
-        nargs="+",
-        type=Path,
-        help="new data, for the model's function serving(inputs): CSV, JSON lines, .npz, images or directories of them",
-    )
+    formats = "CSV, JSON lines, .npz, images or directories of them"
+    text = f"new data, for the model's function serving(inputs): {formats}"
+    group.add_argument("--files", metavar="FILE", nargs="+", type=Path, help=text)
 
 
 def data_of(built: BuiltModel, args: Namespace) -> Data:
-    """Return the data that the arguments name, see `add_data`.
-
-    The model's function `serving` converts batches from files to batches for `build`.
+    """Return the data that the arguments of `add_data` name. Batches from files are converted by the model's `serving`.
 
     Raises:
         DataError: the dataset does not exist or is infinite, or a file cannot be read or is empty.
@@ -71,8 +65,7 @@ def _new_data(built: BuiltModel, files: Sequence[Path]) -> Data:
     serving = getattr(built.model, "serving", None)
     if serving is None:
         raise DataError(
-            "--files: give the model a function serving(inputs), next to datasets(): from a batch of what is in the "
-            "files to a batch as build() takes it"
+            "--files: give the model a function serving(inputs), which turns a batch of the files into one for build()"
         )
     for path in files:
         if not path.exists():

@@ -33,20 +33,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the action's arguments to a parser."""
     add_checkpoint(parser)
     add_data(parser)
-    parser.add_argument(
-        "--outputs",
-        metavar="NAME,...",
-        type=_names,
-        help="names in what build() returns; default: the key actions.export.outputs",
-    )
+    outputs = "names in what build() returns; default: the key actions.export.outputs"
+    parser.add_argument("--outputs", metavar="NAME,...", type=_names, help=outputs)
     parser.add_argument("--keep", metavar="NAME,...", type=_names, default=[], help="what of a batch to write as well")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        type=_path,
-        help=f"ends in {' or '.join(SUFFIXES)}; default: analysis/<checkpoint>-predict-<dataset or file>.jsonl",
-    )
+    file = f"ends in {' or '.join(SUFFIXES)}; default: analysis/<checkpoint>-predict-<dataset or file>.jsonl"
+    parser.add_argument("-o", "--output", metavar="FILE", type=_path, help=file)
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
 
 
@@ -77,12 +68,8 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     path = args.output or experiment.directory / f"analysis/{restored.checkpoint.path.name}-predict-{label}.jsonl"
     if path.exists() and not args.overwrite:
         raise ExperimentError(f"{path} exists; name another file with -o, or replace it with --overwrite")
-    rows = {
-        **restored.describe(),
-        "data": data.name,
-        "inputs": ", ".join(inputs),
-        "outputs": ", ".join([*outputs, *args.keep]),
-    }
+    names = {"data": data.name, "inputs": ", ".join(inputs), "outputs": ", ".join([*outputs, *args.keep])}
+    rows = {**restored.describe(), **names}
     say(plain_table(rows), end="\n\n")
     predictor = DatasetPredictor(built.get_predictor(inputs, outputs), data.dataset)
     examples = 0
@@ -93,7 +80,10 @@ def run(model: ModelProtocol, args: Namespace) -> None:
             size = int(batch_size(batch))
             named = {"file": np.array(data.files[examples : examples + size], object)} if data.files else {}
             named |= zip(outputs, values, strict=True)
-            named |= {name: _kept(batch, name) for name in args.keep}
+            for name in args.keep:
+                if not has_path(batch, name):
+                    raise DataError(f"--keep: a batch has no {name!r}; it has: {', '.join(batch)}")
+                named[name] = at_path(batch, name)
             yield {name: _column(name, value, size) for name, value in named.items()}
             examples += size
             built.stop.check()
@@ -104,27 +94,19 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         _WRITERS[path.suffix](file, batches())
     about = path.with_name(f"{path.name}.about.json")
     write_atomic(about, json.dumps({**rows, "run_id": restored.checkpoint.meta.get("run_id")}, indent=2) + "\n")
-    where: Any = path
     if args.output is None:
         experiment.keep(about)
-        where = experiment.keep(path)
-    say(f"written to {where}: {examples:,} examples")
-
-
-def _kept(batch: Any, name: str) -> Any:
-    if not has_path(batch, name):
-        raise DataError(f"--keep: a batch has no {name!r}; it has: {', '.join(batch)}")
-    value = at_path(batch, name)
-    return value.numpy() if isinstance(value, tf.Tensor) else value
+        path = experiment.keep(path)
+    say(f"written to {path}: {examples:,} examples")
 
 
 def _column(name: str, value: Any, size: int) -> Any:
     """Return an output with one row per example, as an array of a standard NumPy dtype or a ragged tensor."""
+    if isinstance(value, tf.Tensor):
+        value = value.numpy()
     if isinstance(value, tf.SparseTensor | dict | tuple) or not value.shape or value.shape[0] != size:
-        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        raise ModelError(
-            f"{name!r} is a {type(value).__name__}{shape}, not a tensor with a row for each of {size} examples"
-        )
+        what = f"a {type(value).__name__}{f' of shape {tuple(value.shape)}' if hasattr(value, 'shape') else ''}"
+        raise ModelError(f"{name!r} is {what}, not a tensor with a row for each of {size} examples")
     if isinstance(value, tf.RaggedTensor):
         return value
     array = np.ascontiguousarray(value)
@@ -188,10 +170,8 @@ def _write_arrays(file: IO[bytes], batches: Iterator[Columns]) -> None:
             of_name = parts.setdefault(name, [])
             of_name.append(array.astype(bytes) if array.dtype.kind == "O" else array)
             if of_name[0].shape[1:] != array.shape[1:]:
-                raise ModelError(
-                    f"{name!r} has rows of shape {of_name[0].shape[1:]} and of shape {array.shape[1:]}, which do not "
-                    "fit into one array; take .jsonl"
-                )
+                shapes = f"rows of shape {of_name[0].shape[1:]} and of shape {array.shape[1:]}"
+                raise ModelError(f"{name!r} has {shapes}, which do not fit into one array; take .jsonl")
     np.savez(file, **{name: np.concatenate(of_name) for name, of_name in parts.items()})  # type: ignore[arg-type]
 
 

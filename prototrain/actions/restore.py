@@ -46,12 +46,9 @@ class Restored:
 
 def add_checkpoint(parser: ArgumentParser) -> None:
     """Add the argument ``--checkpoint`` for `restore`."""
-    parser.add_argument(
-        "--checkpoint",
-        metavar="STEP|best|PATH",
-        help="a step, the best one that MinSaver or MaxSaver kept, or the directory of a checkpoint or an experiment; "
-        "default: the newest of the config's experiment",
-    )
+    which = "a step, the best one that MinSaver or MaxSaver kept, or the directory of a checkpoint or an experiment"
+    newest = "default: the newest of the config's experiment"
+    parser.add_argument("--checkpoint", metavar="STEP|best|PATH", help=f"{which}; {newest}")
 
 
 def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
@@ -91,10 +88,8 @@ def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
     checkpoints = Checkpoints(experiment.checkpoints)
     steps = checkpoints.steps()
     if not steps:
-        raise CheckpointError(
-            f"there is no checkpoint in {experiment} yet; train the model first, or name a checkpoint of another "
-            "experiment with --checkpoint PATH"
-        )
+        cure = "train the model first, or name a checkpoint of another experiment with --checkpoint PATH"
+        raise CheckpointError(f"there is no checkpoint in {experiment} yet; {cure}")
     if checkpoint == "best":
         return best_checkpoint(experiment)
     step = steps[-1] if checkpoint is None else int(checkpoint)

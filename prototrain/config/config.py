@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from prototrain.config.json_form import FUNCTIONS_KEY, decode, encode, is_plain, read_object, stands_for_other
-from prototrain.config.schema import (
-    LOCATION_KEYS,
-    SCHEMA,
-    UNSET,
-    checked,
-    is_strict,
-    nearest,
-    of_same_type,
-    show,
-)
+from prototrain.config.schema import LOCATION_KEYS, SCHEMA, UNSET, checked, is_strict, nearest, of_same_type, show
 from prototrain.config.values import read_value
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic

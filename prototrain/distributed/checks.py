@@ -28,15 +28,8 @@ SEEN_SECONDS = 10.0
 _OF_EACH_SHARE = ("stages", "batches per pass", "batch size", "file names", "file sizes")
 
 
-def require_same(sync: WorkerSync, what: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
-    """Check that all workers have the same JSON value.
-
-    Returns:
-        the value of each worker.
-
-    Raises:
-        ConfigError: names the workers whose values differ from the chief's.
-    """
+def require_same(sync: WorkerSync, what: str, mine: dict[str, Any]) -> None:
+    """Raise a `ConfigError` that names the workers whose JSON value differs from the chief's."""
     told = sync.exchange(mine)
     found = {index: differences(told[0], other) for index, other in enumerate(told)}
     lines = [f"worker {index} has {'; '.join(different)}" for index, different in found.items() if different]
@@ -45,7 +38,6 @@ def require_same(sync: WorkerSync, what: str, mine: dict[str, Any]) -> list[dict
             f"the workers disagree on {what}: {'; '.join(lines)} (the chief's value comes first); start all of them "
             "with the same command, code and data"
         )
-    return told
 
 
 def require_same_settings(sync: WorkerSync, model: ModelProtocol, trainer: object) -> None:
@@ -62,9 +54,7 @@ def require_same_settings(sync: WorkerSync, model: ModelProtocol, trainer: objec
 
 
 def require_same_data(sync: WorkerSync, built: BuiltModel) -> str | None:
-    """Check that all workers describe the training data in the same way, and compare the first batches.
-
-    See `require_same`.
+    """Check that all workers describe the training data in the same way; see `require_same`.
 
     Returns:
         a warning if the first batches are unexpected although the descriptions are the same, else None.
@@ -73,19 +63,13 @@ def require_same_data(sync: WorkerSync, built: BuiltModel) -> str | None:
     described = {name: fact for name, fact in built.data.fingerprint.items() if not (own and name in _OF_EACH_SHARE)}
     require_same(sync, "the training data", described)
     first = sync.exchange(digest_of(built.data.first_batch))
-    odd = [
-        f"worker {index}"
-        for index, digest in enumerate(first)
-        if (first.count(digest) > 1 if own else digest != first[0])
-    ]
-    if not odd or (own and built.data.is_made_up):
+    is_odd = [first.count(digest) > 1 if own else digest != first[0] for digest in first]
+    names = ", ".join(f"worker {index}" for index, odd in enumerate(is_odd) if odd)
+    if not names or (own and built.data.is_made_up):
         return None
     if own:
-        return f"{', '.join(odd)} begin with the same batch, although each should have different data"
-    return (
-        f"the first batch of {', '.join(odd)} is not that of the chief, although the data is described in the same "
-        "way: each worker takes its part of another batch"
-    )
+        return f"{names} begin with the same batch, although each should have different data"
+    return f"the first batch of {names} is not the chief's, so each worker takes its part of another batch"
 
 
 def require_shared(sync: WorkerSync, experiment: Experiment | None) -> None:
@@ -106,9 +90,8 @@ def require_shared(sync: WorkerSync, experiment: Experiment | None) -> None:
             experiment.directory.mkdir(parents=True, exist_ok=True)
             write_atomic(experiment.token, token, durable=False)
         except OSError as error:
-            raise ExperimentError(
-                f"cannot use the experiment directory {experiment}: {error.strerror} ({error.filename})"
-            ) from error
+            why = f"{error.strerror} ({error.filename})"
+            raise ExperimentError(f"cannot use the experiment directory {experiment}: {why}") from error
     mine = None if experiment is None else str(experiment if is_url else experiment.directory.absolute())
     told = sync.exchange([token, mine, platform.node()])
     token, chiefs, node = told[0]

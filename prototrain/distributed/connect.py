@@ -10,8 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,10 +63,7 @@ class Worker:
 
 
 def find_cluster() -> tuple[Any, Worker]:
-    """Find the cluster that this process was started in.
-
-    Returns:
-        TensorFlow's cluster resolver, and the place of this process.
+    """Return TensorFlow's cluster resolver, and the place of this process in the cluster.
 
     Raises:
         ConfigError: neither ``TF_CONFIG`` nor Slurm describes a cluster with this process as a worker.
@@ -117,7 +114,7 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
     """Connect this process with the other workers, once, before anything else makes TensorFlow start.
 
     Args:
-        reduction: how values are combined between workers, one of `COLLECTIVES`.
+        reduction: how values are combined between workers: "auto", "nccl" or "ring".
         timeout: seconds to wait for the others to start; by default the default of ``trainer.cluster_timeout``.
 
     Returns:
@@ -130,7 +127,11 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
     if reduction not in _connections:
         resolver, worker = find_cluster()
         if not _connections:
-            require_not_started("several workers")
+            if has_started():
+                raise ConfigError(
+                    "several workers: TensorFlow has started before they were connected; make the trainer, or call "
+                    "prototrain.distributed.connect(), before anything makes a tensor, a variable or an optimizer"
+                )
             atexit.register(_leave_if_lost)
             seconds = SCHEMA["trainer.cluster_timeout"].default if timeout is None else timeout
             meet(worker, seconds)
@@ -142,8 +143,13 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
                 silence_ms=int(1000 * min(seconds, SILENCE_SECONDS)),
             )
         options = tf.distribute.experimental.CommunicationOptions(implementation=COLLECTIVES[reduction])
-        with ending_after(CONNECT_SECONDS), LeavingAtOnce():
-            _connections[reduction] = tf.distribute.MultiWorkerMirroredStrategy(resolver, options), worker
+        # TensorFlow holds Python's global lock while it connects, so the timer cannot be a Python thread.
+        faulthandler.dump_traceback_later(CONNECT_SECONDS, exit=True)
+        try:
+            with LeavingAtOnce():
+                _connections[reduction] = tf.distribute.MultiWorkerMirroredStrategy(resolver, options), worker
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     return _connections[reduction]
 
 
@@ -159,28 +165,6 @@ def _leave_if_lost() -> None:
         os._exit(1)
 
 
-def require_not_started(who: str) -> None:
-    """Raise a `ConfigError` if TensorFlow has already started, because it cannot connect processes after that."""
-    if has_started():
-        raise ConfigError(
-            f"{who}: TensorFlow has started before they were connected; make the trainer, or call "
-            "prototrain.distributed.connect(), before anything makes a tensor, a variable or an optimizer"
-        )
-
-
-@contextmanager
-def ending_after(seconds: float) -> Iterator[None]:
-    """Print the stacks and end the process if a block takes too long.
-
-    TensorFlow holds Python's global lock while it connects, so the timer cannot be a Python thread.
-    """
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
 # -- waiting for all workers ------------------------------------------------------------------------------------------
 
 
@@ -191,7 +175,6 @@ class Deadline:
         self._seconds, self._begin, self._said = seconds, time.monotonic(), ""
 
     def check(self, missing: Sequence[str]) -> None:
-        """Check the deadline. Call this repeatedly while workers are missing."""
         names, waited = ", ".join(missing), time.monotonic() - self._begin
         if waited > self._seconds:
             raise ClusterError(
@@ -256,8 +239,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 def _listen(address: str) -> socket.socket:
     port = host_and_port(address)[1]
     try:
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-        return socket.create_server(("", port), backlog=1024)
+        kind: Any = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+        return socket.create_server(("", port), backlog=1024, **kind)
     except OSError as error:
         raise ClusterError(f"cannot listen at {address}: {error.strerror}; is another run using this port?") from error

@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 from prototrain.errors import ClusterError, ConfigError
@@ -54,8 +55,8 @@ class _Board:
     """The board; an actor. See the module."""
 
     def __init__(self) -> None:
-        self._state: dict[str, Any] = {"starts": 0, "signum": None, "saves": 0}
-        self._state |= {"failure": None, "cause": None, "has_begun": False}
+        self._state: dict[str, Any] = {"starts": 0, "saves": 0, "has_begun": False}
+        self._state |= dict.fromkeys(("signum", "failure", "cause"))
         self._printed: list[str] = []
 
     def start(self) -> None:
@@ -110,22 +111,17 @@ def run(
     """
     if not 1 <= (workers if min_workers is None else min_workers) <= workers:
         raise ConfigError(f"workers must be at least 1, and min_workers at most as many; got {workers}, {min_workers}")
-    if max_restarts < 0:
-        raise ConfigError(f"max_restarts must be at least 0, got {max_restarts}")
-    if gpus_per_worker is not None and gpus_per_worker < 0:
-        raise ConfigError(f"gpus_per_worker must be at least 0, got {gpus_per_worker}")
+    if max_restarts < 0 or (gpus_per_worker or 0) < 0:
+        raise ConfigError(f"max_restarts and gpus_per_worker must be at least 0, got {max_restarts}, {gpus_per_worker}")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     is_ours = connect_ray(cluster or _LOCAL, workers)
     import ray
+    from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.backend import Backend
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    try:
-        from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
-        from ray.train.backend import Backend
-        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-    except ImportError as error:
-        raise ConfigError("several workers need Ray Train: pip install 'prototrain[ray]'") from error
     try:
         # On the node of the driver, so that the board survives the loss of another node.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -133,11 +129,11 @@ def run(
 
         class Addresses(Backend):  # type: ignore[misc]
             def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+                import ray
+
                 addresses = worker_group.execute(_address)
                 for index in range(len(addresses)):
                     worker_group.execute_single(index, _set_tf_config, addresses, index)
-                import ray
-
                 ray.get(board.start.remote())
 
         class Config(BackendConfig):  # type: ignore[misc]
@@ -327,26 +323,23 @@ def connect_ray(address: str, cpus: int) -> bool:
     """Connect this process with a Ray cluster; returns False if it was already connected.
 
     Args:
-        address: the address of a cluster, "auto" for the cluster that this machine is part of, or "local" for a new one
-            on this machine that lasts as long as this process.
+        address: the address of a cluster; "auto" for that of this machine, or "local" for a new one with `cpus` CPUs
+            that lasts as long as this process.
         cpus: the number of CPUs of a local cluster.
 
     Raises:
         ConfigError: Ray is not installed.
         ClusterError: there is no such cluster, or it cannot be reached.
     """
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            import ray
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ConfigError("several workers need Ray, which is not installed: pip install 'prototrain[ray]'") from error
+    if find_spec("ray") is None:
+        raise ConfigError("several workers need Ray, which is not installed: pip install 'prototrain[ray]'")
+    with warnings.catch_warnings(action="ignore"):
+        import ray
     if ray.is_initialized():
         return False
-    is_local = address == _LOCAL
-    options: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if is_local else {}
-    if is_local:
+    options: dict[str, Any] = {}
+    if address == _LOCAL:
+        options = {"num_cpus": cpus, "include_dashboard": False}
         for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
             os.environ.setdefault(name, _ENVIRONMENT[name])
     try:

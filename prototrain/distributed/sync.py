@@ -57,12 +57,9 @@ launcher = Launcher()
 class AgreedStop(StopRequest):
     """A stop request that takes effect only when all workers know of it."""
 
-    wanted: int | None = None
-
-    def __enter__(self) -> AgreedStop:
-        self.wanted = None
-        super().__enter__()
-        return self
+    def _reset(self) -> None:
+        super()._reset()
+        self.wanted: int | None = None
 
     def request(self, signum: int) -> None:
         if self.wanted is None:
@@ -81,7 +78,7 @@ class Agreement:
         steps: the number of steps that all workers can do.
         places: (completed steps, batches read) of each worker.
         save: whether a worker was asked to save.
-        signum: a signal that a worker received, or None.
+        signum: a stop signal that a worker received, or None.
         ended: the index of a worker that ends the run at this step, or None.
     """
 
@@ -126,7 +123,7 @@ class WorkerSync:
         table[self.worker.index] = row
         with self.failing_together():
             found: list[list[int]] = self._add_all(table).numpy().tolist()
-        return found
+            return found
 
     def exchange(self, value: Any) -> list[Any]:
         """Return the JSON value of each worker; see `gather`."""
@@ -147,18 +144,15 @@ class WorkerSync:
     ) -> Agreement:
         """Exchange the state of this worker with the others, and return the state that all agree on.
 
-        Args:
-            n: the number of steps that this worker can do.
-            step: completed steps.
-            batches: the number of batches that it has read.
-            save: whether it was asked to save.
-            signum: the signal that ends the run, or None.
-            ended: whether the run ends at this step for another reason.
-            data_ended: whether the last call reached the end of the data, which must happen on all workers.
+        See `Agreement` for the arguments; `data_ended` tells that the last call reached the end of the data, which must
+        happen on all workers.
         """
         save, self._saves = save or launcher.saves != self._saves, launcher.saves
         code = signum or launcher.signum or (_ENDED if ended else 0)
-        self._watch()
+        # Print the stacks and end this process if the next agreement does not come in time.
+        seconds = self._stall_timeout if self._has_agreed else max(self._stall_timeout, FIRST_STALL_SECONDS)
+        self._has_agreed = True
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
         with self._others_come(step) if data_ended else nullcontext():
             told = self.gather([n, step, batches, save, code])
         signals = [row[4] for row in told if row[4] > 0]
@@ -182,6 +176,10 @@ class WorkerSync:
             yield
         finally:
             timer.cancel()
+
+    def stop_watching(self) -> None:
+        """Stop the timer of `agree`, because the run has ended."""
+        faulthandler.cancel_dump_traceback_later()
 
     def wait_for_all(self) -> None:
         """Wait for all workers at the end of the run, because TensorFlow may still be reading from this process."""
@@ -217,18 +215,6 @@ class WorkerSync:
             index = int(found[2]) + (self.worker.chiefs if found[1] == "worker" else 0)
             return f"{self.worker.name(index)} is gone or does not answer"
         return f"the connection between the workers broke; the chief is {self.worker.name(0)}"
-
-    # -- stalls -------------------------------------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        """Print the stacks and end this process if this method is not called again in time."""
-        seconds = self._stall_timeout if self._has_agreed else max(self._stall_timeout, FIRST_STALL_SECONDS)
-        self._has_agreed = True
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
-
-    def stop_watching(self) -> None:
-        """Stop the timer, because the run has ended."""
-        faulthandler.cancel_dump_traceback_later()
 
 
 def report(words: str) -> None:

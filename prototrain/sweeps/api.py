@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.group import checked
@@ -84,12 +85,10 @@ def sweep(
         KeyboardInterrupt: after Ctrl-C, once all trials are saved.
         SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once all trials are saved.
     """
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        if error.name != "optuna":
-            raise
-        raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'") from error
+    if find_spec("optuna") is None:
+        raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'")
+    import optuna
+
     from prototrain.sweeps.study import PRUNERS, Study, reporting_failures, shown, sqlite_url
     from prototrain.sweeps.summary import describe
 
@@ -110,8 +109,7 @@ def sweep(
     config.override(overrides)
     plan = Plan(config=config, space=from_mapping(space), trials=trials, objective=objective, mode=mode)
     for key in plan.space:
-        why = config.why_without_effect(key)
-        if why is not None and why.partition(" ")[0] not in plan.space:
+        if (why := config.why_without_effect(key)) is not None and why.partition(" ")[0] not in plan.space:
             say(f"WARNING: {key} has no effect: {why}")
     command = None
     if isinstance(model, str):
@@ -138,8 +136,7 @@ def sweep(
     show("", *describe(plan, result, command))
     if stop is not None:
         stop.check()
-    stopped = [str(trial.number) for trial in result.trials if trial.state == "stopped"]
-    if stopped:
+    if stopped := [str(trial.number) for trial in result.trials if trial.state == "stopped"]:
         raise SweepError(f"not at its end: trial {', '.join(stopped)}; the same command continues from the checkpoints")
     if all(trial.state == "failed" for trial in result.trials):
         first = result.trials[0]

@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 
 _OF_EACH_TRIAL: Final = ("trainer.experiment_base_dir", "trainer.experiment_name")
 # Keys that may differ between two commands of one sweep, because no result depends on them.
-_OF_EACH_COMMAND: Final = (
-    "trainer.experiment_base_dir",
-    "trainer.summary_save_interval",
-    "trainer.print_interval",
-    "trainer.checkpoint_save_interval",
-    "trainer.failures_per_day",
-    "trainer.max_checkpoints_to_keep",
-)
+_OF_EACH_COMMAND = {"trainer.experiment_base_dir", "trainer.failures_per_day", "trainer.max_checkpoints_to_keep"}
+_OF_EACH_COMMAND |= {f"trainer.{name}_interval" for name in ("summary_save", "print", "checkpoint_save")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +55,7 @@ class Plan:
         if self.trials is None and any(dimension.kind != "choice" for dimension in self.space.values()):
             raise SweepError("a range has no end of values to run: say how many trials to sample, such as --trials 20")
         if "{timestamp}" in self.name:
-            raise SweepError(
-                f"trainer.experiment_name: {self.name!r} would make every command another sweep; "
-                "give it a name without {timestamp}"
-            )
+            raise SweepError(f"trainer.experiment_name: {self.name!r} would make every command another sweep")
         self.experiment(0)  # fails early if a directory cannot have this name
         if not self.space:
             raise SweepError("the space is empty: there is nothing to try")
@@ -127,6 +118,8 @@ class Plan:
 
     def differences(self, settings: Mapping[str, Any]) -> dict[str, str]:
         """Describe the differences from the settings of an earlier command, by name."""
-        found = differing([settings, self.settings()])
-        texts = {key: [one if isinstance(one, str) else as_text(one) for one in pair] for key, pair in found}
-        return {key: f"{key} was {then} and is {now}" for key, (then, now) in texts.items()}
+        found = {}
+        for key, pair in differing([settings, self.settings()]):
+            then, now = (one if isinstance(one, str) else as_text(one) for one in pair)
+            found[key] = f"{key} was {then} and is {now}"
+        return found

@@ -109,12 +109,11 @@ class Study:
 
     Args:
         plan: the plan of the sweep.
-        storage: a URL, or the path of a journal file.
+        storage: see `open_storage`.
         pruner: a name in `PRUNERS`.
 
     Raises:
-        SweepError: the storage cannot be opened or holds another sweep of this name, or an experiment of a trial
-            already exists and is not part of the sweep.
+        SweepError: the storage cannot be opened or holds another sweep of this name, or a trial's experiment exists.
     """
 
     def __init__(self, plan: Plan, *, storage: str, pruner: str) -> None:
@@ -125,8 +124,6 @@ class Study:
             plan.locks.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SweepError(f"cannot use the directory {plan.directory}: {error.strerror}") from error
-        if plan.locks.is_symlink():
-            raise SweepError(f"{plan.locks} is a link; delete it")
         with self._alone():
             self._study = optuna.create_study(
                 storage=open_storage(storage),
@@ -278,14 +275,7 @@ def sqlite_url(path: Path) -> str:
 
 
 def open_storage(where: str) -> BaseStorage:
-    """Open a storage and create it if needed.
-
-    Args:
-        where: a URL such as ``postgresql://user@host/database``, or the path of a journal file.
-
-    Raises:
-        SweepError: the storage cannot be opened, or the driver for it is not installed.
-    """
+    """Open a storage, given as a URL such as ``postgresql://user@host/database``, or as the path of a journal file."""
     try:
         if "://" not in where:
             return JournalStorage(JournalFileBackend(where))

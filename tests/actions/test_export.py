@@ -156,10 +156,9 @@ ROWS = iter(tf.data.Dataset.range(9))
 
 
 def build_odd(inputs: Any, train_phase: bool) -> Any:
-    """The tiny model with outputs that cannot be served."""
+    """The tiny model with an output that cannot be served."""
     net = tiny_build(inputs, train_phase)
     net.shape = [1, 2]
-    net.dropped = keras.layers.Dropout(0.5, name="always")(net.logits, training=True)
     return net
 
 
@@ -186,9 +185,8 @@ def slashes(inputs: Any, train_phase: bool) -> Any:
         (tiny_build, ["x"], ["nix", "loss"], ModelError, "from x the model makes no 'nix', 'loss'; it makes x, fc0"),
         (needs_label, ["x"], ["hint"], ModelError, "build() needs 'y' too when train_phase is False"),
         (build_odd, ["x"], ["shape"], ModelError, "actions.export.outputs: 'shape' is a list; only dense tensors"),
-        (build_odd, ["x"], ["dropped"], ModelError, "'dropped' differs when it is computed twice"),
         (own_iterator, ["x"], ["count"], ModelError, "TensorFlow cannot save the model: "),
-        (slashes, ["a/b"], ["loss"], ModelError, "'a/b' cannot be the name of an argument"),
+        (slashes, ["a/b"], ["loss"], ModelError, "'a/b' cannot be an argument"),
     ],
 )
 def test_errors(
@@ -199,7 +197,6 @@ def test_errors(
     with pytest.raises(error) as caught:
         served = ServedModel(BuiltModel(model), inputs, outputs)
         served.save(tmp_path / "model")
-        served.results()
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 

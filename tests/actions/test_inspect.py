@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from prototrain.actions import inspect
-from prototrain.callbacks import (
-    ExponentialMovingAverage,
-    JSONWriter,
-    SaveOnExit,
-    Summaries,
-)
+from prototrain.callbacks import ExponentialMovingAverage, JSONWriter, SaveOnExit, Summaries
 from tests.tiny import tiny_model
 
 

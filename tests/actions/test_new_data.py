@@ -61,19 +61,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def predict(file: str, *outputs: str) -> list[dict[str, str]]:
-    command = [
-        "action",
-        "m",
-        "predict",
-        "-o",
-        "out.csv",
-        "--overwrite",
-        "--files",
-        file,
-        "--outputs",
-        ",".join(outputs),
-    ]
-    assert main(command) == 0
+    command = ["-o", "out.csv", "--overwrite", "--files", file, "--outputs", ",".join(outputs)]
+    assert main(["action", "m", "predict", *command]) == 0
     return list(csv.DictReader(io.StringIO(Path("out.csv").read_text())))
 
 
@@ -87,10 +76,8 @@ def test_each_format(capsys: pytest.CaptureFixture[str]) -> None:
     Path("new").mkdir()
     for index, grey in enumerate((0, 255)):
         keras.utils.save_img(f"new/{index}.png", np.full([2, 2, 1], grey), scale=False)
-    assert [(row["file"], float(row["twice"])) for row in predict("new", "twice")] == [
-        ("new/0.png", 0),
-        ("new/1.png", 2),
-    ]
+    files = {row["file"]: float(row["twice"]) for row in predict("new", "twice")}
+    assert files == {"new/0.png": 0, "new/1.png": 2}
 
     for files, name in ((["new.csv"], "new"), (["new.csv", "new.csv"], "new-new")):
         assert main(["action", "m", "predict", "--outputs", "twice", "--files", *files]) == 0

@@ -43,8 +43,7 @@ def test_newest_checkpoint_with_moving_averages(trained: SimpleTrainer, base: Pa
 
 
 @pytest.mark.parametrize(
-    ("which", "step"),
-    [("15", 15), ("best", 20), ("{base}/tiny", 20), ("{base}/tiny/checkpoints/step-0000000015", 15)],
+    ("which", "step"), [("15", 15), ("best", 20), ("{base}/tiny", 20), ("{base}/tiny/checkpoints/step-0000000015", 15)]
 )
 def test_choice_of_checkpoint(which: str, step: int, trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
     # A path takes precedence over the experiment in the config.
@@ -87,11 +86,7 @@ def test_checkpoint_without_experiment_and_changed_facts(copied: Path, tmp_path:
             "best",
             "several best checkpoints: x at step 15, vld/loss at step 20; name one by its step",
         ),
-        (
-            lambda copied: (copied / "environment.json").write_text('{"run_id": "other"}'),
-            None,
-            "is of another run",
-        ),
+        (lambda copied: (copied / "environment.json").write_text('{"run_id": "other"}'), None, "is of another run"),
     ],
 )
 def test_wrong_checkpoint_is_one_line(spoil: Any, which: str | None, words: str, copied: Path) -> None:

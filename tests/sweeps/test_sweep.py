@@ -215,12 +215,7 @@ def test_command_line_errors_are_one_line(
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        [],
-        ["--grid", "k=1", "--search", "k=int:1..2"],
-        ["--search", "k=int:1..2", "--trials", "x"],
-        ["--grid", "k"],
-    ],
+    [[], ["--grid", "k=1", "--search", "k=int:1..2"], ["--search", "k=int:1..2", "--trials", "x"], ["--grid", "k"]],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
