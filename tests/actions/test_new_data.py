@@ -111,7 +111,7 @@ def test_unreadable_files(capsys: pytest.CaptureFixture[str]) -> None:
         (["list.jsonl"], "not a JSON object"),
         (["mixed.jsonl"], "line 2: 'years': \"a\" is not of type int64"),
         (["deep.jsonl"], "'user' must be a number, a text, or a list"),
-        (["uneven.csv"], "has 1 fields where 2 are expected"),
+        (["uneven.csv"], "too few fields"),
         (["uneven.npz"], "must have arrays of one length"),
         (["no.npz"], "is no .npz of arrays"),
         (["other.csv"], "serving() failed: KeyError: 'years'; the files have name (string)"),

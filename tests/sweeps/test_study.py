@@ -14,7 +14,7 @@ from prototrain.errors import SweepError
 from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import from_mapping
-from prototrain.sweeps.study import Study, Trial, reporting_failures, sqlite_url
+from prototrain.sweeps.study import Study, Trial, open_storage, reporting_failures, sqlite_url
 from tests.tiny import tiny_config
 
 GRID = {"model.batch_size": [4, 8], "model.optimizer.method": ["adam", "sgd", "msgd"]}
@@ -248,3 +248,21 @@ def test_failing_storage_is_one_line(opens: Opens, tmp_path: Path) -> None:
     failure = r"^the storage x failed: no such table: trials; the same command continues"
     with pytest.raises(SweepError, match=failure), reporting_failures("x"):
         process.next()
+
+
+@pytest.mark.parametrize("line", [b"{not json}", b'{"op_code": 99}'])
+def test_damaged_journal_is_one_line(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "journal"
+    optuna.create_study(storage=open_storage(str(path)), study_name="s")
+    path.write_bytes(line + b"\n" + path.read_bytes())
+    with pytest.raises(SweepError, match=r"cannot open the storage .*journal: ") as raised:
+        open_storage(str(path))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["q?a=b", "{a,b}", "100%#1"])
+def test_database_in_an_odd_directory(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / name
+    directory.mkdir()
+    optuna.create_study(storage=open_storage(sqlite_url(directory / "s.sweep.db")), study_name="s")
+    assert (directory / "s.sweep.db").stat().st_size > 0 and [file.name for file in tmp_path.iterdir()] == [name]
