@@ -162,16 +162,6 @@ def test_close() -> None:
     assert first.result(10) == [1] and second.cancelled()
 
 
-def test_async_predictor_of_a_model(trainer: SimpleTrainer) -> None:
-    x = tiny_arrays(6)["x"]
-    (expected,) = trainer.get_predictor(["x"], ["logits"])(x)
-    with AsyncPredictor(trainer.get_predictor(["x"], ["logits"])) as predict:
-        found = [future.result(30)[0] for future in [predict.submit(row) for row in x]]
-        with pytest.raises(ModelError, match=r"cannot handle 'x' of shape \(1, 3\)"):
-            predict(x[0, :3])
-    np.testing.assert_allclose(np.stack(found), expected, rtol=1e-5, atol=1e-6)
-
-
 # -- DatasetPredictor -------------------------------------------------------------------------------------------------
 
 

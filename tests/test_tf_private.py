@@ -54,7 +54,9 @@ def test_iterator_state() -> None:
 
 
 def test_iterator_state_names_the_shuffle_generator(tmp_path: Path) -> None:
-    for dataset, expected in ((numbers(), True), (tf.data.Dataset.range(8).batch(2), False)):
+    keys = ["@@epoch_num_random_samples", "Iterator::Root and @@epoch_num_random_samples"]  # in examples
+    texts = tf.data.Dataset.from_tensor_slices(keys).repeat().batch(2).prefetch(1)
+    for dataset, expected in ((numbers(), True), (texts, False)):
         iterator = iter(dataset)
         next(iterator)
         prefix = str(tmp_path / f"{expected}")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import readers
 from prototrain.data.rule import reshuffles
 from prototrain.readers.order import Order, _permuted, random_order
 from tests.data.reading import assert_exact, data, read
@@ -73,25 +72,3 @@ def test_reader_made_outside_datasets_restarts() -> None:
     source = data(lambda: dataset)
     assert source.mode == "restart" and "made outside of datasets()" in source.reason
     assert reshuffles(dataset)  # the message names the validation data
-
-
-def test_changed_files_are_changed_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Validation examples of the first call of `datasets()` must not be training examples of the second."""
-    monkeypatch.chdir(tmp_path)
-    for number in range(4):
-        Path(f"{number}.csv").write_text("y\n" + "".join(f"{10 * number + k}\n" for k in range(4)))
-    splits = iter([["0", "1", "2", "3"], ["2", "3", "0", "1"], ["3", "2", "1", "0"]])
-
-    def make() -> dict[str, D]:
-        files = [f"{file}.csv" for file in next(splits)]
-        return {
-            "trn": readers.csv(files[:2], features=Y, shuffle="index").batch(4),
-            "vld": readers.csv(files[2:], features=Y).batch(4),
-        }
-
-    lines: list[str] = []
-    source = data(make, lines)
-    assert any("gives other data whenever it is called" in line for line in lines)
-    trained = {value // 10 for batch in read(source, 2) for value in batch}
-    validated = {int(value) // 10 for batch in source.datasets["vld"] for value in batch["y"]}
-    assert len(trained) == len(validated) == 2 and not trained & validated
