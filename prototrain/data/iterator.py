@@ -101,8 +101,7 @@ class DataIterator:
             self.first_batch = made_up_batch(source.training.element_spec, batch_size)
             self._start(source.training, 0)
         else:
-            with announcing("waiting for the first batch of the training data", self._announce):
-                self.first_batch = interruptibly(self._look)
+            self.first_batch = self._look()
         self.datasets = source.datasets
         self.element_spec = source.training.element_spec
         described = describe_pipeline(source.training)
@@ -193,16 +192,20 @@ class DataIterator:
 
     def _look(self) -> Batch:
         """Return the first batch, and start to read before it."""
-        first = first_batch(self._source.training)
+        first = self._first_of(self._source.training)
         self._source.rebuild()
         self._start(self._source.training, 0)
         return first
 
     def _peek(self) -> Batch:
         """Return the first batch of the iterator without moving."""
-        first = first_batch(self.iterator)
+        first = self._first_of(self.iterator)
         self.rewind()
         return first
+
+    def _first_of(self, batches: Any) -> Batch:
+        with announcing("waiting for the first batch of the training data", self._announce):
+            return interruptibly(lambda: first_batch(batches))
 
     def _begin(self, number: int) -> None:
         """Move to the start of a pass."""

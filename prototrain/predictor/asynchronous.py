@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -40,8 +39,8 @@ class AsyncPredictor:
             raise ModelError(f"batch_size must be at least 1, got {batch_size}")
         self._predictor = predictor
         self._batch_size = batch_size
-        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._requests: deque[_Request] = deque()
+        self._changed = threading.Condition()
         self._is_closed = False
         # A thread that runs TensorFlow code could crash the interpreter at exit.
         atexit.register(self.close, cancel=True)
@@ -62,10 +61,11 @@ class AsyncPredictor:
             ModelError: the predictor is closed.
         """
         future: Future[list[Any]] = Future()
-        with self._lock:
+        with self._changed:
             if self._is_closed:
                 raise ModelError("the AsyncPredictor is closed")
-            self._requests.put((tuple(map(np.asarray, inputs)), future))
+            self._requests.append((tuple(map(np.asarray, inputs)), future))
+            self._changed.notify()
         return future
 
     def __call__(self, *inputs: Any) -> list[Any]:
@@ -78,11 +78,11 @@ class AsyncPredictor:
         Args:
             cancel: whether to cancel the waiting requests instead of answering them.
         """
-        with self._lock:
+        with self._changed:
             self._is_closed = True
-            for _, future in self._waiting() if cancel else []:
+            for _, future in self._requests if cancel else ():
                 future.cancel()
-            self._requests.put(None)
+            self._changed.notify()
         atexit.unregister(self.close)
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -93,27 +93,21 @@ class AsyncPredictor:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(cancel=error is not None)
 
-    def _waiting(self, most: float = float("inf")) -> list[_Request]:
-        """Take up to `most` requests from the queue without waiting, stopping at the None that ends the thread."""
-        found: list[_Request] = []
-        with suppress(queue.Empty):
-            while len(found) < most:
-                request = self._requests.get_nowait()
-                if request is None:
-                    self._requests.put(None)
-                    break
-                found.append(request)
-        return found
-
     def _serve(self) -> None:
-        while (first := self._requests.get()) is not None:
+        while requests := self._take():
             fitting: dict[Any, list[_Request]] = {}  # requests in a batch must have the same shapes and dtypes
-            for inputs, future in [first, *self._waiting(self._batch_size - 1)]:
+            for inputs, future in requests:
                 if future.set_running_or_notify_cancel():
                     form = tuple((value.shape, value.dtype) for value in inputs)
                     fitting.setdefault(form, []).append((inputs, future))
-            for requests in fitting.values():
-                self._answer(requests)
+            for alike in fitting.values():
+                self._answer(alike)
+
+    def _take(self) -> list[_Request]:
+        """Wait for requests; returns none if the predictor is closed and all are answered."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._requests or self._is_closed)
+            return [self._requests.popleft() for _ in range(min(self._batch_size, len(self._requests)))]
 
     def _answer(self, requests: list[_Request]) -> None:
         rows, futures = zip(*requests, strict=True)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from prototrain import readers
 from prototrain.data.iterator import bounded
 from prototrain.errors import CheckpointError
+from prototrain.tf_private import stage_inputs
 from prototrain.tf_private import stage_name as name_of
 from tests.data.reading import assert_exact, data, read, resume, save
 

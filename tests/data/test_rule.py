@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from prototrain.data.pipeline import describe_pipeline, first_difference
 from prototrain.errors import DataError
 from tests.data.reading import data
 
+pytestmark = pytest.mark.usefixtures("scratch")
 D = tf.data.Dataset
 Make = Callable[[], tf.data.Dataset]
 
@@ -97,11 +97,6 @@ RESTART: dict[str, tuple[Make, str]] = {
     "two shuffles made before": (lambda: EARLIER_TWICE, r"made outside of datasets\(\)"),
     "any order by option": (lambda: with_options(deterministic=False), "options have deterministic=False"),
 }
-
-
-@pytest.fixture(autouse=True)
-def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def data_of(make: Make, data_position: str = "auto") -> DataIterator:

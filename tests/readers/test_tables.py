@@ -14,6 +14,7 @@ import tensorflow as tf
 from prototrain import readers
 from prototrain.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("scratch")
 FEATURES = {"x": ("float32", [2]), "y": ("uint8", []), "text": ("string", []), "flag": ("bool", [])}
 COLUMNS = {"x": ["left", "right"]}
 LINES = ["left,unused,right,y,text,flag", '1,,2.5,3,"a, b\nc",true', "", "-1e3,z, 4 ,255,ä,0"]
@@ -23,11 +24,6 @@ EXPECTED = [
 ]
 DIGITS = {"example": ("uint8", [3]), "label": ("int32", [])}
 GOOD = '{"example": [1, 2, 3], "label": 7}'
-
-
-@pytest.fixture(autouse=True)
-def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def write(path: str, *lines: str | bytes) -> str:
