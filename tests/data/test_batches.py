@@ -13,9 +13,11 @@ from prototrain.data.batches import (
     batch_size,
     by_path,
     check_dataset,
+    first_part,
     from_paths,
     has_path,
     limited,
+    split_batch,
 )
 from prototrain.errors import DataError
 
@@ -77,6 +79,17 @@ def test_batch_size_is_that_of_the_first_tensor() -> None:
     assert int(batch_size({"x": {"s": tf.sparse.from_dense(tf.eye(5))}})) == 5
     with pytest.raises(DataError, match="only scalars: the dataset must be batched"):
         batch_size({"x": tf.constant(1.0), "y": {"z": tf.constant(2.0)}})
+
+
+def test_splitting_keeps_the_structure() -> None:
+    ragged, sparse = tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense(tf.eye(2))
+    batch = {"x": {"r": ragged, "pair": (tf.constant([[1], [2]]), tf.constant(7))}, "s": sparse}
+    parts = split_batch(batch, 2)
+    assert [part["x"]["r"].to_list() for part in parts] == [[[1]], [[2, 3]]]
+    assert [[value.numpy().tolist() for value in part["x"]["pair"]] for part in parts] == [[[[1]], 7], [[[2]], 7]]
+    assert [tf.sparse.to_dense(part["s"]).numpy().tolist() for part in parts] == [[[1, 0]], [[0, 1]]]
+    assert list(parts[0]) == list(batch) and list(parts[0]["x"]) == ["r", "pair"]
+    assert first_part(batch, 2)["x"]["pair"][0].numpy().tolist() == [[1]]
 
 
 def test_limited_data() -> None:

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from prototrain import readers
 from prototrain.data.iterator import bounded
+from prototrain.data.positions import read_state, write_state
 from prototrain.errors import CheckpointError
-from prototrain.tf_private import stage_inputs
+from prototrain.tf_private import iterator_state, set_iterator_state, stage_inputs
 from prototrain.tf_private import stage_name as name_of
 from tests.data.reading import assert_exact, data, read, resume, save
 
@@ -103,6 +104,20 @@ def test_incomplete_state_is_replaced_by_an_earlier_one(tmp_path: Path) -> None:
             behind.append(save(source, tmp_path / "place")["behind"])
             read(source, 1)
         assert (max(behind) > 0) == (most > 0) and max(behind) <= most
+
+
+def test_state_is_a_copy(tmp_path: Path) -> None:
+    dataset = D.range(20).shuffle(5, seed=3).repeat().batch(3).prefetch(2)
+    iterator = iter(dataset)
+    for _ in range(4):
+        next(iterator)
+    state = iterator_state(iterator)
+    expected = [next(iterator).numpy().tolist() for _ in range(10)]
+    write_state(str(tmp_path / "data"), state)
+    del iterator
+    other = iter(dataset)
+    set_iterator_state(other, read_state(str(tmp_path / "data")))
+    assert [next(other).numpy().tolist() for _ in range(10)] == expected
 
 
 def test_prefetch_has_a_fixed_size() -> None:
