@@ -31,10 +31,7 @@ _OTHER_WORDS = {"train": "run MODEL", "fit": "run MODEL"} | {name: f"action MODE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: the arguments after ``prototrain``; those of `sys.argv` if None.
+    """Run the command line with the arguments after ``prototrain``, by default those of `sys.argv`.
 
     Returns:
         the exit code: 0 for success, 1 for an error, 130 after Ctrl-C. Wrong usage exits with 2, SIGTERM with 143, and

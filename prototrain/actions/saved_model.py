@@ -77,8 +77,7 @@ class ServedModel:
             given = {self._paths[name]: value for name, value in inputs.items()}
             net = self.built.build(from_paths(given, self.built.data.element_spec), False)
         except KeyError as error:
-            known = {part for path in by_path(self.built.data.element_spec) for part in (path, *path.split("/"))}
-            if not error.args or error.args[0] not in known:
+            if str(error.args[0]) not in "/".join(by_path(self.built.data.element_spec)).split("/"):
                 raise
             raise ModelError(
                 f"actions.export.inputs: build() needs {error.args[0]!r} too when train_phase is False; add it, or use "

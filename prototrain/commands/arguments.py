@@ -61,14 +61,8 @@ def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> No
 def add_overrides(command: argparse.ArgumentParser) -> None:
     """Declare the options for config values."""
     option(command, "-c --config FILE", "set config keys from a JSON or YAML file; what -s sets comes after it")
-    option(
-        command,
-        "-s --set KEY=VALUE",
-        "set a config key (VALUE is JSON, or such as False, None, .5 or 1e-3; else text; quotes force text)",
-        type=override,
-        action="append",
-        default=[],
-    )
+    setting = "set a config key (VALUE is JSON, or such as False, None, .5 or 1e-3; else text; quotes force text)"
+    option(command, "-s --set KEY=VALUE", setting, type=override, action="append", default=[])
 
 
 def number(kind: type[int] | type[float], low: float, below: float = math.inf) -> Callable[[str], Any]:

@@ -17,6 +17,7 @@ from prototrain.commands.arguments import (
     check_early,
     confirm,
     early_value,
+    given,
     load,
     load_tensorflow,
     number,
@@ -107,12 +108,11 @@ def _run(options: argparse.Namespace) -> None:
     for name in _OF_WORKERS:
         if getattr(options, name) is not None:
             options.wrong_usage(f"--{name.replace('_', '-')} is for several workers: add --workers N")
-    with ignore_save_signals():
+    with ignore_save_signals(), _shortened(options):
         if options.repeats is not None:
             _repeat(options)
         else:
-            with _shortened(options):
-                _train(options)
+            _train(options)
 
 
 def _start_workers(options: argparse.Namespace) -> None:
@@ -122,7 +122,7 @@ def _start_workers(options: argparse.Namespace) -> None:
     for name in ("debug", "towers", "fast_dev_run"):
         if getattr(options, name):
             options.wrong_usage(f"--{name.replace('_', '-')} cannot be used with --workers")
-    if options.min_workers is not None and options.min_workers > options.workers:
+    if (options.min_workers or 0) > options.workers:
         options.wrong_usage(f"--min-workers {options.min_workers} is more than --workers {options.workers}")
     what = options.repeats or options.model
     if options.fresh and not options.yes and not confirm(f"delete what earlier runs of {what} have left?"):
@@ -131,10 +131,10 @@ def _start_workers(options: argparse.Namespace) -> None:
     if (seconds := chosen.pop("stall_timeout", None)) is not None:
         options.set.append(f"trainer.stall_timeout={seconds}")
     cluster = chosen.pop("cluster", None) or os.environ.get("RAY_ADDRESS") or None
-    of_worker = {**vars(options), "workers": None, "yes": True, "is_worker": True, **dict.fromkeys(_OF_WORKERS)}
-    of_worker["trainer"] = options.trainer or TRAINERS["multi_worker"]
     # The functions that the parser has set cannot be sent to a worker.
-    of_worker = {name: value for name, value in of_worker.items() if not callable(value)}
+    of_worker = {name: value for name, value in vars(options).items() if not callable(value)}
+    of_worker |= {"workers": None, "yes": True, "is_worker": True, **dict.fromkeys(_OF_WORKERS)}
+    of_worker["trainer"] = options.trainer or TRAINERS["multi_worker"]
     run(partial(_work, of_worker), workers=options.workers, cluster=cluster, **chosen)
 
 
@@ -192,7 +192,7 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
         load_tensorflow()
         keywords["trainer"] = trainer_class(options.trainer, is_worker=options.is_worker)
         # Also before the model is imported.
-        keywords["trainer"].prepare(early_value(options.set, "trainer.cluster_timeout"))
+        keywords["trainer"].prepare(early_value(given(options), "trainer.cluster_timeout"))
     try:
         model = load(options, None if repeat is None else repeat.configure)
         from prototrain.launch import default_callbacks, launch

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from prototrain.commands.arguments import option
+from prototrain.commands.arguments import option, override
 from prototrain.config import UNSET_TEXT, differing
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.config.values import as_text, read_value
@@ -38,23 +38,10 @@ def add(commands: Any) -> None:
     option(runs, "--json", "print a JSON list")
     option(runs, "--sort KEY", f"smallest first, by {_KEYS} (default: started)", default="started")
     option(runs, "--reverse", "the other way around")
-    option(
-        runs,
-        "--filter KEY=VALUE",
-        "only those of which this is so, with keys as for --sort; a text may have * in it; repeatable",
-        type=_condition,
-        action="append",
-        default=[],
-    )
+    condition = "only those of which this is so, with keys as for --sort; a text may have * in it; repeatable"
+    option(runs, "--filter KEY=VALUE", condition, type=override, action="append", default=[])
     option(runs, "--scalar NAME", "instead of the loss; may have * in it; repeatable", action="append")
     runs.set_defaults(command=_list)
-
-
-def _condition(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
-    return key, value
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -69,10 +56,11 @@ def _list(options: argparse.Namespace) -> None:
             runs.append(read_run(directory, name=name))
         except PrototrainError as error:  # still show the others
             _complain(error)
-    for key in (options.sort, *(key for key, _ in options.filter)):
+    conditions = [text.partition("=")[::2] for text in options.filter]
+    for key in (options.sort, *(key for key, _ in conditions)):
         if runs and key not in _FACTS and all(_fact(run, key) is None for run in runs):
             raise ExperimentError(f"none of these experiments has {key!r}, which must be {_KEYS}")
-    found = [run for run in runs if all(_fits(_fact(run, key), value) for key, value in options.filter)]
+    found = [run for run in runs if all(_fits(_fact(run, key), value) for key, value in conditions)]
     found.sort(key=lambda run: _place(_fact(run, options.sort)), reverse=options.reverse)
     if options.json:
         print(json.dumps([_in_json(run, options.scalar) for run in found], indent=2))
@@ -114,15 +102,7 @@ def _place(fact: Any) -> tuple[int, float, str]:
 
 
 def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
-    """Return a table of experiments.
-
-    Args:
-        runs: the experiments.
-        scalars: names and patterns of the scalars to show; by default the loss, of validation if there is one.
-
-    Raises:
-        ExperimentError: no run has a scalar for a pattern.
-    """
+    """Return a table of experiments with the scalars that match the patterns, by default with the loss."""
     columns: dict[str, Callable[[Run], str | None]] = {
         "experiment": lambda run: run.name,
         "state": lambda run: run.ending,

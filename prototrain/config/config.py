@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -26,7 +27,7 @@ class ConfigKeyError(ConfigError, KeyError):
     __str__ = Exception.__str__  # that of KeyError shows the repr of the message
 
 
-class Config(MutableMapping[str, Any]):
+class Config(UserDict[str, Any]):
     """An ordered dictionary of dotted keys, checked against the schema at every assignment.
 
     `config[key]` returns the value that was set, else the schema's default. Iteration, `len`, `in` and `==` consider
@@ -45,7 +46,7 @@ class Config(MutableMapping[str, Any]):
     """
 
     def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
-        self._values: dict[str, Any] = {}
+        self.data: dict[str, Any] = {}
         self._defaults: dict[str, Any] | None = None
         self._read: set[str] = set()
         self.batches_per_epoch: int | None = None
@@ -68,53 +69,32 @@ class Config(MutableMapping[str, Any]):
             raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(key, SCHEMA)}")
         value = checked(key, value)
         if key in _LENGTHS and value is not None:  # the last one that is set determines the length of the run
-            self._values.pop(_LENGTHS[key], None)
-        self._values[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        if key not in self._values:
-            raise ConfigKeyError(f"{key} is not set, so it cannot be deleted")
-        del self._values[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"Config({self._values!r})"
+            self.data.pop(_LENGTHS[key], None)
+        self.data[key] = value
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value that was set, else the schema's default, else `default`."""
         self._read.add(key)
-        if key in self._values:
-            return self._values[key]
+        if key in self.data:
+            return self.data[key]
         schema_default = SCHEMA[key].default if key in SCHEMA else UNSET
         return default if schema_default is UNSET else schema_default
 
     # The mixin's versions use `self[key]`, which would treat a schema default like a value that was set.
-    def pop(self, key: str, default: Any = UNSET) -> Any:
+    def pop(self, key: str, *default: Any) -> Any:
         """Remove a key that was set explicitly and return its value, or `default` if it was not set."""
-        if key not in self._values and default is not UNSET:
-            return default
-        value = self._values.get(key)
-        del self[key]
-        return value
+        return self.data.pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         """Set `key` to `default` unless it was set explicitly, and return the value."""
-        if key not in self._values:
+        if key not in self.data:
             self[key] = default
-        return self._values[key]
+        return self.data[key]
 
     def copy(self) -> Config:
         """Return a shallow copy."""
         new = Config()
-        new._values = dict(self._values)
+        new.data = dict(self.data)
         new._defaults, new.batches_per_epoch = self._defaults, self.batches_per_epoch
         return new
 
@@ -183,7 +163,7 @@ class Config(MutableMapping[str, Any]):
                     quoted = json.dumps(written.strip(), ensure_ascii=False)
                     raise ConfigError(f"{error}; quote it if it is a text: {key}='{quoted}'") from error
                 raise
-        self._values = trial._values
+        self.data = trial.data
 
     def why_without_effect(self, key: str) -> str | None:
         """Return why a key has no effect, such as an argument of another optimizer; None if it has an effect."""
@@ -196,8 +176,8 @@ class Config(MutableMapping[str, Any]):
 
     def to_plain(self) -> dict[str, Any]:
         """Return the set keys as plain JSON data, in order, as `to_json` writes them."""
-        plain = {key: encode(value) for key, value in self._values.items()}
-        own = [key for key, value in self._values.items() if key not in SCHEMA and not is_plain(value)]
+        plain = {key: encode(value) for key, value in self.data.items()}
+        own = [key for key, value in self.data.items() if key not in SCHEMA and not is_plain(value)]
         return {**plain, FUNCTIONS_KEY: own} if own else plain
 
     def to_json(self) -> str:
@@ -270,14 +250,14 @@ class Config(MutableMapping[str, Any]):
             is_same = is_marked == (key in mine.get(FUNCTIONS_KEY, ())) and _text(value) == _text(mine.get(key))
             try:
                 if key in self and is_same:
-                    read._values[key] = self._values[key]
+                    read.data[key] = self.data[key]
                 elif is_marked or (stands_for_other(key, value) and not (imports and isinstance(value, str))):
                     read[key] = decode(key, value)
                 else:
                     read[key] = value
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from error
-        self._values = read._values
+        self.data = read.data
 
     def unread(self) -> list[str]:
         """Return the keys that were set to a value other than the default but have not been read.
@@ -286,9 +266,9 @@ class Config(MutableMapping[str, Any]):
         schema, and the model's own keys are left out. Required keys are always left out, because scripts must set them.
         """
         if self._defaults is not None:
-            changed = [key for key, *_ in self.changes() or () if key in self._values]
+            changed = [key for key, *_ in self.changes() or () if key in self.data]
         else:
-            changed = [key for key, value in self._values.items() if key in SCHEMA and value != SCHEMA[key].default]
+            changed = [key for key, value in self.data.items() if key in SCHEMA and value != SCHEMA[key].default]
         return [key for key in changed if key not in self._read and not (key in SCHEMA and SCHEMA[key].required)]
 
     def keep_defaults(self) -> None:

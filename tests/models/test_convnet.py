@@ -29,7 +29,7 @@ FC: dict[str, Any] = {"type": "fc", "units": "classes"}
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The model; its config is restored after the test."""
     found = load_model("models.convnet")
-    monkeypatch.setattr(found.config, "_values", {**found.config._values, "model.layers": SMALL})
+    monkeypatch.setattr(found.config, "data", {**found.config.data, "model.layers": SMALL})
     return found
 
 

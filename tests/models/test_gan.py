@@ -31,7 +31,7 @@ SMALL = {
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The model with few units; its config is restored after the test."""
     found = load_model("models.gan")
-    monkeypatch.setattr(found.config, "_values", {**found.config._values, **SMALL})
+    monkeypatch.setattr(found.config, "data", {**found.config.data, **SMALL})
     return found
 
 
