@@ -122,20 +122,11 @@ SCHEDULES: Final = ("step", "constant", "exp", "custom", "cosine", "polynomial",
 """The methods of `model.lr_schedule`."""
 
 _BETAS: Final = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
+_ADAFACTOR = {"beta_2_decay": -0.8, "epsilon_1": 1e-30, "epsilon_2": 1e-3, "clip_threshold": 1.0, "relative_step": True}
 
 KERAS_OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "adadelta": ("Adadelta", {"rho": 0.95, "epsilon": 1e-7, "weight_decay": None}),
-    "adafactor": (
-        "Adafactor",
-        {
-            "beta_2_decay": -0.8,
-            "epsilon_1": 1e-30,
-            "epsilon_2": 1e-3,
-            "clip_threshold": 1.0,
-            "relative_step": True,
-            "weight_decay": None,
-        },
-    ),
+    "adafactor": ("Adafactor", {**_ADAFACTOR, "weight_decay": None}),
     "adagrad": ("Adagrad", {"initial_accumulator_value": 0.1, "epsilon": 1e-7, "weight_decay": None}),
     "adamax": ("Adamax", {**_BETAS, "weight_decay": None}),
     "adamw": ("AdamW", {"weight_decay": 0.004, **_BETAS, "amsgrad": False}),

@@ -226,6 +226,7 @@ def test_existing_experiment(opens: Opens, tmp_path: Path) -> None:
         ({"trainer__experiment_name": "e-{timestamp}"}, "would make every command another sweep"),
         ({"machine": "file"}, "cannot use the directory"),
         ({"place": "postgresql://me:secret@localhost:1/x"}, "the storage postgresql://me:***@localhost:1/x"),
+        ({"place": "x://y"}, "cannot open the storage x://y: Can't load plugin"),
         ({"place": "sqlite:////nowhere/at/all.db"}, "cannot open the storage .*: unable to open database file"),
         ({"place": "TMP/file"}, "cannot open the storage TMP/file: "),
         ({"place": "sqlite:///TMP/file"}, "cannot open the storage sqlite:///TMP/file: file is not a database"),
