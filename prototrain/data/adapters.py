@@ -43,42 +43,45 @@ def as_datasets(given: Any, config: Mapping[str, Any]) -> Any:
 
 
 def _as_dataset(value: Any, name: str, config: Mapping[str, Any]) -> Any:
-    training = name == "trn"
     if isinstance(value, keras.utils.PyDataset):
-        dataset = from_py_dataset(value, shuffle=training, ends_epochs=training)
+        dataset = from_py_dataset(value, shuffle=name == "trn", ends_epochs=name == "trn")
         return dataset if isinstance(dataset.element_spec, dict) else dataset.map(lambda *parts: named_parts(parts))
     if is_grain(value):
         return mark_grain(_dataset_of(lambda: map(_named, read_grain(value))), value, _named)
     if hasattr(value, "reset_state") and isinstance(value, Iterable):
         return dataflow(value, batched=True)
     if isinstance(value, Mapping | tuple):
-        return from_arrays(named_parts(value), name, config["model.batch_size"], training=training)
+        return _from_arrays(named_parts(value), name, config["model.batch_size"])
     return value
 
 
-def from_arrays(arrays: dict[str, Any], name: str, batch_size: int, *, training: bool) -> tf.data.Dataset:
-    """Return a dataset of batches whose examples are the rows of arrays.
-
-    With `training`, the rows are reshuffled in each pass and a last partial batch is dropped. The shuffle is over row
-    numbers. A saved position holds those that are left, eight bytes each.
-    """
-    converted = _converted(arrays)
-    if any(isinstance(array, tf.SparseTensor) for array in by_path(converted).values()):
-        raise DataError("a sparse tensor has no rows to take: give a tf.data.Dataset of it")
+def _from_arrays(arrays: dict[str, Any], name: str, batch_size: int) -> tf.data.Dataset:
+    """Return batches of arrays' rows; those of "trn" are shuffled, and have full batches only."""
+    converted, training = _converted(arrays), name == "trn"
     lengths = {path: int(array.shape[0]) for path, array in by_path(converted).items()}
     number = min(lengths.values(), default=0)
     if number == 0 or number < max(lengths.values()):
         found = ", ".join(f"{path!r}: {length}" for path, length in lengths.items()) or "no arrays"
         raise DataError(f"the arrays of dataset {name!r} must be of one length; they are of {found}")
-    rows = tf.data.Dataset.range(number)
-    if training:
-        if number < batch_size:
-            raise DataError(f"dataset {name!r} has {number} examples, too few for a model.batch_size of {batch_size}")
-        rows = rows.shuffle(number)
-    with tf.device("CPU:0"):  # on a GPU, every batch would be copied back
-        whole = tf.data.Dataset.from_tensors(converted).repeat()
+    if training and number < batch_size:
+        raise DataError(f"dataset {name!r} has {number} examples, too few for a model.batch_size of {batch_size}")
+    return batches_of_rows(converted, number, batch_size, shuffle=training, drop_remainder=training)
 
-    batches = tf.data.Dataset.zip(rows.batch(batch_size, drop_remainder=training), whole)
+
+def batches_of_rows(
+    arrays: Any, length: int, batch_size: int, *, shuffle: bool, drop_remainder: bool = False
+) -> tf.data.Dataset:
+    """Return a dataset of batches whose examples are the rows of a structure of arrays.
+
+    A shuffle is over row numbers. A saved position holds those that are left, eight bytes each.
+    """
+    if any(isinstance(array, tf.SparseTensor) for array in tf.nest.flatten(arrays)):
+        raise DataError("a sparse tensor has no rows to take: give a tf.data.Dataset of it")
+    rows = tf.data.Dataset.range(length)
+    rows = (rows.shuffle(length) if shuffle else rows).batch(batch_size, drop_remainder=drop_remainder)
+    with tf.device("CPU:0"):  # on a GPU, every batch would be copied back
+        whole = tf.data.Dataset.from_tensors(arrays).repeat()
+    batches = tf.data.Dataset.zip(rows, whole)
     return batches.map(lambda rows, whole: tf.nest.map_structure(lambda array: tf.gather(array, rows), whole))
 
 

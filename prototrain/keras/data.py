@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from prototrain.data.adapters import as_array, from_generator, from_py_dataset
+from prototrain.data.adapters import as_array, batches_of_rows, from_generator, from_py_dataset
 from prototrain.errors import DataError
 from prototrain.readers.flows import PARTS
 
@@ -153,10 +153,7 @@ def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Datase
     # tf.data would convert a list to one tensor, and take an x of several arrays without y for (x, y).
     arrays = keras.tree.traverse(lambda part: tuple(part) if isinstance(part, list) else None, arrays, top_down=False)
     is_array = len(arrays) == 1 and not isinstance(arrays[0], tuple)
-    dataset = tf.data.Dataset.from_tensor_slices(arrays[0] if is_array else arrays)
-    if shuffle:
-        dataset = dataset.shuffle(sizes[0])
-    return dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE)
+    return batches_of_rows(arrays[0] if is_array else arrays, sizes[0], batch_size, shuffle=shuffle)
 
 
 def _weights(class_weight: Mapping[int, float]) -> Callable[[Any, Any], tuple[Any, Any, Any]]:

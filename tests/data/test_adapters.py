@@ -130,7 +130,7 @@ def test_batches_are_dicts() -> None:
         ({"x": X[:0]}, "they are of 'x': 0"),
         ({"x": X[:3]}, "has 3 examples, too few for a model.batch_size of 4"),
         ({"x": 3}, "must be arrays of one length, not int"),
-        ({"x": tf.sparse.from_dense([[1]])}, "a sparse tensor has no rows to take"),
+        ({"x": tf.sparse.from_dense(tf.eye(4))}, "a sparse tensor has no rows to take"),
         ((X, X, X, X), "a tuple of 4 does not fit the names: up to three are x, y, sample_weight"),
         (lambda: grain_map()[:0], "the data is empty"),
         (lambda: grain_map().map(lambda batch: batch[0]), "gives single examples, not batches"),
