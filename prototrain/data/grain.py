@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,8 +22,6 @@ from prototrain.tf_private import taking_python_functions
 _KEPT_STATES = 1024  # more than are ever prefetched
 _THREADS = 8  # for reading a `MapDataset`
 _GRAIN = "grain_for_prototrain"  # an attribute of the dataset's Python object
-Grain = tuple[Any, Callable[[Any], Batch]]
-"""A Grain dataset, and the function that converts its batches to dicts."""
 
 
 def is_grain(value: Any) -> bool:
@@ -31,13 +30,13 @@ def is_grain(value: Any) -> bool:
     return grain is not None and isinstance(value, (grain.MapDataset, grain.IterDataset))
 
 
-def grain_of(dataset: tf.data.Dataset) -> Grain | None:
-    """Return the Grain dataset that `mark_grain` attached to this dataset object, or None."""
-    return getattr(dataset, _GRAIN, None)
+def reads_grain(dataset: tf.data.Dataset) -> bool:
+    """Return whether this dataset object was marked by `mark_grain`."""
+    return hasattr(dataset, _GRAIN)
 
 
 def mark_grain(dataset: tf.data.Dataset, given: Any, named: Callable[[Any], Batch]) -> tf.data.Dataset:
-    """Attach the Grain dataset that a dataset reads, and set its length."""
+    """Attach the Grain dataset that a dataset reads, with the function that names its parts, and set its length."""
     stages = _stages(given)
     if hasattr(given, "__len__") and not any("Filter" in stage for stage in stages):  # a filter has no exact length
         length = tf.data.INFINITE_CARDINALITY if len(given) >= sys.maxsize else len(given)
@@ -69,7 +68,8 @@ class GrainIterator(DataIterator):
     mode = "iterator"
 
     def __init__(self, source: Source) -> None:
-        self._reading: _Reading | None = None
+        self._states: dict[int, str] = {}  # by the number of batches of the pass
+        self._close: Callable[[], object] = lambda: None
         self._functions: deque[list[Any]] = deque(maxlen=2)  # the iterator of the pass before may still end
         super().__init__(source)
 
@@ -82,47 +82,35 @@ class GrainIterator(DataIterator):
 
     def _go(self, place: Place) -> None:
         self.iterator = None  # the old iterator prefetches
-        if self._reading is not None:
-            self._reading.close()
+        self._close()
+        given, named = getattr(self._source.training, _GRAIN)
+        is_finite = hasattr(given, "to_iter_dataset") and len(given) < sys.maxsize  # a MapDataset
+        reading = iter(read_grain(given.repeat() if is_finite else given))
+        self._close = weakref.finalize(self, _close, reading)
         try:
-            self._reading = _Reading(grain_of(self._source.training), place["offset"], place["grain"])
+            if place["grain"] is not None:
+                reading.set_state(json.loads(place["grain"]))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(f"the data position is no state of this Grain dataset: {error}") from error
-        spec = self._source.training.element_spec
+        states = self._states = {place["offset"]: json.dumps(reading.get_state())}
+
+        def batches() -> Iterator[Any]:
+            for number, batch in enumerate(reading, start=place["offset"] + 1):
+                states[number] = json.dumps(reading.get_state())  # a copy: Grain may change it later
+                states.pop(number - _KEPT_STATES, None)
+                yield named(batch)
+            _close(reading)
+
         with taking_python_functions() as functions:
-            dataset = tf.data.Dataset.from_generator(self._reading.batches, output_signature=spec)
+            dataset = tf.data.Dataset.from_generator(batches, output_signature=self._source.training.element_spec)
         self._functions.append(functions)
         self._read(dataset, place["pass"], place["offset"])
 
     def _place(self) -> Place:
-        assert self._reading is not None
-        return {**super()._place(), "grain": self._reading.states[self.offset]}
+        return {**super()._place(), "grain": self._states[self.offset]}
 
 
-class _Reading:
-    """One iteration over the data, from a saved state after `offset` batches; from the start if the state is None."""
-
-    def __init__(self, grain: Any, offset: int, state: str | None) -> None:
-        dataset, self._named = grain
-        if hasattr(dataset, "to_iter_dataset") and len(dataset) < sys.maxsize:  # a finite MapDataset
-            dataset = dataset.repeat()
-        self._iterator = iter(read_grain(dataset))
-        if state is not None:
-            self._iterator.set_state(json.loads(state))
-        self._offset = offset
-        self.states = {offset: json.dumps(self._iterator.get_state())}
-
-    def batches(self) -> Iterator[Any]:
-        """Yield the batches and record the state after each; runs in a TensorFlow thread."""
-        for number, batch in enumerate(self._iterator, start=self._offset + 1):
-            self.states[number] = json.dumps(self._iterator.get_state())  # a copy: Grain may change it later
-            self.states.pop(number - _KEPT_STATES, None)
-            yield self._named(batch)
-        self.close()
-
-    def close(self) -> None:
-        """End the threads of the iterator."""
-        with suppress(Exception):  # at interpreter shutdown, modules may be gone
-            self._iterator.close()
-
-    __del__ = close
+def _close(reading: Any) -> None:
+    """End the threads of a Grain iterator."""
+    with suppress(Exception):  # at interpreter shutdown, modules may be gone
+        reading.close()

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.store import READ_ERRORS
 from prototrain.data.batches import Batch, Datasets, RollingDigest
-from prototrain.data.grain import GrainIterator, grain_of
+from prototrain.data.grain import GrainIterator, reads_grain
 from prototrain.data.iterator import DataIterator, Place
 from prototrain.data.pipeline import sources, stages
 from prototrain.data.rule import choose_mode, is_file_cache, is_function_of_element, reshuffles, shares_generators
@@ -59,7 +59,7 @@ def training_data(
     if source.is_single_pass:
         return DataIterator(source, "each run reads it from its start to its end", batch_size=batch_size)
     if data_position in ("auto", "iterator"):
-        if grain_of(looked_at) is not None:
+        if reads_grain(looked_at):
             return GrainIterator(source)
         if indexed(looked_at) is not None:
             dataset = source.training_of(0)  # used only here: each iteration has a new order
