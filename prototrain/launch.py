@@ -49,13 +49,9 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         batches=config["trainer.validation_batches"], rehearse=config["trainer.rehearse_validation"]
     )
     printing = intervals(config["trainer.print_interval"])
-    saving, keep = config["trainer.checkpoint_save_interval"], config["trainer.max_checkpoints_to_keep"]
-    saver: Callback
-    if saving == "auto":
-        per_day = config["trainer.failures_per_day"]
-        saver = ModelSaver(max_to_keep=keep, asynchronous=True, interval="auto", failures_per_day=per_day)
-    else:
-        saver = ModelSaver(max_to_keep=keep, asynchronous=True).every(**intervals(saving))
+    saving, per_day = config["trainer.checkpoint_save_interval"], config["trainer.failures_per_day"]
+    when: dict[str, Any] = {"interval": "auto", "failures_per_day": per_day} if saving == "auto" else {}
+    saver = ModelSaver(max_to_keep=config["trainer.max_checkpoints_to_keep"], asynchronous=True, **when)
     schedule = from_config(config)
     found: list[Callback] = [
         *([] if schedule is None else [LearningRate(schedule)]),
@@ -65,7 +61,7 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         JSONWriter(),
         ScalarPrinter().every(**(printing if config["model.num_epochs"] is None else {"epochs": 1, **printing})),
         ProgressBar(scalars=config["trainer.progress_scalars"]),
-        saver,
+        saver if saving == "auto" else saver.every(**intervals(saving)),
         SaveOnExit(),
         StopOnNaN(),
     ]
@@ -76,12 +72,11 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
     if (stat := config[key]) is not None:
         names = ("mode", "patience", "min_delta", "restore_best")
         found.append(EarlyStopping(stat, **{name: config[f"{key}.{name}"] for name in names}).every(**validating))
-    of_model: Any = getattr(model, "callbacks", None)
-    if of_model is not None and not callable(of_model):
+    of_model: Any = getattr(model, "callbacks", None) or list
+    if not callable(of_model):
         kind = type(of_model).__name__
         raise CallbackError(f"the model's callbacks must be a function that returns a list, not {kind}")
-    message = "the model's callbacks() must return a list of callbacks"
-    return found if of_model is None else [*found, *checked(of_model(), message)]
+    return [*found, *checked(of_model(), "the model's callbacks() must return a list of callbacks")]
 
 
 @ignore_save_signals()
@@ -106,8 +101,7 @@ def launch(
         towers: the devices to train on, see `SyncReplicatedTrainer`.
         callbacks: the callbacks; `default_callbacks(model)` if None.
         fresh: delete the experiment directory first.
-        confirm: called with a question before anything is deleted, returns whether to delete; None deletes without
-            asking.
+        confirm: called with a question before anything is deleted, returns whether to delete; None does not ask.
         debug: open a shell after the setup.
         allow_changed_data: continue even if the training data differs from the checkpoint's.
 
@@ -151,7 +145,6 @@ def _make_trainer(
     if towers is None:
         return trainer
     if isinstance(trainer, type) and issubclass(trainer, TowerTrainer) and not trainer.takes_towers:
-        raise ConfigError(
-            f"towers: {trainer.__name__} has one tower only; derive it from SyncReplicatedTrainer to have {towers!r}"
-        )
+        cure = f"derive it from SyncReplicatedTrainer to have {towers!r}"
+        raise ConfigError(f"towers: {trainer.__name__} has one tower only; {cure}")
     return partial(trainer, towers=towers)

@@ -21,8 +21,8 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -115,14 +115,13 @@ def run(
         raise ConfigError(f"max_restarts and gpus_per_worker must be at least 0, got {max_restarts}, {gpus_per_worker}")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    is_ours = connect_ray(cluster or _LOCAL, workers)
-    import ray
-    from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
-    from ray.train.backend import Backend
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    with ray_cluster(cluster or _LOCAL, workers):
+        import ray
+        from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
+        from ray.train.backend import Backend
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    try:
         # On the node of the driver, so that the board survives the loss of another node.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         board = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
@@ -163,9 +162,6 @@ def run(
                 ),
             )
             _drive(board, trainer.fit, workers, max_restarts)
-    finally:
-        if is_ours:
-            ray.shutdown()
 
 
 def _drive(board: Any, fit: Callable[[], object], workers: int, max_restarts: int) -> None:
@@ -319,12 +315,13 @@ def _work(order: dict[str, Any]) -> None:
         ray.get(board.pin.remote(output.take(), failure=failure))
 
 
-def connect_ray(address: str, cpus: int) -> bool:
-    """Connect this process with a Ray cluster; returns False if it was already connected.
+@contextmanager
+def ray_cluster(address: str, cpus: int) -> Iterator[None]:
+    """Connect this process with a Ray cluster for a block, unless it is connected already.
 
     Args:
         address: the address of a cluster; "auto" for that of this machine, or "local" for a new one with `cpus` CPUs
-            that lasts as long as this process.
+            that lasts as long as the block.
         cpus: the number of CPUs of a local cluster.
 
     Raises:
@@ -336,7 +333,8 @@ def connect_ray(address: str, cpus: int) -> bool:
     with warnings.catch_warnings(action="ignore"):
         import ray
     if ray.is_initialized():
-        return False
+        yield
+        return
     options: dict[str, Any] = {}
     if address == _LOCAL:
         options = {"num_cpus": cpus, "include_dashboard": False}
@@ -352,4 +350,7 @@ def connect_ray(address: str, cpus: int) -> bool:
     except Exception as error:  # Ray raises a plain Exception if its processes do not start in time
         said = " ".join(str(error).split())
         raise ClusterError(f"there is no Ray cluster at {address!r} that this process can reach: {said}") from error
-    return True
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -184,9 +184,9 @@ def _run_elsewhere(
     with ExitStack() as stack:
         run: Any = fork
         if cluster is not None:
-            from prototrain.sweeps.on_ray import OnRay
+            from prototrain.sweeps.on_ray import on_ray
 
-            run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus, gpus=gpus, sign=study.plan.locks))
+            run = stack.enter_context(on_ray(cluster, jobs, cpus=cpus, gpus=gpus, sign=study.plan.locks))
         with stop, stop.waiting_for("the trials under way"):
             run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
     return stop

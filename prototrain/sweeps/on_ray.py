@@ -10,96 +10,82 @@ import queue
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from prototrain.distributed.ray import connect_ray
+from prototrain.distributed.ray import ray_cluster
 from prototrain.experiment.lock import LOCK, is_locked
-from prototrain.sweeps.processes import KILLS, TICK_SECONDS, Ending, answer, run_process
+from prototrain.sweeps.processes import KILLS, TICK_SECONDS, Ending, RunTrial, answer, run_process
 from prototrain.sweeps.study import Trial
-from prototrain.system.terminal import PATIENCE_SECONDS, say
+from prototrain.system.terminal import announcing, say
 
 _TRIES: Final = 10
 _PASSED_ON: Final = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")  # environment variables of this machine
 _SAVING_SECONDS: Final = 90.0  # for a process on a lost machine to save and end
 
 
-class OnRay:
-    """Runs trials on a cluster; see `RunTrial`. Use it as a context manager.
+@contextmanager
+def on_ray(address: str, jobs: int, *, cpus: float, gpus: float, sign: Path) -> Iterator[RunTrial]:
+    """Context manager that provides a `RunTrial` on a cluster.
 
     Args:
-        address: the address of the cluster, as for `connect_ray`.
+        address: the address of the cluster, as for `ray_cluster`.
         jobs: the number of trials that run at the same time.
-        cpus: the number of CPUs for each trial.
-        gpus: the number of GPUs for each trial, or a fraction of one.
+        cpus, gpus: the resources of each trial; the GPUs may be a fraction of one.
         sign: a path that every machine must see.
 
     Raises:
-        ConfigError, ClusterError: see `connect_ray`.
+        ConfigError, ClusterError: see `ray_cluster`.
     """
+    order = {"directory": os.getcwd(), "sign": str(sign.absolute())}
+    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    if gpus % 1:  # a trial with a fraction of a GPU must not take all of its memory
+        environment["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
 
-    def __init__(self, address: str, jobs: int, *, cpus: float, gpus: float, sign: Path) -> None:
-        self._address, self._sign = address, sign.absolute()
-        self._is_ours = connect_ray(address, max(1, round(jobs * cpus)))
+    with ray_cluster(address, max(1, round(jobs * cpus))):
         import ray
 
-        self._environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        if gpus % 1:  # a trial with a fraction of a GPU must not take all of its memory
-            self._environment["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-        self._actor = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=4)(_Runner)
+        actor = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=4)(_Runner)
 
-    def __enter__(self) -> OnRay:
-        return self
+        def run(trial: Trial, arguments: list[str], _: str | None, stop: threading.Event) -> Ending:
+            lock = str((trial.experiment.directory / LOCK).absolute())
+            of_trial = {**order, "environment": environment, "arguments": arguments, "lock": lock}
+            for again in range(_TRIES):
+                if again:
+                    say(f"trial {trial.number} is lost with its machine; it is started again elsewhere")
+                runner = actor.remote()
+                try:
+                    code, output = _run(runner, trial, of_trial, stop)
+                    if stop.is_set() or not any(code in (-signum, 128 + signum) for signum in KILLS):
+                        return code, output  # otherwise it was killed, for example because the machine shuts down
+                except ray.exceptions.RayError:
+                    if stop.is_set():
+                        break
+                finally:
+                    ray.kill(runner)
+            return -signal.SIGKILL, ""
 
-    def __exit__(self, *_: object) -> None:
-        import ray
+        yield run
 
-        if self._is_ours:
-            ray.shutdown()
 
-    def __call__(self, trial: Trial, arguments: list[str], gpus: str | None, stop: threading.Event) -> Ending:
-        import ray
+def _run(runner: Any, trial: Trial, order: dict[str, Any], stop: threading.Event) -> Ending:
+    import ray
 
-        order = {
-            "arguments": arguments,
-            "environment": self._environment,
-            "directory": os.getcwd(),
-            "sign": str(self._sign),
-            "lock": str((trial.experiment.directory / LOCK).absolute()),
-        }
-        for again in range(_TRIES):
-            if again:
-                say(f"trial {trial.number} is lost with its machine; it is started again elsewhere")
-            runner = self._actor.remote()
-            try:
-                code, output = self._run(runner, trial, order, stop)
-                if stop.is_set() or not any(code in (-signum, 128 + signum) for signum in KILLS):
-                    return code, output  # otherwise it was killed, for example because the machine shuts down
-            except ray.exceptions.RayError:
-                if stop.is_set():
-                    break
-            finally:
-                ray.kill(runner)
-        return -signal.SIGKILL, ""
-
-    def _run(self, runner: Any, trial: Trial, order: dict[str, Any], stop: threading.Event) -> Ending:
-        import ray
-
-        is_there, begin, is_said = runner.take.remote(), time.monotonic(), False
+    is_there = runner.take.remote()
+    with announcing(f"trial {trial.number} waits for room on the cluster", say):
         while not ray.wait([is_there], timeout=TICK_SECONDS)[0]:
             if stop.is_set():
                 return -signal.SIGTERM, ""
-            if not is_said and time.monotonic() - begin > PATIENCE_SECONDS:
-                is_said = True
-                say(f"trial {trial.number} waits for room on {self._address}")
-        result = runner.run.remote(order)
-        while not ray.wait([result], timeout=0)[0]:
-            if stop.is_set():
-                runner.stop.remote()
-            if (report := ray.get(runner.take.remote())) is not None:
-                runner.answer.remote(answer(trial, report))
-        code, output = ray.get(result)
-        return code, output
+    result = runner.run.remote(order)
+    while not ray.wait([result], timeout=0)[0]:
+        if stop.is_set():
+            runner.stop.remote()
+        if (report := ray.get(runner.take.remote())) is not None:
+            runner.answer.remote(answer(trial, report))
+    code, output = ray.get(result)
+    return code, output
 
 
 class _Runner:

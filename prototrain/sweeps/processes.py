@@ -1,6 +1,6 @@
 """Trials as processes, so that a crash of a trial cannot reach the sweep.
 
-A thread of the sweep runs each process through a `RunTrial`: `fork` on this machine, or `OnRay` on a cluster.
+A thread of the sweep runs each process through a `RunTrial`: `fork` on this machine, or `on_ray` on a cluster.
 """
 
 from __future__ import annotations
