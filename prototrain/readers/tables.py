@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, TypeAlias
@@ -57,8 +56,10 @@ class Column:
                     raise DataError(f"{self.name!r} has {len(value)} values where {size} are expected")
             flat = list(chain.from_iterable(flat))
         for value in flat:
-            if problem := self._problem(value):
-                raise DataError(f"{self.name!r}: {short(value)} {problem}")
+            if type(value) not in self._types:  # an exact type: bool is a subclass of int
+                raise DataError(f"{self.name!r}: {short(value)} is not of type {self.dtype.name}")
+            if self.is_number and not self._low <= value <= self._high:
+                raise DataError(f"{self.name!r}: {short(value)} does not fit into {self.dtype.name}")
         return self.array_of_checked(flat, len(values))
 
     def array_of_checked(self, flat: Any, rows: int) -> np.ndarray[Any, Any]:
@@ -69,13 +70,6 @@ class Column:
         else:
             found = np.asarray(flat, dtype=self.dtype.as_numpy_dtype)
         return found.reshape((rows, *self.shape))
-
-    def _problem(self, value: Any) -> str | None:
-        if type(value) not in self._types:  # an exact type: bool is a subclass of int
-            return f"is not of type {self.dtype.name}"
-        if not self.is_number or self._low <= value <= self._high:
-            return None
-        return f"does not fit into {self.dtype.name}" if abs(value) < math.inf else "is not finite"
 
 
 def columns_of(features: Features) -> list[Column]:

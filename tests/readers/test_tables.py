@@ -158,7 +158,7 @@ def test_csv(shuffle: Any) -> None:
     ("content", "said"),
     [
         ("y,x\n1,2\n1,z", "a.csv, line 3: 'x': \"z\" is not of type float32"),
-        ("y,x\n1,2\n1,nan", "a.csv, line 3: 'x': NaN is not finite"),
+        ("y,x\n1,2\n1,nan", "a.csv, line 3: 'x': NaN does not fit into float32"),
         ("y,x\n1,1_0", "a.csv, line 2: 'x': \"1_0\" is not of type float32"),
         ('y,x\n"\n1",2\n256,2', "a.csv, line 4: 'y': 256 does not fit into uint8"),
         ("y,x\n1.0,2", "a.csv, line 2: 'y': \"1.0\" is not of type uint8"),
