@@ -99,12 +99,6 @@ def read_state(prefix: str) -> tf.Tensor:
     return state
 
 
-def holds_shuffle(path: Path) -> bool:
-    """Return whether the file of a written state contains the random generator of a shuffle."""
-    with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-        return holds_generator(content)
-
-
 class StateIterator(DataIterator):
     """Training data whose position is the state of TensorFlow's iterator.
 
@@ -165,7 +159,9 @@ class StateIterator(DataIterator):
                     f"WARNING: the data position takes {size / 2**20:.0f} MB in each checkpoint, the content of "
                     "the dataset's buffers; shuffle before decoding or batching to make it small"
                 )
-            if not self._reshuffles or holds_shuffle(path):
+            with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+                is_complete = not self._reshuffles or holds_generator(content)
+            if is_complete:
                 self._held = new
             else:
                 write_state(prefix, self._held[0])

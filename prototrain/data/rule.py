@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import dropwhile
 from typing import Any
 
 import tensorflow as tf
@@ -102,22 +103,18 @@ def _why_replay(dataset: tf.data.Dataset) -> Iterator[str]:
             yield f"the function of {shown(stage)} reads another dataset"
     if shuffles > 1:
         yield f"{shuffles} shuffles"
-    yield from _above_shuffle(dataset, (), ())
+    yield from _above_shuffle(dataset)
 
 
-def _above_shuffle(stage: Any, above: tuple[str, ...], below_end: tuple[str, ...]) -> Iterator[str]:
-    """Yield the reasons why the stages above a shuffle make its saved state incomplete.
-
-    `below_end` names the stages below one that may end early, so they may not reach their own end.
-    """
+def _above_shuffle(stage: Any, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the reasons why the stages above a shuffle, the last one first, make its saved state incomplete."""
     name = name_of(stage)
     if name == "_Shuffle":
         yield from (f"a shuffle below {other.strip('_')}" for other in above if other in _SPREAD)
-        if "_Repeat" in below_end:
+        if "_Repeat" in dropwhile(lambda other: other not in _ENDS_EARLY, above):
             yield "a shuffle that is repeated and cut off"  # threads decide how far it is read past the cut
-    cut = any(other in _ENDS_EARLY for other in above)
     for source in sources(stage):
-        yield from _above_shuffle(source, (*above, name), (*below_end, name) if cut else below_end)
+        yield from _above_shuffle(source, (*above, name))
 
 
 def is_random(op: Any) -> bool:

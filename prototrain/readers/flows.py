@@ -28,12 +28,11 @@ def dataflow(
 
     As in tensorpack, `reset_state()` is called once, if the flow has it, and each pass iterates over the flow again.
     The first data point is read to find the dtypes and shapes, unless `spec` gives them. Create the flow in
-    `datasets()` and seed its random generators. A resumed run reads the pass again from its start. If the flow
-    continues its random numbers across passes, all earlier passes are read again too.
+    `datasets()` and seed its random generators: a resumed run reads the pass again, or all passes if the flow continues
+    its random numbers.
 
-    With ``live=True``, the data may come from the run itself, such as from games played with the current model. Such a
-    flow is not read before training, so it may wait for its callback's `before_train`. A resumed run continues with new
-    data.
+    Live data may come from the run itself, such as from games played with the current model. It is not read before
+    training, and a resumed run continues with new data.
 
     Args:
         flow: an iterable of lists, tuples or dicts of arrays and numbers; each iteration is a new pass.
