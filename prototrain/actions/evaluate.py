@@ -23,19 +23,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print the mean of each scalar, and write it to the experiment's ``analysis/`` directory.
-
-    The mean is weighted by the number of examples in each batch.
+    """Print the mean of each scalar over all examples, and write it to the experiment's ``analysis/`` directory.
 
     Args:
         model: a trained model.
         args: `checkpoint`, and `dataset` or `files`.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it does not fit the model.
-        DataError: the dataset does not exist or is infinite, or a file cannot be read.
-        ModelError: the model returns no scalars.
-        ExperimentError: the result cannot be written.
+        PrototrainError: there is no such checkpoint or data, or no scalar, or the result cannot be written.
     """
     restored = restore(model, args.checkpoint)
     built = restored.built

@@ -33,19 +33,16 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """Write ``exported/<step>/`` or ``exported/<step>.keras`` to the experiment's directory.
 
     The signature ``serving_default`` takes ``actions.export.inputs`` and returns ``actions.export.outputs``, for any
-    number of examples. A new Python process that cannot import prototrain loads the SavedModel and runs it on training
-    data. The export is kept only if its results equal the model's. A ``.keras`` file is kept only if it loads with
-    equal weights.
+    number of examples. A new Python process that cannot import prototrain runs the SavedModel on training data; it is
+    kept only if its results equal the model's. A ``.keras`` file is kept only if it loads with equal weights.
 
     Args:
         model: a trained model.
         args: `checkpoint` and `format` ("saved_model" or "keras").
 
     Raises:
-        CheckpointError: there is no checkpoint, or it does not fit the model.
-        ConfigError: the config does not name inputs or outputs.
-        ModelError: the model has no such inputs or outputs, cannot be exported, or the export's results differ.
-        ExperimentError: the export exists already, or cannot be written.
+        PrototrainError: there is no such checkpoint, input or output, the export exists already, cannot be written, or
+            differs from the model.
     """
     is_keras = args.format == "keras"
     inputs, outputs = ([] if is_keras else _names(model, f"actions.export.{part}") for part in ("inputs", "outputs"))

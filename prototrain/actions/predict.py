@@ -51,11 +51,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         args: `checkpoint`, `dataset` or `files`, `outputs`, `keep`, `output` and `overwrite`.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it does not fit the model.
-        ConfigError: neither the arguments nor the config name outputs.
-        DataError: the dataset does not exist, is infinite or empty, or cannot be read.
-        ExperimentError: the file exists already, or cannot be written.
-        ModelError: the model has no such output, or an output does not have one row per example.
+        PrototrainError: there is no such checkpoint, data or output, or the file exists already or cannot be written.
     """
     outputs = args.outputs or model.config.get("actions.export.outputs")
     if not outputs:
@@ -84,7 +80,11 @@ def run(model: ModelProtocol, args: Namespace) -> None:
                 if not has_path(batch, name):
                     raise DataError(f"--keep: a batch has no {name!r}; it has: {', '.join(batch)}")
                 named[name] = at_path(batch, name)
-            yield {name: _column(name, value, size) for name, value in named.items()}
+            columns = {name: _column(name, value, size) for name, value in named.items()}
+            for name, column in columns.items():
+                if isinstance(column, tf.RaggedTensor) and path.suffix != ".jsonl":
+                    raise ModelError(f"{name!r} is ragged, which {path.suffix} cannot hold; take .jsonl")
+            yield columns
             examples += size
             built.stop.check()
         if not examples:
@@ -147,8 +147,6 @@ def _write_table(file: IO[bytes], batches: Iterator[Columns]) -> None:
     for columns in batches:
         found: Columns = {}
         for name, array in columns.items():
-            if isinstance(array, tf.RaggedTensor):
-                raise ModelError(f"{name!r} is ragged, which CSV cannot hold; take .jsonl")
             for index, part in enumerate(array.reshape(len(array), -1).T):
                 found[name if array.ndim == 1 else f"{name}.{index}"] = _listed(name, part)
         if names is None:
@@ -165,8 +163,6 @@ def _write_arrays(file: IO[bytes], batches: Iterator[Columns]) -> None:
     parts: dict[str, list[Any]] = {}
     for columns in batches:
         for name, array in columns.items():
-            if isinstance(array, tf.RaggedTensor):
-                raise ModelError(f"{name!r} is ragged, which .npz cannot hold; take .jsonl")
             of_name = parts.setdefault(name, [])
             of_name.append(array.astype(bytes) if array.dtype.kind == "O" else array)
             if of_name[0].shape[1:] != array.shape[1:]:

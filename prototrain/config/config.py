@@ -262,8 +262,8 @@ class Config(UserDict[str, Any]):
     def unread(self) -> list[str]:
         """Return the keys that were set to a value other than the default but have not been read.
 
-        For a model that was loaded by name, the defaults are the model's own values. Otherwise they are those of the
-        schema, and the model's own keys are left out. Required keys are always left out, because scripts must set them.
+        The defaults are the model's own if it was loaded by name, else those of the schema, without the model's own
+        keys. Required keys are left out, because scripts must set them.
         """
         if self._defaults is not None:
             changed = [key for key, *_ in self.changes() or () if key in self.data]

@@ -6,10 +6,10 @@ Nothing here imports TensorFlow, so that the command line can check a config bef
 from __future__ import annotations
 
 import difflib
-import importlib
 import math
 import numbers
 import operator
+import pkgutil
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -52,8 +52,7 @@ class Key:
     """The values that one key accepts.
 
     Attributes:
-        type: "bool", "int", "float", "str", "function", "optimizer", "interval" (steps, or a text such as
-            "2 epochs"), or "list[...]" of one of them.
+        type: "bool", "int", "float", "str", "function", "optimizer", "interval" (steps or "N epochs"), or "list[...]".
         default: the value of a key that is not set. If it is None, the key also accepts None.
         required: whether `Config.validate` requires an explicit value.
         choices: the only accepted texts of a "str", if there are any; for other types, texts that are also accepted.
@@ -257,18 +256,12 @@ def is_strict(key: str) -> bool:
     return any(key == namespace or key.startswith(f"{namespace}.") for namespace in STRICT_NAMESPACES)
 
 
-def import_function(reference: str) -> Any:
-    """Import the object that `"module:name"` names."""
-    module, _, qualname = reference.partition(":")
+def _import_function(reference: str) -> Any:
     try:
-        found = importlib.import_module(module)
+        return pkgutil.resolve_name(reference)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
-        message = f"cannot import {module!r} of {reference!r}: {type(error).__name__}: {show(str(error))}"
-        raise ConfigError(message) from error
-    try:
-        return operator.attrgetter(qualname)(found)
-    except AttributeError as error:
-        raise ConfigError(f"module {module!r} has no {qualname!r}") from error
+        what = f"{type(error).__name__}: {show(str(error))}"
+        raise ConfigError(f"cannot import {reference!r}: {what}") from error
 
 
 def _convert(kind: str, spec: Key, value: Any) -> Any:
@@ -291,7 +284,7 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
             return UNSET
         return number if math.isfinite(number) and spec.in_bounds(number) else UNSET
     if isinstance(value, str):
-        value = import_function(value) if REFERENCE.fullmatch(value) else UNSET
+        value = _import_function(value) if REFERENCE.fullmatch(value) else UNSET
     return value if callable(value) or (kind == "optimizer" and isinstance(value, HasConfig)) else UNSET
 
 

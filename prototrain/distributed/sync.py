@@ -35,20 +35,13 @@ _ENDED = -1
 
 @dataclass
 class Launcher:
-    """The state that `prototrain.distributed.run` shares with the worker in this process.
+    """The state that `prototrain.distributed.run` shares with the worker in this process."""
 
-    Attributes:
-        restarts, cause: the number of restarts of the workers, and the reason for the last one.
-        has_begun: whether this worker, or one of an earlier start, has begun to train.
-        signum: the signal that ends the run, or None.
-        saves: the number of requests to save so far.
-    """
-
-    restarts: int = 0
-    cause: str | None = None
-    has_begun: bool = False
-    signum: int | None = None
-    saves: int = 0
+    restarts: int = 0  # of all workers
+    cause: str | None = None  # of the last restart
+    has_begun: bool = False  # whether a worker of this or an earlier start has begun to train
+    signum: int | None = None  # the signal that ends the run
+    saves: int = 0  # the number of requests to save so far
 
 
 launcher = Launcher()
@@ -72,21 +65,13 @@ class AgreedStop(StopRequest):
 
 @dataclass(frozen=True)
 class Agreement:
-    """The state that all workers agree on before a call.
+    """The state that all workers agree on before a call."""
 
-    Attributes:
-        steps: the number of steps that all workers can do.
-        places: (completed steps, batches read) of each worker.
-        save: whether a worker was asked to save.
-        signum: a stop signal that a worker received, or None.
-        ended: the index of a worker that ends the run at this step, or None.
-    """
-
-    steps: int
-    places: list[tuple[int, int]]
-    save: bool
-    signum: int | None
-    ended: int | None
+    steps: int  # that all workers can do
+    places: list[tuple[int, int]]  # (completed steps, batches read) of each worker
+    save: bool  # whether a worker was asked to save
+    signum: int | None  # a stop signal that a worker received
+    ended: int | None  # the index of a worker that ends the run at this step
 
 
 class WorkerSync:

@@ -28,16 +28,9 @@ _SAVING_SECONDS: Final = 90.0  # for a process on a lost machine to save and end
 
 @contextmanager
 def on_ray(address: str, jobs: int, *, cpus: float, gpus: float, sign: Path) -> Iterator[RunTrial]:
-    """Context manager that provides a `RunTrial` on a cluster.
+    """Context manager that provides a `RunTrial` on a cluster; see `ray_cluster`.
 
-    Args:
-        address: the address of the cluster, as for `ray_cluster`.
-        jobs: the number of trials that run at the same time.
-        cpus, gpus: the resources of each trial; the GPUs may be a fraction of one.
-        sign: a path that every machine must see.
-
-    Raises:
-        ConfigError, ClusterError: see `ray_cluster`.
+    Each trial has the resources `cpus` and `gpus`. All machines must see the path `sign`.
     """
     order = {"directory": os.getcwd(), "sign": str(sign.absolute())}
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}

@@ -27,14 +27,7 @@ _OF_EACH_COMMAND |= {f"trainer.{name}_interval" for name in ("summary_save", "pr
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The values to try, and the objective.
-
-    Args:
-        config: the model's config, with the values that all trials share.
-        space: the keys and values that differ between trials.
-        trials: the number of trials to sample; None to run every combination.
-        objective: the scalar that rates a trial.
-        mode: whether a small ("min") or a large ("max") objective is better.
+    """The values to try, and the objective; see `prototrain.sweep`. `config` has the values that all trials share.
 
     Raises:
         SweepError: the space is empty, or does not fit `trials`.
