@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.data.batches import first_part, split_batch
 from prototrain.errors import ConfigError, ModelError
 from prototrain.towers import choose_devices, components, current_tower, make_cpu_devices, seed_of_tower
 
@@ -61,34 +60,3 @@ def test_seeds_differ_between_towers() -> None:
     assert (seeds[0] == state).all()
     assert len({tuple(seed) for seed in seeds}) == 1000
     assert {int(seed[1]) for seed in seeds} == {7}
-
-
-BATCH = {
-    "dense": tf.reshape(tf.range(12), [6, 2]),
-    "ragged": tf.ragged.constant([[1], [], [2, 3], [4], [5], [6, 7, 8]]),
-    "sparse": tf.sparse.from_dense(tf.eye(6)),
-    "scalar": tf.constant(3.0),
-}
-
-
-def rows(value: object) -> list[object]:
-    if isinstance(value, tf.SparseTensor):
-        value = tf.sparse.to_dense(value)
-    return value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()  # type: ignore
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_parts_of_a_batch(parts: int) -> None:
-    divided = split_batch(BATCH, parts)
-    assert len(divided) == parts and all(part["scalar"] == 3.0 for part in divided)
-    for name in ("dense", "ragged", "sparse"):
-        assert [row for part in divided for row in rows(part[name])] == rows(BATCH[name])
-    first = first_part(BATCH, parts)
-    assert all(rows(first[name]) == rows(divided[0][name]) for name in BATCH)
-
-
-def test_uneven_parts() -> None:
-    for name in ("dense", "ragged"):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="does not divide evenly into 4 parts"):
-            split_batch({name: BATCH[name]}, 4)
-    assert first_part({"x": tf.ones([2, 3])}, 4)["x"].shape == (1, 3)  # not empty

@@ -81,15 +81,39 @@ def test_batch_size_is_that_of_the_first_tensor() -> None:
         batch_size({"x": tf.constant(1.0), "y": {"z": tf.constant(2.0)}})
 
 
-def test_splitting_keeps_the_structure() -> None:
-    ragged, sparse = tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense(tf.eye(2))
-    batch = {"x": {"r": ragged, "pair": (tf.constant([[1], [2]]), tf.constant(7))}, "s": sparse}
-    parts = split_batch(batch, 2)
-    assert [part["x"]["r"].to_list() for part in parts] == [[[1]], [[2, 3]]]
-    assert [[value.numpy().tolist() for value in part["x"]["pair"]] for part in parts] == [[[[1]], 7], [[[2]], 7]]
-    assert [tf.sparse.to_dense(part["s"]).numpy().tolist() for part in parts] == [[[1, 0]], [[0, 1]]]
-    assert list(parts[0]) == list(batch) and list(parts[0]["x"]) == ["r", "pair"]
-    assert first_part(batch, 2)["x"]["pair"][0].numpy().tolist() == [[1]]
+BATCH: dict[str, Any] = {
+    "x": {
+        "ragged": tf.ragged.constant([[1], [], [2, 3], [4], [5], [6, 7, 8]]),
+        "sparse": tf.sparse.from_dense(tf.eye(6)),
+    },
+    "pair": (tf.reshape(tf.range(12), [6, 2]), tf.constant(7)),
+}
+
+
+def rows(value: Any) -> list[Any]:
+    if isinstance(value, tf.SparseTensor):
+        value = tf.sparse.to_dense(value)
+    return value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_parts_of_a_batch(parts: int) -> None:
+    divided = [by_path(part) for part in split_batch(BATCH, parts)]
+    first = by_path(first_part(BATCH, parts))
+    assert len(divided) == parts and all(list(part) == list(by_path(BATCH)) for part in divided)
+    for path, value in by_path(BATCH).items():
+        assert rows(first[path]) == rows(divided[0][path])
+        if path == "pair/1":
+            assert all(part[path] == 7 for part in divided)
+        else:
+            assert [row for part in divided for row in rows(part[path])] == rows(value)
+
+
+def test_uneven_parts() -> None:
+    for value in (BATCH["pair"][0], *BATCH["x"].values()):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="does not divide evenly into 4 parts: x has"):
+            split_batch({"x": value}, 4)
+    assert first_part({"x": tf.ones([2, 3])}, 4)["x"].shape == (1, 3)  # not empty
 
 
 def test_limited_data() -> None:
