@@ -169,25 +169,21 @@ def share_of(names: list[str], share: Share, shuffle: int = 1) -> DataIterator:
     return data(make, share=share)
 
 
-@pytest.mark.parametrize(
-    ("make", "sharding", "given"),
-    [
-        (lambda: "all", "batch", "all"),
-        (lambda batch_size=8: f"all {batch_size}", "none", "all 8"),
-        (lambda worker: f"{worker.index} of {worker.count}", "none", "1 of 2"),
-        (lambda worker=None: f"{worker.index} of {worker.count}", "none", "1 of 2"),
-        (lambda worker: "", "batch", None),
-        (lambda worker: "", "files", None),
-    ],
-)
-def test_datasets_with_a_worker_argument(make: Callable[..., Any], sharding: str, given: Any) -> None:
-    share = Share(1, 2, sharding)
-    if given is not None:
-        assert for_worker(make, share)() == given
-        return
-    with pytest.raises(ConfigError, match=f'model.data_sharding is "{sharding}", and datasets\\(worker\\) gives each'):
-        for_worker(make, share)
-    assert for_worker(make, Share(sharding=sharding))() == ""  # type: ignore[comparison-overlap]
+def test_datasets_with_a_worker_argument() -> None:
+    def place(worker: Share) -> Any:
+        return f"{worker.index} of {worker.count}"
+
+    makes: list[tuple[Callable[..., Any], str]] = [
+        (lambda: "all", "all"),
+        (lambda batch_size=8: f"all {batch_size}", "all 8"),
+        (place, "1 of 2"),
+        (lambda worker=None: place(worker), "1 of 2"),
+    ]
+    assert [for_worker(make, Share(1, 2, "none"))() for make, _ in makes] == [given for _, given in makes]
+    for sharding in ("batch", "files"):
+        with pytest.raises(ConfigError, match=rf'model.data_sharding is "{sharding}", and datasets\(worker\) gives'):
+            for_worker(place, Share(1, 2, sharding))
+        assert for_worker(place, Share(sharding=sharding))() == "0 of 1"
 
 
 def test_files_are_divided_among_workers(tmp_path: Path) -> None:

@@ -232,6 +232,8 @@ def test_files_at_urls_are_downloaded_once(url: str, tmp_path: Path, monkeypatch
     put(f"{url}/c.csv", "y\nx\n")
     with pytest.raises(DataError, match=f"^{url}/c.csv, line 2: 'y': \"x\" is not of type int64$"):
         readers.csv(f"{url}/c.csv", features=Y)
+    with pytest.raises(StorageError, match=f"^there is no file {url}/d.csv$"):
+        readers.csv(f"{url}/d.csv", features=Y)
     Path("d.jsonl").write_text('{"y": 5}')
     assert labels(readers.json_lines(f"file://{tmp_path}/d.jsonl", features=Y)) == [5]
 
@@ -249,18 +251,6 @@ def test_patterns_and_folders_at_urls(url: str) -> None:
     assert readers.class_names(f"{url}/images") == ["a", "b"]
     with pytest.raises(DataError, match=rf"{url}/images/a: holds no images \(\.gif\)"):
         readers.image_folder(f"{url}/images", size=(1, 1), extensions=[".gif"])
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("memory://nothing/x.csv", "there is no file memory://nothing/x.csv"),
-        ("gx://bucket/x.csv", "unknown scheme in gx://bucket/x.csv"),
-    ],
-)
-def test_unreadable_url(path: str, said: str, url: str) -> None:
-    with pytest.raises(StorageError, match=said):
-        readers.csv(path, features=Y)
 
 
 def test_failed_download_leaves_nothing(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
