@@ -91,6 +91,8 @@ def image_folder(
     numbered = list(by_class) if classes is None else list(classes)
     if unknown := [name for name in by_class if name not in numbered]:
         raise DataError(f"{shown(path)}: the directory {unknown[0]!r} is not in classes={numbered}")
+    if len(set(numbered)) < len(numbered):
+        raise DataError(f"{shown(path)}: a name is twice in classes={numbered}")
     compare_labels(shown(path), numbered)
     for name, found in by_class.items():
         if not found:

@@ -170,7 +170,7 @@ def test_errors_are_one_line(case: str) -> None:
 
 def test_fit_again_and_after_compile() -> None:
     trainer = held()
-    with pytest.raises(ValueError, match="steps_per_epoch must be at least 1"):
+    with pytest.raises(ConfigError, match="steps_per_epoch must be at least 1"):
         trainer.fit(epochs=3, steps_per_epoch=0)
     trainer.fit(epochs=2, verbose=0)
     trainer.fit(verbose=0)

@@ -167,6 +167,8 @@ def test_given_class_numbers() -> None:
         assert sorted(labels(dataset, "label")) == [0, 2]
     with pytest.raises(DataError, match=r"^trn: the directory 'dog' is not in classes=\['cat', 'eel'\]$"):
         readers.image_folder(trn, size=(2, 2), classes=["cat", "eel"])
+    with pytest.raises(DataError, match=r"^vld: a name is twice in classes="):
+        readers.image_folder(vld, size=(2, 2), classes=["cat", "eel", "cat"])
 
 
 @pytest.mark.parametrize(
