@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import shutil
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from prototrain.errors import ExperimentError
@@ -23,25 +23,17 @@ def appearing(final: Path) -> Iterator[Path]:
     Raises:
         ExperimentError: the file or directory cannot be written.
     """
-    temporary = final.with_name(f".tmp-{final.name}")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        _remove(temporary)  # left by a process that was killed
-        yield temporary
-        for path in [*temporary.rglob("*"), temporary]:
-            sync(path)
-        temporary.rename(final)
+        with TemporaryDirectory(dir=final.parent, prefix=".tmp-") as scratch:
+            temporary = Path(scratch, final.name)
+            yield temporary
+            for path in [*temporary.rglob("*"), temporary]:
+                sync(path)
+            temporary.rename(final)
         sync(final.parent)
     except OSError as error:
         raise ExperimentError(f"cannot write {final}: {error.strerror or error}") from error
-    finally:
-        _remove(temporary)
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)  # of a directory
-    with suppress(OSError):
-        path.unlink()
 
 
 def add_plot(parser: ArgumentParser, default: str) -> None:

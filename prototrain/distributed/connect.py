@@ -69,14 +69,15 @@ def find_cluster() -> tuple[Any, Worker]:
         ConfigError: neither ``TF_CONFIG`` nor Slurm describes a cluster with this process as a worker.
     """
     if "TF_CONFIG" in os.environ:
-        cluster, kind, index = tf_config()
-        if kind not in ("chief", "worker"):
-            raise ConfigError(f"TF_CONFIG: a task of the kind {kind!r} is no worker; it must be such as {_EXAMPLE}")
-        chiefs = cluster.get("chief", [])
-        addresses = (*chiefs, *cluster.get("worker", []))
+        resolver: Any = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        try:
+            cluster, kind, index = resolver.cluster_spec().as_dict(), resolver.task_type, int(resolver.task_id)
+            chiefs, others = cluster.get("chief", []), cluster.get("worker", [])
+            {"chief": chiefs, "worker": others}[kind][index]
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ConfigError(f"TF_CONFIG must be JSON such as {_EXAMPLE}, with this process as a task") from error
         first = len(chiefs) if kind == "worker" else 0
-        worker = Worker(index + first, len(addresses), addresses, len(chiefs))
-        return tf.distribute.cluster_resolver.TFConfigClusterResolver(), worker
+        return resolver, Worker(index + first, len(chiefs) + len(others), (*chiefs, *others), len(chiefs))
     if "SLURM_PROCID" in os.environ and "SLURM_STEP_NODELIST" in os.environ:
         tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver({"worker": tasks}, port_base=slurm_port())
@@ -86,18 +87,6 @@ def find_cluster() -> tuple[Any, Worker]:
         "several workers: neither TF_CONFIG nor Slurm's variables are set; use `prototrain run --workers N` or srun, "
         f"or set for each TF_CONFIG='{_EXAMPLE}'"
     )
-
-
-def tf_config() -> tuple[dict[str, list[str]], str, int]:
-    """Read ``TF_CONFIG``: the addresses by task type, and the type and index of this process."""
-    try:
-        given = json.loads(os.environ.get("TF_CONFIG", ""))
-        cluster = {kind: [str(address) for address in addresses] for kind, addresses in given["cluster"].items()}
-        kind, index = given["task"]["type"], int(given["task"]["index"])
-        cluster[kind][index]
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ConfigError(f"TF_CONFIG must be JSON such as {_EXAMPLE}; this one is not, or has no such task") from error
-    return cluster, kind, index
 
 
 def slurm_port() -> int:

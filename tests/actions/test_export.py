@@ -86,9 +86,6 @@ def test_keras_file_of_a_single_model(trained: SimpleTrainer, base: Path, tmp_pa
 
 
 def test_export_is_atomic(tmp_path: Path) -> None:
-    left = tmp_path / "a/.tmp-20"
-    left.mkdir(parents=True)
-    (left / "half").write_bytes(b"of an export that was killed")
     with appearing(tmp_path / "a/20") as temporary:
         temporary.mkdir()
         (temporary / "graph").write_bytes(b"graph")
