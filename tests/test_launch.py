@@ -82,10 +82,8 @@ def test_length_and_intervals_in_epochs(
         assert float(trainer.optimizer.learning_rate) == pytest.approx(0.01 if epochs == 3 else 0.0, abs=0.01)
     assert [step for step, _ in trainer.monitors.history("trn/loss")] == [5, 10, 15, 20]
     assert [step for step, _ in trainer.monitors.history("vld/loss")] == [10, 15, 20]
-    assert (
-        len([line for line in capsys.readouterr().out.splitlines() if " trn " in line and line.split()[0].isdigit()])
-        == 4
-    )
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if " trn " in line and line.split()[0].isdigit()]) == 4
     # The one that is set last counts.
     config = trainer.model.config
     config.override("model.num_steps=21")
@@ -171,12 +169,10 @@ def test_failure_before_the_run_changes_no_file(model: Callable[..., Any], tmp_p
 def test_used_experiment_is_refused(model: Callable[..., Any], tmp_path: Path) -> None:
     holder = Experiment(tmp_path / "experiments/tiny")
     holder.lock()
-    try:
-        for fresh in (False, True):
-            with pytest.raises(ExperimentError, match=r"is in use by another run \(process \d+ on"):
-                launch(model(), fresh=fresh)
-    finally:
-        holder.unlock()
+    for fresh in (False, True):
+        with pytest.raises(ExperimentError, match=r"is in use by another run \(process \d+ on"):
+            launch(model(), fresh=fresh)
+    holder.unlock()
 
 
 def test_weights_are_loaded_only_at_the_start(

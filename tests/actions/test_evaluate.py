@@ -61,26 +61,20 @@ def no_scalars(inputs: Any, train_phase: bool) -> Any:
     return net if train_phase else {"logits": net.logits}
 
 
+def endless() -> dict[str, tf.data.Dataset]:
+    return {"trn": tiny_datasets()["trn"].repeat()}
+
+
 @pytest.mark.parametrize(
     ("dataset", "model", "error", "words"),
     [
         ("tst", {}, DataError, "datasets() gives no 'tst'; name one of trn, vld with --dataset"),
-        (
-            "trn",
-            {"datasets": lambda: {"trn": tiny_datasets()["trn"].repeat()}},
-            DataError,
-            "dataset 'trn' has no end, so the whole of it cannot be evaluated",
-        ),
+        ("trn", {"datasets": endless}, DataError, "dataset 'trn' has no end, so the whole of it cannot be evaluated"),
         ("vld", {"build": no_scalars}, ModelError, "build() returned no scalars without training"),
     ],
 )
 def test_errors(
-    dataset: str | None,
-    model: dict[str, Any],
-    error: type[PrototrainError],
-    words: str,
-    trained: SimpleTrainer,
-    base: Path,
+    dataset: str, model: dict[str, Any], error: type[PrototrainError], words: str, trained: SimpleTrainer, base: Path
 ) -> None:
     with pytest.raises(error) as caught:
         run(base, dataset, **model)

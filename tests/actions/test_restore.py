@@ -59,34 +59,26 @@ def test_checkpoint_without_experiment_and_changed_facts(copied: Path, tmp_path:
     assert restored.describe()["changed since"] == "model.batch_size 8 -> 4"
 
 
+def write(name: str, text: str) -> Any:
+    return lambda copied: (copied / name).write_text(text)
+
+
 @pytest.mark.parametrize(
     ("spoil", "which", "words"),
     [
-        (lambda copied: shutil.rmtree(copied), None, "there is no checkpoint in .*tiny yet; train the model first"),
+        (shutil.rmtree, None, "there is no checkpoint in .*tiny yet; train the model first"),
         (lambda copied: shutil.rmtree(copied / "checkpoints"), "best", "there is no checkpoint in .* yet"),
         (lambda copied: None, "7", "tiny has no checkpoint of step 7; there are 15, 20"),
         (lambda copied: None, "nowhere", "there is no checkpoint in nowhere yet; train the model first, or name"),
+        (write("checkpoints/step-0000000020/model.index", ""), None, "is damaged: the content of model.index does not"),
+        (lambda copied: (copied / "checkpoints/min-vld-loss.json").unlink(), "best", "tiny has no best checkpoint"),
+        (write("checkpoints/min-vld-loss.json", "{"), "best", "min-vld-loss.json is damaged; name a step"),
         (
-            lambda copied: (copied / "checkpoints/step-0000000020/model.index").write_bytes(b""),
-            None,
-            "step-0000000020 is damaged: the content of model.index does not match",
-        ),
-        (
-            lambda copied: (copied / "checkpoints/min-vld-loss.json").unlink(),
+            write("checkpoints/max-x.json", '{"stat": "x", "step": 15}'),
             "best",
-            "tiny has no best checkpoint: there was no MinSaver or MaxSaver",
+            "x at step 15, vld/loss at step 20; name",
         ),
-        (
-            lambda copied: (copied / "checkpoints/min-vld-loss.json").write_text("{"),
-            "best",
-            "min-vld-loss.json is damaged; name a step",
-        ),
-        (
-            lambda copied: (copied / "checkpoints/max-x.json").write_text('{"stat": "x", "step": 15}'),
-            "best",
-            "several best checkpoints: x at step 15, vld/loss at step 20; name one by its step",
-        ),
-        (lambda copied: (copied / "environment.json").write_text('{"run_id": "other"}'), None, "is of another run"),
+        (write("environment.json", '{"run_id": "other"}'), None, "is of another run"),
     ],
 )
 def test_wrong_checkpoint_is_one_line(spoil: Any, which: str | None, words: str, copied: Path) -> None:

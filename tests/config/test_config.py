@@ -24,20 +24,14 @@ def test_mapping_is_over_the_set_keys() -> None:
     assert "trainer.print_interval" not in config
     assert config["trainer.print_interval"] == 100
     assert list(config.items()) == [("b", 1), ("a", 2)]
-    assert len(config) == 2
-    assert config == {"a": 2, "b": 1} == config
-    assert config != Config({"a": 2})
+    assert len(config) == 2 and config == {"a": 2, "b": 1} and config != Config({"a": 2})
     config.update({"c": 3}, d=4)
-    del config["b"]
-    assert list(config) == ["a", "c", "d"]
-    assert config.pop("a") == 2
-    assert config.pop("a", None) is None
+    assert config.pop("a") == 2 and config.pop("a", None) is None
     for remove in (config.pop, config.__delitem__):
         with pytest.raises(KeyError, match=r"trainer.print_interval"):
             remove("trainer.print_interval")
     assert config.setdefault("trainer.print_interval", 5) == 5 == config.setdefault("trainer.print_interval", 6)
-    assert config.get("own") is None
-    assert config.get("own", 3) == 3
+    assert config.get("own") is None and config.get("own", 3) == 3
     for duplicate in (config.copy(), copy.copy(config), copy.deepcopy(config)):
         duplicate["c"] = 2
         assert config["c"] == 3
@@ -165,9 +159,7 @@ def test_text_shows_effective_values(tmp_path: Path) -> None:
     ):
         assert line in lines
     assert not any("adam" in line for line in lines)
-    assert lines.count("") > 5
-    assert lines[-1] == ""
-    assert lines[-2] != ""
+    assert lines.count("") > 5 and lines[-1] == "" != lines[-2]
 
 
 def test_differences() -> None:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import prototrain
 from prototrain import Callback, default_callbacks
+from prototrain.callbacks import CallbackFactory
 from prototrain.cli import main
 from prototrain.errors import ConfigError, SweepError
 from prototrain.launch import launch
@@ -49,21 +50,6 @@ def model(**keywords: Any) -> Any:
 
 def experiments() -> list[str]:
     return sorted(path.name for path in Path("experiments").iterdir() if path.is_dir() and path.name[0] != ".")
-
-
-class At(Callback):
-    """Does something at one step of one experiment."""
-
-    def __init__(self, name: str, step: int, action: Any) -> None:
-        self._name, self._step, self._action = name, step, action
-
-    def next_step(self, step: int) -> int | None:
-        return self._step if step < self._step else None
-
-    def trigger_step(self) -> None:
-        assert self.trainer.experiment is not None
-        if self.trainer.global_step == self._step and self.trainer.experiment.directory.name == self._name:
-            self._action()
 
 
 def test_grid_is_trained_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,8 +114,12 @@ def test_exit_code_of_a_failed_trial(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_stopped_sweep_resumes(capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(callback: Callback) -> None:
+        if callback.trainer.require_experiment("stop").directory.name == "tiny-1":
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def stopping(model: Any) -> list[Callback]:
-        return [*default_callbacks(model), At("tiny-1", 3, lambda: os.kill(os.getpid(), signal.SIGTERM))]
+        return [*default_callbacks(model), CallbackFactory(trigger=stop).every(steps=3)]
 
     with pytest.raises(SystemExit) as exit_:
         prototrain.sweep(model(), SPACE, callbacks=stopping)
@@ -149,9 +139,7 @@ def test_bad_trials_stop_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def worse_each_time(model: Any) -> list[Callback]:
         trials.append(1.0 * len(trials))
-        put = prototrain.callbacks.CallbackFactory(
-            trigger=lambda self: self.trainer.monitors.put_scalar("mine", trials[-1])
-        )
+        put = CallbackFactory(trigger=lambda self: self.trainer.monitors.put_scalar("mine", trials[-1]))
         return [put.every(steps=2), *default_callbacks(model)]
 
     trials: list[float] = []
