@@ -37,8 +37,8 @@ def local_files(paths: PathLike | Iterable[PathLike]) -> list[tuple[str, str]]:
 def matching_files(pattern: PathLike) -> list[str]:
     """Return the files that match a glob pattern, sorted by name.
 
-    A local file with exactly this name, and existing parent directories such as `lr=[0.1]`, are taken literally. In a
-    URL, `*` also matches slashes.
+    A local file with exactly this name, and existing parent directories such as `lr=[0.1]`, also at a URL, are taken
+    literally. In a URL, `*` also matches slashes.
     """
     url = url_of(pattern)
     if url is None:
@@ -49,7 +49,7 @@ def matching_files(pattern: PathLike) -> list[str]:
         found = Path(glob.escape(str(base)), path.relative_to(base))
         return sorted(file for file in glob.glob(str(found), recursive=True) if os.path.isfile(file))
     above, _, name = url.rpartition("/")
-    while set("*?[") & set(above):
+    while set("*?[") & set(above) and not Storage(above).listing():
         above, _, folder = above.rpartition("/")
         name = f"{folder}/{name}"
     matches = {other: mark for other, mark in sorted(Storage(above).listing().items()) if fnmatchcase(other, name)}
