@@ -16,8 +16,22 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
+from keras.src.models.functional import Functional as Functional  # the class of `keras.Model(inputs, outputs)`
+from keras.src.utils import rng_utils
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+from tensorflow.python.data.experimental.ops import distribute
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework.config import is_op_determinism_enabled as is_op_determinism_enabled
+from tensorflow.python.ops import summary_ops_v2
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from prototrain.errors import ConfigError
+
+Trackable = tf.__internal__.tracking.Trackable
+"""The base class of all objects that `tf.train.Checkpoint` can save."""
 
 # -- tf.data -----------------------------------------------------------------------------------------------------------
 
@@ -27,20 +41,12 @@ _NAME = re.compile(rb"Iterator::[\w:\[\]]+")
 
 
 def iterator_state(iterator: Any) -> tf.Tensor:
-    """Return a copy of an iterator's state, a vector of variants.
-
-    Raises:
-        tf.errors.OpError: the state cannot be saved.
-    """
+    """Return a copy of an iterator's state, a vector of variants; raises `tf.errors.OpError` if it cannot be saved."""
     return iterator._serialize_to_tensors()["_STATE"]
 
 
 def set_iterator_state(iterator: Any, state: tf.Tensor) -> None:
-    """Restore the state of an iterator.
-
-    Raises:
-        tf.errors.OpError: the state belongs to another dataset.
-    """
+    """Restore the state of an iterator; raises `tf.errors.OpError` if it belongs to another dataset."""
     iterator._restore_from_tensors({"_STATE": state})
 
 
@@ -69,11 +75,7 @@ def next_synchronously(iterator: Any) -> Any:
 
 
 def holds_generator(content: bytes | mmap.mmap) -> bool:
-    """Return whether the saved state of an iterator, as the bytes of a file, contains a shuffle's random generator.
-
-    If another version of TensorFlow names it differently, this is false for all states. A resumed run then reads from
-    the last state for which it was true.
-    """
+    """Return whether the saved state of an iterator, as the bytes of a file, contains a shuffle's random generator."""
     at = content.find(_GENERATOR)
     while at >= 0:
         if _NAME.fullmatch(bytes(content[content.rfind(b"Iterator::", 0, at) : at])):  # not in an example
@@ -115,10 +117,7 @@ def scan(dataset: tf.data.Dataset, initial_state: Any, function: Callable[..., A
 
 
 def stage_name(stage: Any) -> str:
-    """Return the name of a stage's class, such as ``_ParallelMap``.
-
-    `prototrain.data.rule` lists the known names. Data with any other stage is replayed.
-    """
+    """Return the name of a stage's class, such as ``_ParallelMap``; `prototrain.data.rule` lists the known ones."""
     return type(stage).__name__.removesuffix("V2").removesuffix("Dataset")
 
 
@@ -149,11 +148,7 @@ def is_seeded(stage: Any) -> bool:
 
 
 def reshuffles_each_pass(stage: Any) -> bool:
-    """Return whether each pass over a shuffle or random stage has another order or other random numbers.
-
-    This depends on the arguments `reshuffle_each_iteration` (True by default) and `rerandomize_each_iteration` (False
-    by default).
-    """
+    """Return whether each pass over a shuffle or random stage has another order or other random numbers."""
     if hasattr(stage, "_rerandomize"):
         return bool(stage._rerandomize)
     return getattr(stage, "_reshuffle_each_iteration", None) is not False
@@ -192,27 +187,19 @@ def divided_by_files(dataset: tf.data.Dataset, count: int, index: int) -> tf.dat
     Raises:
         tf.errors.NotFoundError: the dataset must be divided by files, but reads no files.
     """
-    from tensorflow.python.data.experimental.ops import distribute
-
-    part: tf.data.Dataset = distribute._AutoShardDataset(dataset, count, index)
-    return part
+    return distribute._AutoShardDataset(dataset, count, index)
 
 
 # -- graphs and ops ----------------------------------------------------------------------------------------------------
-
-
-def nested_functions(graph: Any) -> list[Any]:
-    """Return the traced functions that are registered in a graph."""
-    found = [graph._get_function(name) for name in graph._functions]
-    # Some functions have no graph, for example the gradient of `tf.nn.ctc_loss`.
-    return [function for function in found if hasattr(function, "graph")]
 
 
 def all_operations(graph: Any) -> list[Any]:
     """Return all operations of a graph and of the functions in it, at any depth."""
     graphs = [graph]
     for one in graphs:
-        graphs += [function.graph for function in nested_functions(one) if function.graph not in graphs]
+        # Some functions have no graph, for example the gradient of `tf.nn.ctc_loss`.
+        found = [getattr(one._get_function(name), "graph", None) for name in one._functions]
+        graphs += [inner for inner in found if inner is not None and inner not in graphs]
     return [op for one in graphs for op in one.get_operations()]
 
 
@@ -221,23 +208,14 @@ def captures_vary(function: Any) -> bool:
     return bool(function.graph.deferred_external_captures)
 
 
-def trackable_kinds() -> tuple[type, ...]:
-    """Return the base class of all objects that `tf.train.Checkpoint` can save."""
-    return (tf.__internal__.tracking.Trackable,)
-
-
 def names_in_checkpoint(saved: bytes) -> dict[str, str]:
     """Return the names of variables by key, from the `TrackableObjectGraph` of a `tf.train.Checkpoint`."""
-    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
-
     graph = TrackableObjectGraph.FromString(saved)
     return {entry.checkpoint_key: entry.full_name for node in graph.nodes for entry in node.attributes}
 
 
 def is_stateful(kind: str) -> bool:
     """Return whether ops of a type are stateful; True for an unknown type."""
-    from tensorflow.python.framework import op_def_registry
-
     definition = op_def_registry.get(kind)
     return definition is None or definition.is_stateful
 
@@ -250,9 +228,6 @@ CALLBACK_SCRATCH = {"_model", "params", "csv_file", "writer", "_writers", "_summ
 
 def keras_seed() -> int | None:
     """Return the last seed of `keras.utils.set_random_seed`, or None if none was set since the last `clear_session`."""
-    from keras.src.backend.common import global_state
-    from keras.src.utils import rng_utils
-
     found: int | None = global_state.get_global_attribute(rng_utils.GLOBAL_RANDOM_SEED)
     return found
 
@@ -260,8 +235,6 @@ def keras_seed() -> int | None:
 @contextmanager
 def keras_globals_kept() -> Iterator[None]:
     """Context manager that restores Keras's thread-local state at the end: seeds and name counters."""
-    from keras.src.backend.common import global_state
-
     trackers = global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER
     values = [dict(vars(tracker)) for tracker in trackers]
     try:
@@ -273,23 +246,9 @@ def keras_globals_kept() -> Iterator[None]:
             vars(tracker).update(before)
 
 
-def in_stateless_scope() -> bool:
-    """Return whether a `keras.StatelessScope` is active, in which assignments do not change variables."""
-    from keras.src.backend.common import stateless_scope
-
-    return bool(stateless_scope.in_stateless_scope())
-
-
 def compiled_parts(model: keras.Model) -> tuple[Any, ...]:
     """Return the objects that `compile` creates again in every call."""
     return model.optimizer, model._compile_loss, model._compile_metrics
-
-
-def functional_kinds() -> tuple[type, ...]:
-    """Return the class of `keras.Model(inputs, outputs)`."""
-    from keras.src.models.functional import Functional
-
-    return (Functional,)
 
 
 def layers_within(layer: Any) -> list[Any]:
@@ -410,33 +369,20 @@ def expecting_averages(optimizer: Any, *, for_good: bool) -> Iterator[None]:
 # -- the runtime -------------------------------------------------------------------------------------------------------
 
 
-def _context() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()
-
-
 def tensorflow_seed() -> int | None:
     """Return the last seed of `tf.random.set_seed`, or None."""
-    found: int | None = _context()._seed
+    found: int | None = context.context()._seed
     return found
 
 
 def set_tensorflow_seed(seed: int | None) -> None:
     """Set the global seed like `tf.random.set_seed`, or clear it if `seed` is None."""
-    _context()._set_global_seed(seed)
+    context.context()._set_global_seed(seed)
 
 
 def drawing_seeds() -> random.Random | None:
     """Return the generator of seeds for eager random ops, or None before `tf.random.set_seed`."""
-    return getattr(_context(), "_rng", None)
-
-
-def is_deterministic() -> bool:
-    """Return whether `tf.config.experimental.enable_op_determinism()` was called."""
-    from tensorflow.python.framework import config
-
-    return bool(config.is_op_determinism_enabled())
+    return getattr(context.context(), "_rng", None)
 
 
 def tell_of_uses(use: Callable[[Any], None]) -> None:
@@ -444,8 +390,6 @@ def tell_of_uses(use: Callable[[Any], None]) -> None:
 
     Every use from Python reads the property `handle`, which this function replaces. `raw_handle` does not call `use`.
     """
-    from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
-
     original: Any = BaseResourceVariable.handle
 
     def handle(self: Any) -> Any:
@@ -488,8 +432,6 @@ class ChangingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
 
 def default_writer() -> Any:
     """Return the current summary writer of this thread, or None."""
-    from tensorflow.python.ops import summary_ops_v2
-
     return summary_ops_v2._summary_state.writer
 
 
@@ -502,8 +444,6 @@ def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: 
         connected_ms, silence_ms: the time limits, in milliseconds, until all workers are connected, and between two
             heartbeats.
     """
-    from tensorflow.python.eager import context
-
     job = context.coordination_config_pb2.CoordinatedJob  # its module differs between versions
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -518,9 +458,9 @@ def report_to_cluster(why: str) -> None:
     """Make all further collective operations of the connected workers fail with an error message."""
     if has_started():
         with suppress(ValueError, tf.errors.OpError):  # not connected, or no longer
-            _context().report_error_to_cluster(13, why)  # INTERNAL
+            context.context().report_error_to_cluster(13, why)  # INTERNAL
 
 
 def has_started() -> bool:
     """Return whether TensorFlow has initialized its devices, without initializing them."""
-    return bool(_context()._initialized)
+    return bool(context.context()._initialized)

@@ -16,7 +16,7 @@ from prototrain.checkpoint.values import GENERATORS, TAG, GeneratorState, decode
 from prototrain.errors import CheckpointError
 from prototrain.system.terminal import FRESH, some_of
 from prototrain.system.tracebacks import cause
-from prototrain.tf_private import KerasVariable, trackable_kinds
+from prototrain.tf_private import KerasVariable, Trackable
 from prototrain.towers import OF_TOWER, components, is_seed, seed_of_tower
 
 OF_CALLBACKS = "callbacks/"
@@ -108,7 +108,7 @@ class StateEntries:
             self._objects[key] = entry
         elif isinstance(entry, GENERATORS):
             self._objects[key] = GeneratorState(entry)
-        elif isinstance(entry, trackable_kinds()):
+        elif isinstance(entry, Trackable):
             self.saveables[key] = _SaveableTrackable(entry)
         else:
             self._values.append(key)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.readers.order import ABOUT
 from prototrain.system.files import short_digest
-from prototrain.tf_private import nested_functions, stage_functions, stage_inputs, stage_settings, stood_for
+from prototrain.tf_private import all_operations, stage_functions, stage_inputs, stage_settings, stood_for
 from prototrain.tf_private import stage_name as name_of
 
 _LOOKED_AT = 20_000  # file names to check in a list: checking is slow on a network
@@ -48,11 +48,8 @@ def stages(*datasets: tf.data.Dataset) -> Iterator[Any]:
 
 def operations(stage: Any) -> Iterator[Any]:
     """Yield the operations of the functions that a stage calls, including nested functions."""
-    waiting = stage_functions(stage)
-    while waiting:
-        graph = waiting.pop().graph
-        waiting += nested_functions(graph)
-        yield from graph.get_operations()
+    for function in stage_functions(stage):
+        yield from all_operations(function.graph)
 
 
 def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:

@@ -27,9 +27,9 @@ import tensorflow as tf
 
 from prototrain.errors import ModelError
 from prototrain.tf_private import (
+    Functional,
     KerasVariable,
     forget_losses,
-    functional_kinds,
     history,
     in_stateless_scope,
     raw_handle,
@@ -503,7 +503,7 @@ def _note_use(variable: Any) -> None:
 
 
 def _install() -> None:
-    for kind in (*CACHED, keras.Model, keras.Sequential, *functional_kinds()):
+    for kind in (*CACHED, keras.Model, keras.Sequential, Functional):
         _hook_constructor(kind)
     layer: Any = keras.layers.Layer
     adapting = ("Normalization", "Discretization", "TextVectorization", "StringLookup", "IntegerLookup")

@@ -21,7 +21,7 @@ from prototrain.checkpoint.values import random_state_kept
 from prototrain.errors import ModelError
 from prototrain.model.build_call import BuildCall, Objects, base_name
 from prototrain.step.variables import is_scratch
-from prototrain.tf_private import KerasVariable, call_by, functional_kinds, hold, layers_within, own_weights
+from prototrain.tf_private import Functional, KerasVariable, call_by, hold, layers_within, own_weights
 from prototrain.towers import components, tower_index
 
 
@@ -165,7 +165,7 @@ class LayerCache:
                 if isinstance(variable, KerasVariable):
                     self._weights.setdefault(id(variable.value), variable)
 
-        prefixes = _model_names([item for item in named if isinstance(item, functional_kinds())])
+        prefixes = _model_names([item for item in named if isinstance(item, Functional)])
         owners: dict[int, Any] = {}  # the innermost layer with a given name, by the id of each variable
         for layer in sorted((item for item in named if hasattr(item, "variables")), key=lambda one: len(one.variables)):
             for weight in layer.variables:
@@ -332,7 +332,7 @@ def _model_names(models: list[Any]) -> dict[int, str]:
     def walk(model: Any, path: str) -> None:
         for layer in model.layers:
             longer = f"{path}/{layer.name}" if id(layer) in mine else path
-            if isinstance(layer, functional_kinds()):
+            if isinstance(layer, Functional):
                 walk(layer, longer)
             else:
                 for weight in layer.variables:

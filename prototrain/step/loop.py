@@ -20,7 +20,7 @@ from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite
 from prototrain.step.trace import SummaryFile, TowerTrace, noting_summaries, tracing
 from prototrain.step.update import weighted_outputs
 from prototrain.step.variables import StopVariable, scratch_variable
-from prototrain.tf_private import is_deterministic, next_synchronously
+from prototrain.tf_private import is_op_determinism_enabled, next_synchronously
 from prototrain.towers import components
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def _after(inputs: Batch) -> Any:
 
 
 def _time_after(tensors: list[Any]) -> tf.Tensor:
-    if is_deterministic():  # TensorFlow refuses to read the clock; the waiting time is unknown
+    if is_op_determinism_enabled():  # TensorFlow refuses to read the clock; the waiting time is unknown
         return tf.zeros([], tf.float64)
     with tf.device("CPU:0"), tf.control_dependencies(tensors):
         return tf.timestamp()
