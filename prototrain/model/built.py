@@ -35,6 +35,7 @@ from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest
 from prototrain.system.terminal import Table, announcing, did_you_mean
 from prototrain.system.tracebacks import out_of_memory
+from prototrain.tf_private import KerasVariable
 from prototrain.towers import building
 
 if TYPE_CHECKING:
@@ -245,9 +246,25 @@ class BuiltModel:
         return dict(self.layers.layers)
 
     def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
-        """Return variables by name, as Keras variables where layers have them, for optimizers."""
+        """Return variables by name, as Keras variables where layers have them, for optimizers.
+
+        Args:
+            variables: variables of the model, or the Keras variables of its layers.
+
+        Raises:
+            ModelError: a variable does not belong to the model.
+        """
         names = {id(variable): name for name, variable in self.variables.items()}
-        return {names[id(variable)]: self.layers.keras_variable(variable) for variable in variables}
+        found = {}
+        for variable in variables:
+            variable = variable.value if isinstance(variable, KerasVariable) else variable
+            if id(variable) not in names:
+                raise ModelError(
+                    f"{variable.name} is no variable of the model; create its layer in build(), or build the optimizer "
+                    "with optimizer.build(variables) and register it without variables"
+                )
+            found[names[id(variable)]] = self.layers.keras_variable(variable)
+        return found
 
     def with_keras_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Replace TensorFlow variables in (gradient, variable) pairs by Keras variables, which have constraints."""

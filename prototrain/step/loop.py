@@ -113,7 +113,7 @@ class Iteration:
     def _tower(self, inputs: Batch, watched: bool) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
         """Trace one tower's part of the iteration."""
         trace = TowerTrace(self.guard, watched)
-        with _after(inputs), tracing(trace), tf.variable_creator_scope(self._warn_of_variable):
+        with _after(inputs), tracing(trace), tf.variable_creator_scope(_lift):
             outputs = self.train_step(inputs)
         if not isinstance(outputs, Mapping):
             raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
@@ -134,13 +134,11 @@ class Iteration:
             variable.assign(mean)
         return self._packer.unstack((single, double))
 
-    def _warn_of_variable(self, make: Callable[..., Any], **arguments: Any) -> Any:
-        self.trainer.log(
-            f"WARNING: train_step() created the variable {arguments.get('name')!r}, which no checkpoint holds; "
-            "build the model with self.build(), and make optimizers attributes of the trainer"
-        )
-        with tf.init_scope():  # the call is traced only once and cannot create variables
-            return make(**arguments)
+
+def _lift(make: Callable[..., Any], **arguments: Any) -> Any:
+    """Create a variable outside the graph: the call is traced only once and cannot create variables."""
+    with tf.init_scope():
+        return make(**arguments)
 
 
 class CompiledCalls(StepCalls):

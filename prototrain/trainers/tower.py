@@ -31,10 +31,10 @@ from prototrain.step.loop import CompiledCalls, Iteration
 from prototrain.step.nonfinite import LossScale
 from prototrain.step.trace import tower_trace
 from prototrain.step.update import Computed, for_all_towers, over_micro_batches
-from prototrain.step.variables import StopVariable
+from prototrain.step.variables import StopVariable, is_scratch
 from prototrain.step.xla_loop import XlaLoop
 from prototrain.system.terminal import announcing, some_of
-from prototrain.towers import choose_devices, in_words
+from prototrain.towers import choose_devices, components, in_words
 from prototrain.trainers.base import NOT_RECORDED, Trainer
 from prototrain.trainers.optimization import (
     OF_STEP,
@@ -444,6 +444,7 @@ class TowerTrainer(Trainer):
         if not self._is_traced and result.steps:
             self._is_traced = True
             self._say_of_gradients()
+            self._say_of_unsaved(calls.graph)
             if calls.has_summaries and not self.callbacks.watchers:
                 self.run.say_once(NOT_RECORDED)
         if result.data_ended and not result.steps:
@@ -499,6 +500,19 @@ class TowerTrainer(Trainer):
             self.run.say_once(line)
         if self.is_compiled:  # a step in Python may still use some keys later
             self._say_of_unused()
+
+    def _say_of_unsaved(self, graph: Any) -> None:
+        """Warn about variables that the traced step uses and the state lacks."""
+        # Handles, since TensorFlow may wrap a variable once more for each use.
+        held = {id(copy.handle) for variable in variables_in(self.state).values() for copy in components(variable)}
+        used = [] if graph is None else [variable for variable in graph.variables if not is_scratch(variable)]
+        unsaved = sorted({variable.name.partition(":")[0] for variable in used if id(variable.handle) not in held})
+        if unsaved:
+            self.run.say_once(
+                f"WARNING: the step uses the variables {some_of(unsaved)}, which no checkpoint holds: a resumed run "
+                "would start with new ones; create layers in build(), make optimizers attributes of the trainer, or "
+                "put the variables into trainer.state"
+            )
 
     def should_stop(self) -> bool:
         """Return whether compiled steps must end because a stop was requested."""

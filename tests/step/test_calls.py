@@ -337,16 +337,56 @@ def test_optimizers_of_a_subclass_are_saved(tmp_path: Path) -> None:
     assert "second/logits_kernel_0_momentum" in resumed.state
 
 
-def test_warning_for_a_variable_made_in_train_step(capsys: pytest.CaptureFixture[str]) -> None:
-    class Careless(SimpleTrainer):
-        def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
-            if not hasattr(self, "extra"):
-                self.extra = tf.Variable(0.0, name="extra")
-            self.extra.assign_add(1.0)
-            return super().train_step(inputs)
+class Careless(SimpleTrainer):
+    """Creates a variable while the step is traced."""
 
-    Careless(tiny_model()).train(max_steps=2)
-    assert "train_step() created the variable 'extra'" in capsys.readouterr().out
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        if not hasattr(self, "extra"):
+            self.extra = tf.Variable(0.0, name="extra")
+        self.extra.assign_add(1.0)
+        return super().train_step(inputs)
+
+
+class OwnNetwork(SimpleTrainer):
+    """Trains a layer that `build` does not make."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.critic = keras.layers.Dense(1, name="critic")
+        self.critic.build([None, 4])
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        outputs = super().train_step(inputs)
+        return {**outputs, "value": tf.reduce_mean(self.critic(inputs["x"]))}
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "jit", "named"),
+    [(Careless, False, "extra"), (OwnNetwork, False, "critic/bias"), (OwnNetwork, "loop", "critic/bias")],
+)
+def test_warning_for_variables_that_no_checkpoint_holds(
+    trainer_class: Any, jit: Any, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model(datasets=lambda: {"trn": tiny_arrays()}, build=plain_build, model__jit_compile=jit)
+    trainer_class(model).train(max_steps=2)
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if "no checkpoint holds" in line]
+    assert named in warning
+
+
+def test_no_warning_for_variables_in_the_state(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = OwnNetwork(tiny_model())
+    trainer.state.update({f"critic/{variable.name}": variable.value for variable in trainer.critic.variables})
+    trainer.train(max_steps=2)
+    assert "WARNING" not in capsys.readouterr().out
+
+
+def test_an_optimizer_is_registered_for_variables_of_layers() -> None:
+    trainer = tiny_trainer()
+    layer = trainer.keras_layers["logits"]
+    trainer.register_optimizer("second", keras.optimizers.SGD(momentum=0.9), layer.trainable_variables)
+    assert {"second/logits_kernel_0_momentum", "second/logits_bias_0_momentum"} <= trainer.state.keys()
+    with pytest.raises(ModelError, match="no variable of the model"):
+        trainer.register_optimizer("third", keras.optimizers.SGD(), [tf.Variable(0.0)])
 
 
 def test_xla_equals_no_xla() -> None:
