@@ -106,7 +106,8 @@ def test_stopped_worker_ends_the_others(tmp_path: Path) -> None:
     other, frozen = run(config={"trainer__cluster_timeout": 6.0}, **order)
     assert frozen is None and other is not None
     assert other["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
-    assert other["error"].endswith("is gone or does not answer") and other["step"] == 9
+    # The frozen worker has done step 9, but the other one may not have received all of its part.
+    assert other["error"].endswith("is gone or does not answer") and other["step"] in (8, 9)
 
 
 @pytest.mark.slow
