@@ -18,6 +18,7 @@ from prototrain.step.variables import StopVariable
 from prototrain.system.signals import StopRequest, interruptibly
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
+from prototrain.towers import is_seed
 
 Batch = dict[str, Any]
 REHEARSED = 2
@@ -46,7 +47,7 @@ class CompiledPass:
         self._call = compiled(self._iterate)
 
     def run(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
-        """Run the pass.
+        """Run the pass. It leaves the seeds of random layers as they are, so that training does not depend on it.
 
         Args:
             stop: ends the pass when a stop is requested.
@@ -58,7 +59,12 @@ class CompiledPass:
         Raises:
             tf.errors.OpError: reading or measuring failed.
         """
-        return self._run(self._dataset.take(batches) if batches else self._dataset, stop)
+        seeds = [variable for variable in self._graph().variables if is_seed(variable.name, variable)]
+        with values_kept(seeds):  # Keras's recurrent layers draw their dropout masks in evaluations, too
+            return self._run(self._dataset.take(batches) if batches else self._dataset, stop)
+
+    def _graph(self) -> Any:
+        return self._call.get_concrete_function(tf.data.IteratorSpec(self._dataset.element_spec)).graph
 
     def _run(self, dataset: tf.data.Dataset, stop: StopRequest) -> tuple[int, list[tf.Tensor]] | None:
         self._stop.set(stop.signum is not None)
@@ -83,7 +89,7 @@ class CompiledPass:
             tf.errors.OpError: reading or measuring failed.
         """
         with random_state_kept():
-            graph = self._call.get_concrete_function(tf.data.IteratorSpec(self._dataset.element_spec)).graph
+            graph = self._graph()
             if reshuffles(self._dataset):
                 return None
             read = self._given.take(min(batches or REHEARSED, REHEARSED)).cache()  # read once

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, ModelDict, SimpleTrainer, default_callbacks
-from prototrain.callbacks import JSONWriter, SaveOnExit, Validation
+from prototrain.callbacks import InferenceRunner, JSONWriter, SaveOnExit, ScalarStats, Validation
 from prototrain.callbacks.base import innermost
 from prototrain.checkpoint.values import random_state
 from prototrain.errors import DataError, StepError
@@ -171,3 +171,21 @@ def test_rehearsal_changes_no_state(experiment: Path) -> None:
     late = Validation()  # not due before the run is over
     late.at_end = False
     assert state(late.every(steps=50), directory=experiment) == state(directory=experiment)
+
+
+def recurrent_build(inputs: Any, train_phase: bool) -> Any:
+    """A GRU, for which Keras draws dropout masks without training, too."""
+    words = tf.cast(tf.abs(inputs["x"]) * 10, tf.int32) % 7
+    embedded = keras.layers.Embedding(7, 3, name="embedding")(words)
+    state = keras.layers.GRU(4, dropout=0.2, recurrent_dropout=0.2, name="gru")(embedded, training=train_phase)
+    return tiny_build({**inputs, "x": state}, train_phase)
+
+
+@pytest.mark.parametrize("make", [Validation, lambda: InferenceRunner("vld", [ScalarStats("loss")])])
+def test_evaluation_does_not_change_the_seeds_of_training(make: Callable[[], Callback]) -> None:
+    ends = []
+    for callbacks in ([], [make().every(steps=3)]):
+        trainer = tiny_trainer(build=recurrent_build)
+        trainer.train(callbacks, max_steps=10)
+        ends.append(values(trainer))
+    assert ends[0] == ends[1]
