@@ -89,8 +89,9 @@ class Program:
         else:
             features, labels = keras.tree.pack_sequence_as(self._like, [inputs.get(name) for name in _flat(self._like)])
         trace, call = tower_trace(), present_call()
-        if self.mode == ModeKeys.TRAIN and trace is not None and call is not None:
-            call.updates_metrics = trace.is_watched  # metrics are updated in watched steps only, as `tf.summary` is
+        if call is not None:
+            # In training, metrics are updated in watched steps only, as `tf.summary` is.
+            call.updates_metrics = self.mode != ModeKeys.TRAIN or trace is None or trace.is_watched
         spec = checked(self.call(features=features, labels=labels, mode=self.mode), self.mode)
         if not hasattr(self, "spec"):
             self.spec = spec

@@ -19,7 +19,7 @@ from prototrain.errors import ConfigError, ModelError
 from prototrain.experiment import source_of
 from prototrain.gradient_processors import summed
 from prototrain.keras.data import Element, by_path
-from prototrain.model.build_call import calling
+from prototrain.model.build_call import calling, present_call
 from prototrain.optimizers import updates_all_rows
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace
@@ -94,6 +94,8 @@ class CompiledModel:
             # Layers that are built here get the same initial weights as in `fit`.
             set_random_state(self._random)
             self._random = None
+        if (call := present_call()) is not None:
+            call.updates_metrics = True
         model, trn = self._model, self._elements["trn"]
         if train_phase and self.has_own_step:
             return self._own_step(inputs)

@@ -109,7 +109,7 @@ class BuildCall:
         called: the layers that `build` itself has called, by id.
         variables: the `tf.Variable` objects that `build` or its layers have requested.
         losses: loss tensors that layers have added.
-        updates_metrics: whether to perform assignments to metric variables.
+        updates_metrics: whether to update metrics; if None, updates by `build` itself are errors.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class BuildCall:
         self.called: dict[int, Any] = {}
         self.variables: list[Any] = []
         self.losses: list[Any] = []
-        self.updates_metrics = True
+        self.updates_metrics: bool | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -262,8 +262,15 @@ class BuildCall:
 
     def assign(self, variable: Any, value: Any, assign: Callable[[Any, Any], Any]) -> Any:
         """Assign a value to a Keras variable, unless it is a one-time assignment of the first call."""
-        if not self.updates_metrics and variable.value.synchronization == tf.VariableSynchronization.ON_READ:
-            return value
+        if variable.value.synchronization == tf.VariableSynchronization.ON_READ:  # the variable of a metric
+            if self.updates_metrics is False:
+                return value
+            if self.updates_metrics is None and not self._in_layer:
+                name = variable.path.rpartition("/")[0]
+                raise ModelError(
+                    f"build() updates the Keras metric {name}, which would add up batches of training and validation; "
+                    "return the value of the batch, or use KerasMetric in an InferenceRunner"
+                )
         is_computed = tf.is_tensor(value) or isinstance(value, KerasVariable)
         if self._in_layer or (is_computed and (self._is_first or not variable.trainable)):
             return assign(variable, value)
