@@ -33,7 +33,7 @@ from prototrain.predictor import Predictor
 from prototrain.step.trace import without_summaries
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest
-from prototrain.system.terminal import Table, announcing, did_you_mean
+from prototrain.system.terminal import Table, announcing, did_you_mean, some_of
 from prototrain.system.tracebacks import out_of_memory
 from prototrain.tf_private import KerasVariable
 from prototrain.towers import building
@@ -201,6 +201,18 @@ class BuiltModel:
             decays = bool(self.config["model.weight_decay.value"] or self.config["model.weight_decay.l1"])
             self.decayed = select(self.trainable, self.config, "model.weight_decay") if decays else {}
         return True
+
+    def check_trained(self) -> None:
+        """Check that the layers are frozen as they were at the last `choose_trained`.
+
+        Raises:
+            ModelError: user code has set `trainable` of a layer since then.
+        """
+        if changed := sorted(self.layers.trainable.keys() ^ self._weights.keys()):
+            raise ModelError(
+                f"`trainable` of {some_of(changed)} has changed during the run, which the step ignores; use "
+                "SetTrainable(), or change it between two calls of train()"
+            )
 
     def weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
         """Return the weights that a regular expression matches, by name; see `LayerCache.matching`.

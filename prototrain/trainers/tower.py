@@ -468,6 +468,8 @@ class TowerTrainer(Trainer):
 
     def run_steps(self, n: int) -> int:
         self.check_rate()
+        if not self.local_step:
+            self._check_trained()
         if not self.is_compiled:
             done = super().run_steps(n)
             self._say_of_gradients()
@@ -544,12 +546,18 @@ class TowerTrainer(Trainer):
             # A step in Python needs no stop variable, since `run_steps` checks for a stop after each step.
             with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
                 yield
+            self._check_trained()
             if not self.is_compiled:
                 self._say_of_unused()
         finally:
             self.data.allow_changes = before
             layers.note_trained()
             layers.reset_trainable()
+
+    def _check_trained(self) -> None:
+        """Raise a ModelError if a callback has set `trainable` of a layer during the run."""
+        if self.is_compiled and not self.has_own_train_step:  # such a step chooses the variables itself
+            self.built.check_trained()
 
     def _choose_trained(self) -> None:
         """Update the trained variables, since layers may have been frozen or unfrozen."""

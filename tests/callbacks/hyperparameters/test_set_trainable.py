@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain import AsyncTrainer, Callback, KerasTrainer, ModelDict, SyncReplicatedTrainer
 from prototrain.callbacks import ExponentialMovingAverage, HyperParamSetterWithFunc, ModelSaver, SetTrainable
-from prototrain.errors import CallbackError, PrototrainError
+from prototrain.errors import CallbackError, ModelError, PrototrainError
 from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 from tests.tiny import CountingTrainer, tiny_model, values
 
@@ -181,3 +181,15 @@ def test_custom_train_step() -> None:
     trainer, changed = Own(tiny_model(build=build)), Changed()
     trainer.train([SetTrainable("backbone", True).at(step=1), changed], max_steps=2)
     assert changed.by_step == {1: HEAD | {"scale"}, 2: HEAD | {"scale"} | DENSE | NORM}
+
+
+@pytest.mark.parametrize("epochs", [1, 3])  # found at the end of the run, or before the next epoch
+def test_layers_frozen_by_hand_during_a_run_are_an_error(epochs: int) -> None:
+    class Freeze(Callback):
+        def trigger(self) -> None:
+            self.trainer.keras_layers["head"].trainable = False
+
+    trainer = simple()
+    with pytest.raises(ModelError, match="head/bias, head/kernel has changed during the run"):
+        trainer.train([Freeze().every(steps=2)], steps_per_epoch=5, max_epoch=epochs)
+    assert trainer.global_step == 5
