@@ -402,6 +402,7 @@ class TowerTrainer(Trainer):
             variables: the model's variables to build the optimizer for.
 
         Raises:
+            ModelError: a variable does not belong to the model.
             ConfigError: the optimizer accumulates gradients over steps, and there are several towers; or it has an
                 argument that only Keras's `fit` supports.
         """

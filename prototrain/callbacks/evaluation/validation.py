@@ -20,8 +20,9 @@ class Validation(Callback):
         Validation().every(steps=100)
 
     Batches are weighted by the model's "loss_weight" if present, and by their number of examples otherwise. Each
-    evaluation uses the same batches, from the start of the dataset. A stop request interrupts it, and the resumed run
-    repeats it. Before the first step of a run, the evaluation is tested on two batches without side effects.
+    evaluation uses the same batches, from the start of the dataset, and leaves the seeds of random layers as they are.
+    A stop request interrupts it, and the resumed run repeats it. Before the first step of a run, the evaluation is
+    tested on two batches without side effects.
 
     Args:
         dataset: the name of one of the model's datasets. Defaults to "vld"; a model without "vld" is not validated.
