@@ -167,7 +167,8 @@ class LayerCache:
 
         prefixes = _model_names([item for item in named if isinstance(item, Functional)])
         owners: dict[int, Any] = {}  # the innermost layer with a given name, by the id of each variable
-        for layer in sorted((item for item in named if hasattr(item, "variables")), key=lambda one: len(one.variables)):
+        of_layers = [item for item in named if isinstance(item, keras.layers.Layer)]  # metrics may have equal names
+        for layer in sorted(of_layers, key=lambda one: len(one.variables)):
             for weight in layer.variables:
                 owners.setdefault(id(weight.value), layer)
         # Layers that existed before come last, whether the first call or an earlier trainer has built them.

@@ -101,7 +101,7 @@ class Subclassed(keras.Model):  # type: ignore[misc]
 
 def weighted() -> keras.Model:
     model = Subclassed()
-    model.compile(keras.optimizers.AdamW(1e-2, use_ema=True), "mse", weighted_metrics=["mae"])
+    model.compile(keras.optimizers.AdamW(1e-2, use_ema=True), "mse", metrics=["mae"], weighted_metrics=["mae"])
     return model
 
 
