@@ -6,6 +6,7 @@ step. If a callback runs after every step, a call is a single iteration without 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 """The loop variables by name."""
+_ASSIGNMENTS = ("Assign", "ResourceScatter")
+"""Beginnings of the types of ops that assign to a variable."""
 
 
 class Iteration:
@@ -100,7 +103,11 @@ class Iteration:
             trainer.counter.trace_iteration(step)
             if trainer.is_compiled:
                 trainer.callbacks.before_run()
+            graph: Any = tf.compat.v1.get_default_graph()
+            earlier = len(graph.get_operations())
             outputs, finite, seen = self.placement.run(lambda part: self._tower(part, watched), inputs)
+            if self.placement.parts > 1 and trainer.has_own_train_step:
+                self._check_assignments(graph, graph.get_operations()[earlier:])
             seen = {name: _join(results(value)) for name, value in seen.items()}
             # Scalars and `finite` are the same in all towers.
             outputs = {name: results(value)[0] for name, value in outputs.items()}
@@ -121,6 +128,20 @@ class Iteration:
         outputs = self._average({**weighted_outputs(trace, outputs, self.placement), **trace.scalars})
         finite = tf.reduce_all(tf.stack(trace.applied)) if trace.applied else tf.constant(True)
         return outputs, finite, seen
+
+    def _check_assignments(self, graph: Any, operations: Sequence[Any]) -> None:
+        """Raise a ModelError if every tower has assigned to a variable that only one device has."""
+        handles = {inner.name: id(handle) for handle, inner in graph.captures}
+        assigned = Counter(
+            handles.get(op.inputs[0].name) for op in operations if op.type.startswith(_ASSIGNMENTS) and op.inputs
+        )
+        is_on_towers = self.placement.strategy.extended.variable_created_in_scope
+        for name, variable in self.trainer.state.items():
+            if isinstance(variable, tf.Variable) and assigned[id(variable.handle)] > 1 and not is_on_towers(variable):
+                raise ModelError(
+                    f"train_step assigns to state[{name!r}] once on each tower: make this variable in "
+                    "`with self.strategy.scope():`, with an aggregation such as tf.VariableAggregation.MEAN"
+                )
 
     def _average(self, outputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Average outputs and moving statistics over the towers in one call; from inside a tower."""

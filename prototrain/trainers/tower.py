@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import innermost
@@ -446,6 +447,7 @@ class TowerTrainer(Trainer):
             self._is_traced = True
             self._say_of_gradients()
             self._say_of_unsaved(calls.graph)
+            self._check_copies()
             if calls.has_summaries and not self.callbacks.watchers:
                 self.run.say_once(NOT_RECORDED)
         if result.data_ended and not result.steps:
@@ -517,6 +519,18 @@ class TowerTrainer(Trainer):
                 "put the variables into trainer.state"
             )
 
+    def _check_copies(self) -> None:
+        """Raise a ModelError if the towers have different copies of a variable that `train_step` assigns."""
+        for name, variable in variables_in(self.state).items() if self.towers > 1 and self.has_own_train_step else ():
+            first, *others = (copy.numpy() for copy in components(variable))
+            # Seeds and counters of layers belong to a single tower.
+            if first.dtype.kind == "f" and not all(np.array_equal(first, one, equal_nan=True) for one in others):
+                raise ModelError(
+                    f"the towers have different values of {name}, to which train_step assigns: average it first, "
+                    'with tf.distribute.get_replica_context().all_reduce("mean", value), or give the variable an '
+                    "aggregation"
+                )
+
     def should_stop(self) -> bool:
         """Return whether compiled steps must end because a stop was requested."""
         return self.stop.signum is not None and self.is_compiled
@@ -548,6 +562,7 @@ class TowerTrainer(Trainer):
             with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
                 yield
             self._check_trained()
+            self._check_copies()
             if not self.is_compiled:
                 self._say_of_unused()
         finally:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from prototrain import ModelDict, SimpleTrainer
 from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN
-from prototrain.errors import ConfigError, NonFiniteError, StepError
+from prototrain.errors import ConfigError, ModelError, NonFiniteError, StepError
 from prototrain.launch import launch
 from prototrain.towers import components, current_tower
 from prototrain.trainers.replicated import SyncParameterServerTrainer, SyncReplicatedTrainer
@@ -163,6 +164,49 @@ class OwnStep(SyncReplicatedTrainer):
             gradients = tape.gradient(loss, variables)
             self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=loss)
         return {"loss": net["loss"]}
+
+
+class CountsSteps(SyncReplicatedTrainer):
+    """Assigns to a counter, to a moving average and to a weight in each step."""
+
+    def __init__(self, *arguments: Any, averages: bool = True, scoped: bool = True) -> None:
+        super().__init__(*arguments)
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        with self.strategy.scope() if scoped else nullcontext():
+            self.count = tf.Variable(0, trainable=False, aggregation=first)
+            self.average = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.MEAN)
+        self.averages = averages
+        self.state.update(count=self.count, average=self.average)
+
+    def train_step(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        mean = tf.reduce_mean(inputs["x"])
+        self.count.assign_add(1)
+        self.average.assign(0.5 * self.average + 0.5 * mean)
+        change = tf.distribute.get_replica_context().all_reduce("mean", mean) if self.averages else mean
+        self.variables["logits/bias"].assign_add(tf.fill([2], change))
+        return super().train_step(inputs)
+
+
+def test_variables_that_train_step_assigns() -> None:
+    model = tiny_model(datasets=endless, build=plain_build)
+    one, two = CountsSteps(model, 1), CountsSteps(tiny_model(datasets=endless, build=plain_build), 2)
+    for trainer in (one, two):
+        trainer.train([], max_steps=6)
+        assert tf.convert_to_tensor(trainer.count) == 6
+    for name in ("average", "logits/bias"):
+        np.testing.assert_allclose(*(tf.convert_to_tensor(each.state[name]) for each in (one, two)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scoped": False}, r"assigns to state\['count'\] once on each tower"),
+        ({"averages": False}, "the towers have different values of logits/bias"),
+    ],
+)
+def test_towers_may_not_differ(options: dict[str, bool], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        CountsSteps(tiny_model(datasets=endless, build=plain_build), 2, **options).train([], max_steps=3)
 
 
 @pytest.mark.parametrize(
