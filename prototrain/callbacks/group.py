@@ -33,7 +33,7 @@ class CallbackGroup:
         watchers: names of the tensors that callbacks read after their steps, by callback. Empty names stand for only
             the summary events.
         unfinished: whether callbacks of the current step are still due. If a checkpoint is written then, the resumed
-            run calls all callbacks of that step again.
+            run calls them; if a callback has failed, it calls all callbacks of that step again.
         watching: whether a callback reads tensors of the step that `next_step` returned last.
         has_ended: whether `after_train` has begun.
         failure: the error that ended the run, set before callbacks run `after_train`.
@@ -57,6 +57,7 @@ class CallbackGroup:
         self._from_elsewhere: set[Callback] = set()  # callbacks used before in another trainer's run
         self._stepped = False  # whether this run has completed a step
         self._in_epoch = False  # between `before_epoch` and `after_epoch`
+        self._done: set[str] = set()  # the calls of the current step, see `_call_of`
         self._begun_at = -1  # the step of the last `before_epoch`
         self._triggered_at = -1  # the step of the last `trigger_epoch`
         self._outer = sys.exception()  # an unrelated error that the caller may be handling
@@ -184,16 +185,22 @@ class CallbackGroup:
 
     def trigger_step(self) -> None:
         """Run the callbacks that requested the current step."""
+        self._done.clear()
+        self._trigger_due()
+
+    def _trigger_due(self) -> None:
         step = self._trainer.counter.step
         self._stepped = self.unfinished = True
         is_last = step < self._trainer.run.next_boundary
-        self._run("trigger_step", [callback for callback, due in self._due if due == step], is_last=is_last)
+        # At the end of an epoch or of the run, periodic callbacks trigger in `trigger_epoch`.
+        due = [one for one, due in self._due if due == step and (is_last or not _is_periodic(one))]
+        self._run("trigger_step", due, is_last=is_last)
 
     def repeat_step(self) -> None:
-        """Run the callbacks of the restored step again if not all of them had run."""
+        """Run the callbacks of the restored step that had not run when it was saved."""
         if self.unfinished:
             self.next_step(self._trainer.counter.step - 1)
-            self.trigger_step()
+            self._trigger_due()
 
     def after_epoch(self) -> None:
         """Call `after_epoch`. If the run ends within the epoch, skip callbacks whose `at_end` is False."""
@@ -232,11 +239,14 @@ class CallbackGroup:
         """
         stop: StopTraining | None = None
         at_start = hook == "before_train" or (hook == "before_epoch" and not self._stepped)
+        callbacks = [callback for callback in callbacks if self._call_of(callback, hook) not in self._done]
         savers = next((i for i, one in enumerate(callbacks[::-1]) if one.priority < Priority.SAVE), len(callbacks))
         try:
             for index, callback in enumerate(callbacks):
                 if is_last:
                     self.unfinished = len(callbacks) - index - 1 > savers
+                if not hook.startswith("before"):
+                    self._done.add(self._call_of(callback, hook))
                 try:
                     self._call(callback, hook, at_start=at_start)
                 except StopTraining as request:
@@ -248,12 +258,18 @@ class CallbackGroup:
                 self._begun_at = -1
             elif not at_start:
                 self.unfinished = True
+                self._done.clear()
             raise
         if is_last:
             self.unfinished = False
         self._trainer.monitors.flush()
         if stop is not None:
             raise stop
+
+    def _call_of(self, callback: Callback, hook: str) -> str:
+        """Return a name for a call, such as "after_epoch of Summaries". A periodic callback triggers once per step."""
+        shown = "trigger" if hook.startswith("trigger") and _is_periodic(callback) else hook
+        return f"{shown} of {self._labels[callback]}"
 
     def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
         """Call one hook and measure its time.
@@ -287,7 +303,8 @@ class CallbackGroup:
         """Return the callbacks' states by key, and the progress within the current step and epoch."""
         with announcing("asking the callbacks for their states", self._trainer.log):
             states = {key: callback.state_dict() for key, callback in self.by_key.items()}
-        return {"states": states, "unfinished": self.unfinished, "epoch_begun_at": self._begun_at}
+        progress = {"unfinished": self.unfinished, "done": sorted(self._done), "epoch_begun_at": self._begun_at}
+        return {"states": states, **progress}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the callbacks whose state is in the checkpoint."""
@@ -300,7 +317,8 @@ class CallbackGroup:
                     raise CheckpointError(f"the state of {key} cannot be restored: {text}") from error
                 if callback.overrides("state_dict"):
                     self._restored.add(callback)
-        self.unfinished, self._begun_at = bool(state["unfinished"]), int(state["epoch_begun_at"])
+        self.unfinished, self._done = bool(state["unfinished"]), set(state["done"])
+        self._begun_at = int(state["epoch_begun_at"])
 
     def times(self) -> dict[str, float]:
         """Return the seconds spent in each callback, by name, longest first."""

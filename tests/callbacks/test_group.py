@@ -10,12 +10,14 @@ from typing import Any
 import keras
 import pytest
 
-from prototrain import Callback
+from prototrain import Callback, SimpleTrainer
 from prototrain.callbacks import (
     EarlyStopping,
     HyperParam,
     HyperParamSetterWithFunc,
     JSONWriter,
+    MaxSaver,
+    MinSaver,
     ModelSaver,
     Priority,
     SaveOnExit,
@@ -108,6 +110,41 @@ def test_stop_between_callbacks_runs_each_once(every: dict[str, int], where: int
     assert "".join(order) == "abc" * times
     counts = [callback.callback.count if every else callback.count for callback in (again[0], again[1], again[3])]
     assert counts == [times] * 3
+
+
+class Saves(Named):
+    """Saves before later callbacks of the step have run."""
+
+    def trigger(self) -> None:
+        super().trigger()
+        self.trainer.save()
+
+
+@pytest.mark.parametrize("every", [{"steps": 2}, {"epochs": 1}, {}])
+def test_resume_from_a_save_between_callbacks_runs_each_once(every: dict[str, int], tmp_path: Path) -> None:
+    def train(steps: int) -> list[int]:
+        named = [Named("a", []), Saves("b", []), Named("c", [], Priority.WRITE), Named("d", [], Priority.SAVE)]
+        timed = [callback.every(**every) if every else callback for callback in named]
+        CountingTrainer(experiment=tmp_path).train(
+            [*timed, ModelSaver().every(steps=2)], steps_per_epoch=4, max_steps=steps
+        )
+        return [callback.count for callback in named]
+
+    train(4)
+    assert train(8)[:3] == [4 if every == {"steps": 2} else 2] * 3
+
+
+def test_resume_from_the_first_of_two_best_savers(tmp_path: Path) -> None:
+    found = []
+    for experiment, parts in ((tmp_path / "one", (8,)), (tmp_path / "two", (4, 8))):
+        for steps in parts:
+            callbacks = [MinSaver("error").every(steps=2), MaxSaver("gain").every(steps=2)]
+            stopping = EarlyStopping("error", mode="min", patience=9, restore_best=True)
+            measured = [measures("error", lambda step: abs(step - 4.0)), measures("gain", lambda step: min(step, 4.0))]
+            trainer = SimpleTrainer(tiny_model(), experiment=experiment)
+            trainer.train([*measured, *callbacks, stopping.every(steps=2)], max_steps=steps)
+        found.append([one.state_dict() for one in (*callbacks, stopping)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
