@@ -5,7 +5,6 @@ The gradient processors of `prototrain.gradient_processors` can also be imported
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -218,13 +217,6 @@ class _OfUpdate:
 
 def _given(method: Any) -> keras.optimizers.Optimizer:
     made_here = not isinstance(method, keras.optimizers.Optimizer)
-    if made_here:
-        try:
-            inspect.signature(method).bind()
-        except TypeError as error:
-            raise ConfigError(f"{_METHOD}: give a Keras optimizer, or a factory without arguments: {error}") from error
-        except ValueError:
-            pass  # a C function without a signature; the call below fails if it needs arguments
     optimizer = method() if made_here else method
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(f"{_METHOD}: the factory must return a Keras optimizer, got {type(optimizer).__name__}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -231,23 +230,16 @@ def _of_method(config: Config, method: str) -> Schedule:
             steps, rates = values("steps", "values")
             _require(len(steps) == len(rates), f"{prefix}: needs as many .values as .steps, got {len(rates)}")
             return linear(list(zip(steps, rates, strict=True)))
-    return _scalar(config[f"{prefix}.fn"], f"{prefix}.fn")
+    function = config[f"{prefix}.fn"]
 
-
-def _scalar(function: Callable[[tf.Tensor], Any], key: str) -> Schedule:
-    """Wrap a user's function as a schedule. An error about its result names the config key."""
-
-    def schedule(step: Any) -> tf.Tensor:
+    def custom(step: Any) -> tf.Tensor:
         result = function(_int64(step))
-        value = tf.constant("")
-        with suppress(TypeError, ValueError):
-            value = tf.convert_to_tensor(result)
-        is_number = value.dtype.is_floating or value.dtype.is_integer
-        if not is_number or value.shape.rank not in (0, None):
-            raise ConfigError(f"{key}: must return a scalar number, got {result!r}")
-        return tf.cast(tf.ensure_shape(value, ()), tf.float32)
+        try:
+            return tf.ensure_shape(tf.cast(result, tf.float32), ())
+        except (TypeError, ValueError, tf.errors.OpError) as error:
+            raise ConfigError(f"{prefix}.fn: must return a scalar number, got {result!r}") from error
 
-    return schedule
+    return custom
 
 
 def _int64(step: Any) -> tf.Tensor:
