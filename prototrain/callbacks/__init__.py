@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from prototrain.callbacks.profiling.tensors import ParamSummary as ParamSummary
     from prototrain.callbacks.profiling.tensors import ProcessTensors as ProcessTensors
     from prototrain.callbacks.profiling.tensors import TensorSummary as TensorSummary
-    from prototrain.callbacks.profiling.trackers import EstimatedTimeLeft as EstimatedTimeLeft
     from prototrain.callbacks.profiling.trackers import GPUMemoryTracker as GPUMemoryTracker
     from prototrain.callbacks.profiling.trackers import GPUUtilizationTracker as GPUUtilizationTracker
     from prototrain.callbacks.profiling.trackers import GraphProfiler as GraphProfiler
@@ -56,12 +55,10 @@ if TYPE_CHECKING:
     from prototrain.callbacks.scheduling import EnableCallbackIf as EnableCallbackIf
     from prototrain.callbacks.scheduling import PeriodicCallback as PeriodicCallback
     from prototrain.callbacks.scheduling import RunOp as RunOp
-    from prototrain.callbacks.stopping import CheckNumerics as CheckNumerics
     from prototrain.callbacks.stopping import EarlyStopping as EarlyStopping
     from prototrain.callbacks.stopping import StopAfter as StopAfter
     from prototrain.callbacks.stopping import StopOnNaN as StopOnNaN
     from prototrain.callbacks.writers.json_writer import JSONWriter as JSONWriter
-    from prototrain.callbacks.writers.json_writer import StatJSON as StatJSON
     from prototrain.callbacks.writers.mlflow_writer import MLflowWriter as MLflowWriter
     from prototrain.callbacks.writers.scalar_printer import ScalarPrinter as ScalarPrinter
     from prototrain.callbacks.writers.summaries import GradientNorm as GradientNorm
@@ -87,12 +84,12 @@ _MODULES = {
     "callbacks.profiling.progress_bar": "ProgressBar",
     "callbacks.profiling.tensors": "ActivationSummary DumpParamAsImage DumpTensorAsImage DumpTensors ParamSummary "
     "ProcessTensors TensorSummary",
-    "callbacks.profiling.trackers": "EstimatedTimeLeft GPUMemoryTracker GPUUtilizationTracker "
-    "GraphProfiler HostMemoryTracker ThroughputTracker",
+    "callbacks.profiling.trackers": "GPUMemoryTracker GPUUtilizationTracker GraphProfiler HostMemoryTracker "
+    "ThroughputTracker",
     "callbacks.saving": "MaxSaver MinSaver ModelSaver SaveOnExit",
     "callbacks.scheduling": "AssignVariables CallbackFactory EnableCallbackIf PeriodicCallback RunOp",
-    "callbacks.stopping": "CheckNumerics EarlyStopping StopAfter StopOnNaN",
-    "callbacks.writers.json_writer": "JSONWriter StatJSON",
+    "callbacks.stopping": "EarlyStopping StopAfter StopOnNaN",
+    "callbacks.writers.json_writer": "JSONWriter",
     "callbacks.writers.mlflow_writer": "MLflowWriter",
     "callbacks.writers.scalar_printer": "ScalarPrinter",
     "callbacks.writers.summaries": "GradientNorm MovingAverageSummary Summaries",

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, ProxyCallback, matching_variables
 from prototrain.errors import CallbackError
-from prototrain.tf_private import KerasVariable
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -73,9 +72,6 @@ class RunOp(Callback):
         run_as_trigger: whether to call it in `trigger`, by default after each epoch.
         run_step: whether to call it in every step. It is then traced into the compiled step and may only use
             TensorFlow ops.
-
-    Raises:
-        CallbackError: `function` is not callable.
     """
 
     chief_only = False
@@ -88,10 +84,6 @@ class RunOp(Callback):
         run_as_trigger: bool = True,
         run_step: bool = False,
     ) -> None:
-        if not callable(function) or isinstance(function, (tf.Variable, KerasVariable)):
-            raise CallbackError(
-                f"RunOp takes a function, not a {type(function).__name__}; write RunOp(lambda: variable.assign(value))"
-            )
         self.function = function
         self._run_before = run_before
         self._runs = {"after_run": run_step, "trigger": run_as_trigger, "trigger_epoch": run_as_trigger}

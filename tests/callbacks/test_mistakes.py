@@ -30,18 +30,15 @@ from prototrain.callbacks import (
     PeriodicTrigger,
     ProcessTensors,
     ProxyCallback,
-    RunOp,
     SaveOnExit,
     ScheduledHyperParamSetter,
     StopAfter,
-    StopOnNaN,
     TensorBoardWriter,
     Validation,
 )
 from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, Recorder, tiny_trainer
 
-WEIGHT = tf.Variable(1.0)
 ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]] = [
     (lambda **given: Recorder().every(**given), ({},), "say how often"),
     (lambda **given: Recorder().every(**given), ({"steps": n} for n in (0, -1, 1.5, True)), "interval in steps must"),
@@ -58,16 +55,13 @@ ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]
         "ascending order of whole numbers",
     ),
     (lambda given: ScheduledHyperParamSetter("rate", [(1, 1)], interp=given), ("cubic",), "interp must be"),
-    (LearningRate, (0.1,), "takes a function of the step"),
     (GraphProfiler, ({"steps": 0},), "at least 1"),
     (ModelSaver, ({"max_to_keep": 0}, {"max_to_keep": -1}), "max_to_keep must be at least 1"),
     (ModelSaver, ({"interval": "often"},), "interval must be"),
     (ModelSaver, ({"interval": "auto", "failures_per_day": 0}, {"failures_per_day": 2.0}), "must be positive, and is"),
     (lambda: ModelSaver(interval="auto").every(steps=3), ({},), r"leave out \.every\(\)"),
-    (RunOp, (WEIGHT.assign(1.0), None, tf.constant(1), [WEIGHT.assign]), "RunOp takes a function"),
     (EarlyStopping, ({"stat": "x", "mode": "auto", "patience": 1},), 'mode must be "min" or "max"'),
     (EarlyStopping, ({"stat": "x", "mode": "min", "patience": 0},), "patience must be at least 1"),
-    (StopOnNaN, ({"ignore": "("},), r"'\(' is not a regular expression"),
     (StopAfter, ({"hours": 0.0}, {"hours": -1.0}), "give a time"),
     (Best, ({"mode": "lowest"}, {"mode": "min", "min_delta": -1.0}), "m(ode|in_delta) must be"),
     (MLflowWriter().needed, ("nosuchlib.part",), r"needs nosuchlib, .*'prototrain\[mlflow\]'"),

@@ -13,7 +13,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.evaluation.validation import check_batches, no_such_dataset
 from prototrain.data.batches import counted_examples
-from prototrain.errors import CallbackError, DataError, ModelError, StepError
+from prototrain.errors import DataError, ModelError, StepError
 from prototrain.model.evaluation import CompiledPass
 from prototrain.model.net import LOSS_WEIGHT, loss_weight
 from prototrain.system.terminal import announcing
@@ -149,10 +149,6 @@ class KerasMetric(Inferencer):
     """
 
     def __init__(self, metric: keras.metrics.Metric, *names: str, name: str | None = None) -> None:
-        if not names:
-            raise CallbackError(
-                f"KerasMetric({metric.name}): name the tensors that it takes, such as 'labels', 'logits'"
-            )
         self.metric = metric
         self.names = names
         self.name = name or str(metric.name)

@@ -34,8 +34,6 @@ class SetTrainable(Callback):
     at_end = False
 
     def __init__(self, regex: str, trainable: bool) -> None:
-        if not isinstance(trainable, bool):
-            raise CallbackError(f"SetTrainable: say True to train the weights or False to freeze them: {trainable!r}")
         self.regex = regex
         self.trainable = trainable
         self._step = self._epoch = -1

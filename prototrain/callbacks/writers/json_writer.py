@@ -1,19 +1,16 @@
-"""Writers of scalars as JSON."""
+"""Writer of metrics.jsonl."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
 
 import orjson
 
-from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.monitor import Monitor
-from prototrain.errors import CallbackError, ExperimentError
-from prototrain.experiment.rows import RepeatedRows, Row, cut_back, rows_of, superseded
-from prototrain.system.files import write_atomic
+from prototrain.errors import ExperimentError
+from prototrain.experiment.rows import RepeatedRows, Row, cut_back, superseded
 from prototrain.system.terminal import announcing
 
 
@@ -111,30 +108,3 @@ class JSONWriter(Monitor):
             self._repeated, (is_same, text) = None, outcome
             self.trainer.log(text if is_same else f"WARNING: {text}")
             self.trainer.run.note(repeated=is_same)
-
-
-class StatJSON(Callback):
-    """Writes ``stat.json``, a list of ``{"epoch_num": 1, "global_step": 100, "trn/loss": ...}``.
-
-    The file is rebuilt from metrics.jsonl at each trigger, so the cost grows with the number of rows.
-
-    Raises:
-        CallbackError: at setup, if there is no `JSONWriter` in the list.
-    """
-
-    priority = Priority.SAVE
-
-    def setup(self) -> None:
-        self._experiment = self.trainer.require_experiment("StatJSON")
-        if not any(isinstance(innermost(callback), JSONWriter) for callback in self.trainer.callbacks):
-            raise CallbackError("StatJSON reads metrics.jsonl; add JSONWriter() to the callbacks")
-
-    def trigger(self) -> None:
-        self.trainer.monitors.flush()
-        rows = []
-        for row in rows_of(self._experiment.metrics):
-            step = row.pop("step")
-            row.pop("time", None)
-            epoch = max(step - 1, 0) // self.trainer.steps_per_epoch + 1
-            rows.append({**row, "epoch_num": epoch, "global_step": step})
-        write_atomic(self._experiment.directory / "stat.json", json.dumps(rows))
