@@ -9,7 +9,7 @@ from typing import Literal
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.order import PARALLEL, Order, compare_labels, is_by_index, random_order
+from prototrain.readers.order import PARALLEL, Order, is_by_index, random_order
 from prototrain.readers.paths import PathLike, shown
 from prototrain.system.files import joined, local_path, url_of
 from prototrain.system.storage import Storage, downloaded_all
@@ -93,7 +93,6 @@ def image_folder(
         raise DataError(f"{shown(path)}: the directory {unknown[0]!r} is not in classes={numbered}")
     if len(set(numbered)) < len(numbered):
         raise DataError(f"{shown(path)}: a name is twice in classes={numbered}")
-    compare_labels(shown(path), numbered)
     for name, found in by_class.items():
         if not found:
             where, kinds = shown(joined(path, name)), " ".join(extensions).lower()

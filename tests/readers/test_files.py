@@ -14,7 +14,6 @@ import tensorflow as tf
 from prototrain import readers
 from prototrain.errors import DataError, StorageError
 from prototrain.system.storage import Storage
-from tests.data.reading import data
 
 Y = {"y": ("int64", [])}
 
@@ -169,22 +168,6 @@ def test_given_class_numbers() -> None:
         readers.image_folder(trn, size=(2, 2), classes=["cat", "eel"])
     with pytest.raises(DataError, match=r"^vld: a name is twice in classes="):
         readers.image_folder(vld, size=(2, 2), classes=["cat", "eel", "cat"])
-
-
-@pytest.mark.parametrize(
-    ("classes", "warning"),
-    [
-        (("cat", "eel"), "WARNING: the class 'eel' is label 2 in trn and 1 in vld: give both the same classes=[...]"),
-        (("cat", "dog"), None),
-        (("ape",), None),
-    ],
-)
-def test_folders_with_different_class_numbers(
-    classes: tuple[str, ...], warning: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folders = {"trn": add_class("trn", "cat", "dog", "eel"), "vld": add_class("vld", *classes)}
-    data(lambda: {name: readers.image_folder(path, size=(2, 2)).batch(1) for name, path in folders.items()})
-    assert [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line] == [warning] * bool(warning)
 
 
 @pytest.mark.parametrize(
