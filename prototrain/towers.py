@@ -226,16 +226,9 @@ def seed_of_tower(state: Any, index: int) -> Any:
 
 def in_words(devices: Sequence[str]) -> str:
     """Return the names of devices, with the models of GPUs."""
-    physical = tf.config.list_physical_devices("GPU")
-    found = []
-    for name in devices:
-        match = _DEVICE.fullmatch(name)
-        number = int(match[2]) if match and match[1].upper() == "GPU" else len(physical)
-        kind = None
-        if number < len(physical):
-            kind = tf.config.experimental.get_device_details(physical[number]).get("device_name")
-        found.append(f"{name} ({kind})" if kind else name)
-    return ", ".join(found)
+    gpus = enumerate(tf.config.list_physical_devices("GPU"))
+    models = {f"GPU:{i}": tf.config.experimental.get_device_details(gpu).get("device_name") for i, gpu in gpus}
+    return ", ".join(f"{name} ({models[name]})" if models.get(name) else name for name in devices)
 
 
 def why_no_gpu() -> str | None:
