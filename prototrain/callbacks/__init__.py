@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from prototrain.callbacks.hyperparameters.setters import ScheduledHyperParamSetter as ScheduledHyperParamSetter
     from prototrain.callbacks.hyperparameters.setters import StatMonitorParamSetter as StatMonitorParamSetter
     from prototrain.callbacks.integrations import InjectShell as InjectShell
-    from prototrain.callbacks.integrations import SendMonitorData as SendMonitorData
     from prototrain.callbacks.integrations import StartProcOrThread as StartProcOrThread
     from prototrain.callbacks.monitor import Best as Best
     from prototrain.callbacks.monitor import Monitor as Monitor
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
     from prototrain.callbacks.scheduling import AssignVariables as AssignVariables
     from prototrain.callbacks.scheduling import CallbackFactory as CallbackFactory
     from prototrain.callbacks.scheduling import EnableCallbackIf as EnableCallbackIf
-    from prototrain.callbacks.scheduling import PeriodicCallback as PeriodicCallback
     from prototrain.callbacks.scheduling import RunOp as RunOp
     from prototrain.callbacks.stopping import EarlyStopping as EarlyStopping
     from prototrain.callbacks.stopping import StopAfter as StopAfter
@@ -79,7 +77,7 @@ _MODULES = {
     "callbacks.hyperparameters.set_trainable": "SetTrainable",
     "callbacks.hyperparameters.setters": "HumanHyperParamSetter HyperParam HyperParamSetter "
     "HyperParamSetterWithFunc ScheduledHyperParamSetter StatMonitorParamSetter",
-    "callbacks.integrations": "InjectShell SendMonitorData StartProcOrThread",
+    "callbacks.integrations": "InjectShell StartProcOrThread",
     "callbacks.monitor": "Best Monitor",
     "callbacks.profiling.progress_bar": "ProgressBar",
     "callbacks.profiling.tensors": "ActivationSummary DumpParamAsImage DumpTensorAsImage DumpTensors ParamSummary "
@@ -87,7 +85,7 @@ _MODULES = {
     "callbacks.profiling.trackers": "GPUMemoryTracker GPUUtilizationTracker GraphProfiler HostMemoryTracker "
     "ThroughputTracker",
     "callbacks.saving": "MaxSaver MinSaver ModelSaver SaveOnExit",
-    "callbacks.scheduling": "AssignVariables CallbackFactory EnableCallbackIf PeriodicCallback RunOp",
+    "callbacks.scheduling": "AssignVariables CallbackFactory EnableCallbackIf RunOp",
     "callbacks.stopping": "EarlyStopping StopAfter StopOnNaN",
     "callbacks.writers.json_writer": "JSONWriter",
     "callbacks.writers.mlflow_writer": "MLflowWriter",
