@@ -90,12 +90,3 @@ def test_time_before_a_resume_counts(lengths: list[int], ends: int, experiment: 
         trainer = CountingTrainer(experiment=experiment)
         trainer.train([StopAfter(minutes=1, clock=clock), EachStep(), SaveOnExit()], max_steps=max_steps)
     assert trainer.global_step == ends  # the time is up after step 6; the loop notices it before the next step
-
-
-def test_stop_after_asks_for_no_steps_before_the_limit() -> None:
-    now = [0.0]
-    stop_after = StopAfter(seconds=5, clock=lambda: now[0])
-    stop_after.before_train()
-    assert stop_after.next_step(3) is None
-    now[0] = 5.0
-    assert stop_after.next_step(3) == 4

@@ -175,18 +175,3 @@ def test_gradient_norm_is_before_the_processors() -> None:
     assert norms[0] == norms[1] == pytest.approx(np.sqrt(step), rel=1e-4) and norms[0] > 0.01
     trainer.train([], max_steps=2)
     assert "gradient_norm" not in trainer.outputs
-
-
-def test_model_without_summaries_is_traced_once() -> None:
-    traced = []
-
-    def plain(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
-        traced.append(train_phase)
-        return tiny_build(inputs, train_phase)
-
-    trainers = [tiny_trainer(build=plain) for _ in range(2)]
-    traced.clear()
-    trainers[0].train([], max_steps=9)
-    alone = len(traced)
-    trainers[1].train([Summaries().every(steps=2)], max_steps=9)
-    assert len(traced) == 2 * alone
