@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 import orjson
 
 from prototrain.callbacks.monitor import Monitor
-from prototrain.errors import ExperimentError
 from prototrain.experiment.rows import RepeatedRows, Row, cut_back, superseded
 from prototrain.system.terminal import announcing
 
@@ -88,17 +87,14 @@ class JSONWriter(Monitor):
         """
         if self._rows is None:
             step, aside = self.trainer.global_step, superseded(self._path)
-            try:
-                size = aside.stat().st_size if aside.exists() else 0
-                # A run that starts at step 0 repeats every row, including those of step 0.
-                with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
-                    last = cut_back(self._path, step or -1)
-                self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
-                self._size = 0 if last is None else self._path.stat().st_size - self._offset
-                if step and aside.exists() and aside.stat().st_size > size:
-                    self._repeated = RepeatedRows(aside, size, step)
-            except OSError as error:
-                raise ExperimentError(f"cannot bring {self._path} back to step {step}: {error.strerror}") from error
+            size = aside.stat().st_size if aside.exists() else 0
+            # A run that starts at step 0 repeats every row, including those of step 0.
+            with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
+                last = cut_back(self._path, step or -1)
+            self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
+            self._size = 0 if last is None else self._path.stat().st_size - self._offset
+            if step and aside.exists() and aside.stat().st_size > size:
+                self._repeated = RepeatedRows(aside, size, step)
         return self._rows
 
     def _compare(self, row: Row, *, is_last: bool = False) -> None:
