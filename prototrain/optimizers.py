@@ -105,11 +105,7 @@ def update_if(
 ) -> None:
     """Update variables as `update_with` does, from inside a tower, if `condition` is true or None.
 
-    Args:
-        condition: a scalar bool that is the same in all towers.
-        optimizer: the optimizer.
-        gradients: a gradient for each variable.
-        variables: the variables to update.
+    The condition is a scalar bool that is the same in all towers.
     """
     if condition is None:
         update_with(optimizer, gradients, variables)
@@ -229,10 +225,8 @@ def _given(method: Any) -> keras.optimizers.Optimizer:
 def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a built optimizer with their names in checkpoints.
 
-    Args:
-        optimizer: a built optimizer.
-        trained: the variables that it was built for, by their names in a checkpoint. If this is empty, the optimizer's
-            own names are used.
+    `trained` has the variables that it was built for, by their names in a checkpoint. If it is empty, the optimizer's
+    own names are used.
     """
     stems: dict[str, list[str]] = {}  # several TensorFlow variables may have the same name
     for name, given in trained.items():

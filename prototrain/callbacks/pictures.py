@@ -17,15 +17,9 @@ CHANNELS = (1, 3, 4)
 
 
 def pictures(name: str, images: Any) -> np.ndarray[Any, Any]:
-    """Convert images to uint8 of shape [number, height, width, channels].
+    """Convert numbers from 0 to 255 to uint8 of shape [number, height, width, channels]; NaN becomes 0.
 
-    Args:
-        name: the name of the images in messages.
-        images: numbers from 0 to 255, of shape [height, width], [height, width, 1, 3 or 4], [number, height, width], or
-            [number, height, width, 1, 3 or 4]. Values are clipped to this range, and NaN becomes 0.
-
-    Raises:
-        CallbackError: the shape is not supported.
+    The shape may be [height, width], [number, height, width], or either with 1, 3 or 4 channels behind.
     """
     array = np.asarray(images)
     if array.ndim == 2:

@@ -169,12 +169,7 @@ class KerasTrainer(SimpleTrainer):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def train(self, callbacks: Any = (), **length: Any) -> None:
-        """Train; see `TowerTrainer.train`.
-
-        Raises:
-            DataError: the trainer has no data.
-            ModelError: the model was compiled again after the trainer was built.
-        """
+        """Train; see `TowerTrainer.train`. Raises ModelError if the model was compiled again."""
         if not self._has_data:
             raise DataError("train: this KerasTrainer has no data yet: give it a dataset, or call fit(x, y)")
         if any(now is not then for now, then in zip(compiled_parts(self.keras_model), self._compiled, strict=True)):
@@ -342,16 +337,9 @@ class KerasTrainer(SimpleTrainer):
 
 
 def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tuple[int, int] | None) -> list[Callback]:
-    """Return the callbacks of `fit`: the default callbacks, then the user's.
+    """Return the callbacks of `fit`: the default callbacks, then the user's, a nested list.
 
-    Args:
-        callbacks: a Keras or prototrain callback, or a nested list of them.
-        verbose: "auto" or 1 for a progress bar and a line per epoch, 2 for the line only, 0 for none.
-        saves: whether to write a checkpoint at the end of each epoch and of the run.
-        validation: the number of batches (0 for all) and the interval in epochs, or None for no validation.
-
-    Raises:
-        CallbackError: an object in the list is not a callback, or both the list and `validation` configure validation.
+    `validation` is the number of batches (0 for all) and the interval in epochs, or None for no validation.
     """
     given: list[Callback] = []
     numbers: Counter[str | None] = Counter()
@@ -382,11 +370,7 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
 
 
 def _refuse_unused(function: Callable[..., Any], without: str, **arguments: Any) -> None:
-    """Check that arguments without effect have their default values.
-
-    Raises:
-        DataError: an argument has another value.
-    """
+    """Raise DataError if an argument without effect has another value than its default."""
     parameters = inspect.signature(function).parameters
     if given := [name for name, value in arguments.items() if value is not parameters[name].default]:
         raise DataError(f"{function.__name__}: without {without} there is no effect of {', '.join(given)}")

@@ -35,7 +35,7 @@ def csv(
     are skipped. Quoted fields may contain line breaks. The encoding is UTF-8.
 
     Args:
-        paths: one or more files, read in this order; URLs are downloaded.
+        paths, shuffle, seed: see `json_lines`.
         features: name -> (dtype, shape) of every feature, e.g. `{"age": ("float32", []), "label": ("int32", [])}`.
             The dtype is an integer or float type, `bool` (true, false, 1, 0) or `string`; the shape is fixed.
         columns: for each feature that is not a scalar, the columns of its values in row-major order, e.g.
@@ -44,8 +44,6 @@ def csv(
         header: the column names, for files without a line of names.
         defaults: the value of an empty field by feature, e.g. `{"age": 0.0, "city": "unknown"}`. Without a default, an
             empty field is an empty string, or an error for other dtypes.
-        shuffle: "index" returns all examples in a new random order in each pass.
-        seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of dictionaries name -> tensor of that dtype and shape, one per row, in the order of the files.

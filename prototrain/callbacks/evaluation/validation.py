@@ -92,12 +92,7 @@ class Validation(Callback):
 
 
 def check_batches(who: str, name: str, dataset: Any, batches: object) -> None:
-    """Check the number of batches to read from a dataset; 0 stands for the whole dataset.
-
-    Raises:
-        CallbackError: `batches` is not a non-negative integer.
-        DataError: `batches` is 0 and the dataset is infinite.
-    """
+    """Raise CallbackError unless `batches` is a count, or DataError if it is 0 and the dataset is infinite."""
     if not isinstance(batches, Integral) or isinstance(batches, bool) or batches < 0:
         raise CallbackError(f"{who}: batches must be a whole number, 0 for all, got {batches!r}")
     if not batches:
