@@ -145,10 +145,8 @@ def make_cpu_devices(count: int) -> None:
     except RuntimeError as error:
         there = len(_names("CPU"))
         if there < count:
-            raise ConfigError(
-                f"towers: TensorFlow has started with {there} CPU device{'s'[: there > 1]}, so there cannot be {count} "
-                f"any more; call prototrain.towers.make_cpu_devices({count}) before anything else uses TensorFlow"
-            ) from error
+            cure = f"call prototrain.towers.make_cpu_devices({count}) before anything else uses TensorFlow"
+            raise ConfigError(f"towers: TensorFlow has started with {there} CPU device(s); {cure}") from error
 
 
 def _names(kind: str) -> list[str]:

@@ -27,10 +27,8 @@ def pictures(name: str, images: Any) -> np.ndarray[Any, Any]:
     elif array.ndim == 3:
         array = array[None] if array.shape[-1] in CHANNELS else array[..., None]
     if array.ndim != 4 or array.shape[-1] not in CHANNELS:
-        raise CallbackError(
-            f"{name!r} must have shape [height, width], [number, height, width] or either with 1, 3 or 4 channels "
-            f"behind, got {list(np.shape(images))}"
-        )
+        shapes = "[height, width] or [number, height, width], or either with 1, 3 or 4 channels"
+        raise CallbackError(f"{name!r} must have shape {shapes}, got {list(np.shape(images))}")
     return np.rint(np.clip(np.nan_to_num(array.astype(np.float64)), 0, 255)).astype(np.uint8)
 
 

@@ -145,9 +145,7 @@ class EnableCallbackIf(ProxyCallback):
     def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
         super().__init__(callback)
         if callback.overrides("before_run") or callback.overrides("after_run"):
-            raise CallbackError(
-                f"EnableCallbackIf of {callback.name}: its before_run or after_run is traced into the step; use tf.cond"
-            )
+            raise CallbackError(f"EnableCallbackIf: {callback.name} is traced into the step; use tf.cond in it")
         self.condition = condition
 
     def overrides(self, hook: str) -> bool:

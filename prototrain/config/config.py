@@ -111,10 +111,8 @@ class Config(UserDict[str, Any]):
             return int(self["model.num_steps"])
         steps = self.batches_per_epoch or self["trainer.steps_per_epoch"]
         if steps is None:
-            raise ConfigError(
-                "model.num_epochs: how long an epoch is cannot be known: the training data has no known end, or no "
-                "trainer has read it yet; set trainer.steps_per_epoch, or model.num_steps instead"
-            )
+            text = "model.num_epochs: the length of an epoch is not known"
+            raise ConfigError(f"{text}; set trainer.steps_per_epoch, or model.num_steps instead")
         return int(epochs * steps)
 
     def validate(self, *, to_train: bool = True) -> None:

@@ -128,10 +128,8 @@ def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Datase
     arrays = keras.tree.map_structure(lambda part: None if part is None else as_array(part), parts)
     sizes = [array.shape[0] for array in keras.tree.flatten(arrays) if array is not None]
     if not sizes or len(set(sizes)) > 1 or len(arrays) > len(PARTS):
-        raise DataError(
-            "the data must be a tf.data.Dataset, a keras.utils.PyDataset, a generator function, or arrays (x, y) or "
-            f"(x, y, sample_weight) of one length, not a {type(data).__name__} of lengths {sizes}"
-        )
+        expected = "a tf.data.Dataset, a keras.utils.PyDataset, a generator function, or one to three arrays"
+        raise DataError(f"the data must be {expected}, not a {type(data).__name__} of lengths {sizes}")
     if sizes[0] == 0 or batch_size < 1:
         raise DataError(f"there are {sizes[0]} examples in batches of {batch_size}; both must be at least 1")
     while arrays[-1] is None:

@@ -49,10 +49,8 @@ class CompiledModel:
     ) -> None:
         self.has_own_step = _has_own_step(model)
         if unused := [key for key in config if key.startswith(_OF_COMPILE + _OF_ENGINE * self.has_own_step)]:
-            raise ConfigError(
-                f"{unused[0]} has no effect in a KerasTrainer of {model.name}: leave it out, and set it in compile(), "
-                "in the data or in the model's train_step"
-            )
+            instead = "set it in compile(), in the data or in train_step"
+            raise ConfigError(f"{unused[0]} has no effect in a KerasTrainer of {model.name}; {instead}")
         self.name = model.name
         self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
         self.logged: tuple[str, ...] = ()
@@ -70,10 +68,8 @@ class CompiledModel:
             defaults["trainer.random_seed"] = seed
         self.config = Config({**defaults, **config})
         if self.config["model.accumulate_steps"] > 1:
-            raise ConfigError(
-                "model.accumulate_steps: a KerasTrainer does not divide batches; use smaller ones, and give the "
-                "optimizer gradient_accumulation_steps"
-            )
+            instead = "give the optimizer gradient_accumulation_steps"
+            raise ConfigError(f"model.accumulate_steps: a KerasTrainer does not divide batches; {instead}")
         if model.dtype_policy.name.startswith("mixed_") and not self.has_own_step:
             self.config["model.mixed_precision"] = model.dtype_policy.name
 

@@ -37,12 +37,9 @@ from prototrain.trainers.tower import SimpleTrainer
 class KerasTrainer(SimpleTrainer):
     """Trains a compiled `keras.Model` on the data that `fit` takes, with the same losses.
 
-    The trainer uses the arguments of `compile`: the optimizer, losses and their weights, metrics and `jit_compile`. It
-    respects regularizers, `add_loss`, frozen layers and constraints. It trains the variables of the given model.
-
-    A batch is a dict: ``(x, y, sample_weight)`` becomes ``{"x": ..., "y": ..., "sample_weight": ...}``. The leaves of a
-    nested structure are named by their paths, such as ``x/age`` or ``y/0``. `build` returns the predictions as
-    ``y_pred``, with paths for a nested structure.
+    The trainer uses the arguments of `compile` and trains the variables of the given model. A batch is a dict:
+    ``(x, y, sample_weight)`` becomes ``{"x": ..., "y": ..., "sample_weight": ...}``, and the leaves of a nested
+    structure are named by their paths, such as ``x/age`` or ``y/0``. `build` returns the predictions as ``y_pred``.
 
     The scalars of a step are "loss", the loss of that step, and the metrics, which accumulate over the epoch as in
     `fit`. `Validation` calls `keras.Model.evaluate`.
@@ -173,9 +170,7 @@ class KerasTrainer(SimpleTrainer):
         if not self._has_data:
             raise DataError("train: this KerasTrainer has no data yet: give it a dataset, or call fit(x, y)")
         if any(now is not then for now, then in zip(compiled_parts(self.keras_model), self._compiled, strict=True)):
-            raise ModelError(
-                f"{self.keras_model.name} was compiled again since this KerasTrainer took it; make a new KerasTrainer"
-            )
+            raise ModelError(f"{self.keras_model.name} was compiled again; make a new KerasTrainer")
         super().train([_EpochMetrics(), *callbacks], **length)
         if self.optimizer is not None and self.optimizer.use_ema:
             self.optimizer.finalize_variable_values(list(self.trainable.values()))
@@ -356,10 +351,7 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
         validates.at_end = False  # Keras has no extra validation at the end
         added.append(validates.every(epochs=validation[1]))
     elif validation not in (None, (0, 1)):
-        raise CallbackError(
-            "fit: there is a Validation in the list; say there how often and how much, and leave out "
-            "validation_steps and validation_freq"
-        )
+        raise CallbackError("fit: with a Validation in the list, leave out validation_steps and validation_freq")
     if verbose:
         added.append(ScalarPrinter().every(epochs=1))
     if verbose in ("auto", 1, True):

@@ -57,10 +57,7 @@ def csv(
     for column in made:
         name, size = column.name, math.prod(column.shape)
         if len(sources[name]) != size:
-            raise DataError(
-                f"{name!r} has {size} values and {len(sources[name])} columns: name one for each with "
-                f"columns={{{name!r}: [...]}}"
-            )
+            raise DataError(f"{name!r} has {size} values: name as many columns with columns={{{name!r}: [...]}}")
     if unknown := {*(columns or {}), *(defaults or {})} - sources.keys():
         raise DataError(f"there is no feature {min(unknown)!r}; there are: {', '.join(sources)}")
     # Each column of the file is parsed as a column of scalars, so that messages name it.

@@ -45,9 +45,7 @@ def parquet(
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
-        raise DataError(
-            "Parquet files are read by pyarrow, which is not installed: pip install 'prototrain[parquet]'"
-        ) from error
+        raise DataError("Parquet files need pyarrow: pip install 'prototrain[parquet]'") from error
     return dataset_of(paths, columns, partial(_read, columns), shuffle=shuffle, seed=seed)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +16,6 @@ from prototrain.callbacks import CallbackFactory, InjectShell, StartProcOrThread
 from prototrain.callbacks.integrations import DebugShell
 from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, tiny_trainer
-
-
-class Input(io.StringIO):
-    def __init__(self, is_terminal: bool) -> None:
-        super().__init__()
-        self.is_terminal = is_terminal
-
-    def isatty(self) -> bool:
-        return self.is_terminal
 
 
 def test_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +27,7 @@ def test_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
         opened.append({**user_ns, "handler": signal.getsignal(signal.SIGINT), "step": user_ns["trainer"].global_step})
 
     monkeypatch.setattr(IPython, "embed", embed)
-    monkeypatch.setattr(sys, "stdin", Input(True))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     before, trainer = signal.getsignal(signal.SIGINT), tiny_trainer()
     trainer.train([DebugShell()], max_steps=2)
     CountingTrainer().train([DebugShell()], max_steps=1)
@@ -45,7 +36,7 @@ def test_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["batch"]["x"].shape == (8, 4) and names["step"] == 0 and trainer.global_step == 2
     assert plain["model"] is plain["config"] is plain["batch"] is None
     assert names["handler"] == before == signal.getsignal(signal.SIGINT)  # Ctrl-C belongs to the shell
-    monkeypatch.setattr(sys, "stdin", Input(False))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
     with pytest.raises(CallbackError, match="needs a terminal"):
         CountingTrainer().train([DebugShell()], max_steps=1)
 
@@ -58,7 +49,7 @@ def test_shell_when_the_file_appears(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", Input(is_terminal))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: is_terminal))
     file, steps = tmp_path / "INJECT", []
 
     def ask(self: CallbackFactory) -> None:

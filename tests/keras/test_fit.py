@@ -168,7 +168,7 @@ def test_fit_again_and_after_compile() -> None:
     trainer.fit(verbose=0)
     assert trainer.global_step == 6  # a failed call does not count
     trainer.keras_model.compile(trainer.keras_model.optimizer, "mae", metrics=["mae"])
-    with pytest.raises(ModelError, match="classifier was compiled again since this KerasTrainer took it"):
+    with pytest.raises(ModelError, match="classifier was compiled again"):
         trainer.fit(verbose=0)
 
 
@@ -187,7 +187,7 @@ def test_lists_of_callbacks(tmp_path: Path) -> None:
 def test_backup_and_restore_is_refused(tmp_path: Path) -> None:
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     KerasTrainer(classifier()).fit(X, Y, verbose=0, callbacks=[backup])
-    with pytest.raises(CallbackError, match="BackupAndRestore would replace the weights"):
+    with pytest.raises(CallbackError, match="leave out BackupAndRestore"):
         KerasTrainer(classifier(), experiment=tmp_path / "run").fit(X, Y, verbose=0, callbacks=[backup])
 
 

@@ -182,7 +182,7 @@ def test_csv_defaults() -> None:
             readers.csv("a.csv", features=features, defaults=defaults)
     with pytest.raises(DataError, match="there is no feature 'z'"):
         readers.csv("a.csv", features=features, columns={"z": ["n"]})
-    with pytest.raises(DataError, match=r"'x' has 2 values and 1 columns: name one for each with columns={'x': "):
+    with pytest.raises(DataError, match=r"'x' has 2 values: name as many columns with columns={'x': "):
         readers.csv("a.csv", features=FEATURES)
 
 

@@ -57,10 +57,8 @@ class Validation(Callback):
     def setup(self) -> None:
         trainer, self._is_off = self.trainer, False
         if self._evaluate is None and not trainer.can_evaluate:
-            raise CallbackError(
-                f"Validation needs a trainer with evaluate(dataset, batches), which {type(trainer).__name__} has not; "
-                "define it, or give Validation(evaluate=...)"
-            )
+            kind = type(trainer).__name__
+            raise CallbackError(f"Validation: {kind} has no evaluate(); define it, or give Validation(evaluate=...)")
         if self._evaluate is not None or trainer.datasets is None:
             return
         if self.dataset in trainer.datasets:

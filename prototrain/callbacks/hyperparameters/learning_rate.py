@@ -44,10 +44,7 @@ class LearningRate(Callback):
             kind = type(self.trainer).__name__
             raise CallbackError(f"LearningRate needs a trainer with an optimizer; {kind} has none")
         if not isinstance(self.optimizer.learning_rate, KerasVariable):
-            raise CallbackError(
-                f"LearningRate: the {self.optimizer.name} optimizer was made with a schedule; "
-                "make it with a number, or leave LearningRate out"
-            )
+            raise CallbackError("LearningRate: the optimizer was made with a schedule; make it with a number")
 
     def before_train(self) -> None:
         self._assign(self.trainer.global_step)
@@ -59,10 +56,7 @@ class LearningRate(Callback):
         try:
             return self.schedule(step)
         except tf.errors.OperatorNotAllowedInGraphError as error:
-            raise CallbackError(
-                "LearningRate: the schedule becomes part of the compiled step, so it must be made of TensorFlow "
-                "operations: tf.where instead of if"
-            ) from error
+            raise CallbackError("LearningRate: the schedule is compiled; use tf.where instead of if") from error
         except TypeError as error:  # TensorFlow does not convert a Python float to int64
             if step.dtype == tf.float64:
                 raise

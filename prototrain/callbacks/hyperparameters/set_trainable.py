@@ -71,9 +71,8 @@ class SetTrainable(Callback):
 
     def trigger_step(self) -> None:
         before, after = self.trainer._set_trainable(self.regex, self.trainable)  # type: ignore[attr-defined]
-        self.trainer.log(
-            f"{self!r}: {after} variables are trained from step {self.trainer.global_step + 1} on (before: {before})"
-        )
+        step = self.trainer.global_step + 1
+        self.trainer.log(f"{self!r}: {after} variables are trained from step {step} on (before: {before})")
 
     def __repr__(self) -> str:
         return f"SetTrainable({self.regex!r}, {self.trainable})"

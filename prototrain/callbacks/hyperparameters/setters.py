@@ -57,9 +57,7 @@ class HyperParam:
         state = self._trainer.state.items()
         known = {key: entry for key, entry in state if isinstance(entry, (tf.Variable, KerasVariable))}
         if name not in known:
-            raise CallbackError(
-                f"HyperParam: the trainer has no variable {name!r}; it has: {', '.join(known) or 'none'}"
-            )
+            raise CallbackError(f"HyperParam: there is no variable {name!r}, only {', '.join(known) or 'none'}")
         return known[name]
 
     def is_learning_rate(self) -> bool:
@@ -207,10 +205,7 @@ class ScheduledHyperParamSetter(HyperParamSetter):
         super().__init__(param)
         whole = all(isinstance(when, Integral) for when, _ in schedule)
         if not schedule or not whole or any(a[0] >= b[0] for a, b in pairwise(schedule)):
-            raise CallbackError(
-                f"{self.state_key}: the schedule needs (when, value) points in ascending order of whole numbers, got "
-                f"{schedule}"
-            )
+            raise CallbackError(f"{self.state_key}: needs whole numbers in ascending order, got {schedule}")
         self.points = [(int(when), float(value)) for when, value in schedule]
         if interp not in (None, "linear"):
             raise CallbackError(f'{self.state_key}: interp must be "linear" or None, got {interp!r}')

@@ -83,7 +83,8 @@ class MLflowWriter(Tracker):
 
         metrics = []
         for point in points:
-            key, milliseconds = _as_key(point.name), round(point.time * 1000)
+            key = re.sub(r"[^\w\-./ ]", "_", point.name, flags=re.ASCII)[:250]
+            milliseconds = round(point.time * 1000)
             if not point.pictures:
                 metrics.append(Metric(key, point.value, milliseconds, point.step))
             for picture in point.pictures:
@@ -95,8 +96,3 @@ class MLflowWriter(Tracker):
     def close(self, outcome: Outcome) -> None:
         self._client.set_tag(self._run, _OUTCOME, str(outcome)[:_LONGEST_TAG])
         self._client.set_terminated(self._run, status=_STATUS[outcome.state])
-
-
-def _as_key(name: str) -> str:
-    """Return a key that MLflow allows for metrics and images."""
-    return re.sub(r"[^\w\-./ ]", "_", name, flags=re.ASCII)[:250]

@@ -71,11 +71,10 @@ class Summaries(_StepSums):
     metrics of a `KerasTrainer` are recorded without averaging; see `Trainer.unaveraged`. `trainer.outputs` holds the
     last step's values.
 
-    The model may call `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` anywhere in a compiled step, such
-    as in `build`, without a writer and a step. The calls of the last step are recorded and cost nothing in other steps.
-    A `tf.summary.scalar` is averaged over micro-batches and towers, weighted like the scalars of `build`. Other
-    summaries, and scalars inside `tf.cond`, a loop or a `tf.function`, come from the first micro-batch of the first
-    tower. Asynchronous towers and several workers record only the scalars that a step returns.
+    The model may call `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` in a compiled step, such as in
+    `build`, without a writer and a step. The calls of the last step are recorded and cost nothing in other steps. A
+    `tf.summary.scalar` is averaged over micro-batches and towers; other summaries, and scalars inside `tf.cond`, a loop
+    or a `tf.function`, come from the first ones. Asynchronous towers and several workers record only returned scalars.
     """
 
     def __init__(self) -> None:
@@ -164,10 +163,7 @@ class MovingAverageSummary(_StepSums):
 
     def __init__(self, *names: str, pattern: str | None = None, decay: float = 0.95) -> None:
         if bool(names) == (pattern is not None):
-            raise CallbackError(
-                "MovingAverageSummary: name the scalars, such as MovingAverageSummary('loss'), or give a pattern, such "
-                "as MovingAverageSummary(pattern='.*')"
-            )
+            raise CallbackError("MovingAverageSummary: name the scalars, such as 'loss', or give pattern='.*'")
         if not 0 < decay < 1:
             raise CallbackError(f"MovingAverageSummary: decay must be between 0 and 1, got {decay!r}")
         super().__init__()

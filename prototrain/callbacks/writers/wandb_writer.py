@@ -19,11 +19,9 @@ class WandbWriter(Tracker):
 
         WandbWriter("digits", mode="offline")
 
-    Logs scalars over ``global_step``, images, the config, and the outcome as the exit code and in the summary.
-
-    Requires the extra ``prototrain[wandb]``. A resumed run continues the same W&B run. Without a network, use
-    ``mode="offline"`` (or WANDB_MODE=offline) and run ``wandb sync`` later. In offline mode, W&B may lose up to 32 kB
-    of buffered data if the process is killed; metrics.jsonl has all scalars.
+    Logs scalars over ``global_step``, images, the config, and the outcome as the exit code and in the summary. Requires
+    the extra ``prototrain[wandb]``. A resumed run continues the same W&B run. Without a network, use ``mode="offline"``
+    and run ``wandb sync`` later.
 
     Args:
         project: the W&B project. Defaults to the environment variable WANDB_PROJECT.

@@ -6,7 +6,6 @@ import io
 import re
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,16 +17,6 @@ from tests.callbacks.helpers import EachStep, Fails, Puts
 from tests.tiny import CountingTrainer
 
 
-class Clock:
-    """A clock that advances by one second per step."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def __call__(self) -> float:
-        return float(self.trainer.global_step)
-
-
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_bar, "_LINE_SECONDS", 3)
@@ -36,10 +25,10 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lines_of_new_resumed_and_endless_runs(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer()
-    trainer.train([ProgressBar(clock=Clock(trainer)), EachStep()], max_steps=10, steps_per_epoch=4)
+    trainer.train([ProgressBar(clock=lambda: trainer.global_step), EachStep()], max_steps=10, steps_per_epoch=4)
     trainer.train([ProgressBar(clock=lambda: trainer.global_step / 2)], max_steps=20)  # its own speed
     endless = CountingTrainer()
-    endless.train([ProgressBar(clock=Clock(endless)), Fails(5, StopTraining)])
+    endless.train([ProgressBar(clock=lambda: endless.global_step), Fails(5, StopTraining)])
     captured = capsys.readouterr()
     assert captured.err == ""
     assert [line for line in captured.out.splitlines() if line.startswith("epoch ")] == [
@@ -81,7 +70,7 @@ def test_bar_on_a_terminal(columns: str, begin: str, monkeypatch: pytest.MonkeyP
 
 def test_chosen_scalars(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer()
-    bar = ProgressBar(scalars=["vld/*", "loss", "nothing"], clock=Clock(trainer))
+    bar = ProgressBar(scalars=["vld/*", "loss", "nothing"], clock=lambda: trainer.global_step)
     trainer.train([bar, EachStep(), Puts(s2={"vld/b": 2.5, "vld/a": 1})], max_steps=3)
     said = capsys.readouterr().out
     assert "epoch 1 of 1, step 3 of 3, 1 steps/s, vld/b 2.5, vld/a 1, loss 0.3333\n" in said
