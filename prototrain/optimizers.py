@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -150,7 +151,7 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._of_update = _OfUpdate()
+        self._of_update = SimpleNamespace(made={})  # values of one update; Keras does not track this kind of object
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Update the variables; see `keras.optimizers.Optimizer.apply`."""
@@ -191,7 +192,8 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
     def _once(self, variable: Any, what: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Create a value once per update, for all variables of the same dtype and device."""
-        made, key = self._of_update.made, (what, variable.dtype, variable.device)
+        made: dict[Any, tf.Tensor] = self._of_update.made
+        key = what, variable.dtype, variable.device
         if key not in made:
             made[key] = make()
         return made[key]
@@ -203,12 +205,6 @@ _ALL_ROWS = {Adam} | {getattr(keras.optimizers, name) for name in ("Adam", "Adam
 def _move_towards(variable: Any, value: tf.Tensor, part: tf.Tensor) -> None:
     """Compute `variable += part * (value - variable)` with two ops."""
     tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=part, delta=variable - value)
-
-
-class _OfUpdate:
-    """Values that an update computes once, in a separate object because Keras tracks attributes of optimizers."""
-
-    made: dict[Any, tf.Tensor]
 
 
 def _given(method: Any) -> keras.optimizers.Optimizer:
