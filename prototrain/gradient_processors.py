@@ -82,7 +82,7 @@ class _ByName:
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._patterns = [_compiled(pattern) for pattern in patterns]
+        self._patterns = [re.compile(pattern) for pattern in patterns]
         self.unmatched = [pattern.pattern for pattern in self._patterns]
 
     def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
@@ -110,14 +110,14 @@ class MapGradient(_ByName):
         fn: a function of a gradient, or of a gradient and its variable, that returns the new gradient, or None to leave
             the variable unchanged. The gradient is a tensor or `tf.IndexedSlices`.
         regex: a regular expression for whole names of variables, without the `:0`.
-
-    Raises:
-        ConfigError: `regex` is not a regular expression, or `fn` takes neither one nor two arguments.
     """
 
     def __init__(self, fn: Callable[..., Any], regex: str = ".*") -> None:
         super().__init__([regex])
-        self.fn, self._arguments = fn, _count_arguments(fn)
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(fn).parameters.values()
+        needed = [one for one in parameters if one.kind in positional and one.default is one.empty]
+        self.fn, self._arguments = fn, max(len(needed), 1)
 
     def _process(self, gradient: Any, variable: Any, index: int) -> Any:
         return self.fn(*(gradient, variable)[: self._arguments])
@@ -130,21 +130,14 @@ class ScaleGradient(_ByName):
     variable unchanged; to save its optimizer slots, too, use `model.trainable_variables.filter_regex`.
 
     Args:
-        factors: a dict {regex: factor}, a pair (regex, factor), or a list of pairs. A regex matches whole names of
-            variables, without the `:0`, and the first match counts. Other gradients do not change.
-
-    Raises:
-        ConfigError: a key is not a regular expression, or `factors` has another type.
+        factors: a dict {regex: factor}, or a list of such pairs. A regex matches whole names of variables, without the
+            `:0`, and the first match counts. Other gradients do not change.
     """
 
-    def __init__(self, factors: Mapping[str, float] | tuple[str, float] | Sequence[tuple[str, float]]) -> None:
-        if isinstance(factors, tuple) and len(factors) == 2 and isinstance(factors[0], str):
-            factors = [factors]
-        given: list[Any] = list(factors.items() if isinstance(factors, Mapping) else factors)
-        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
-            raise ConfigError(f"ScaleGradient takes a dict or (regex, factor) pairs, not {factors!r}")
-        super().__init__(regex for regex, _ in given)
-        self.factors = [factor for _, factor in given]
+    def __init__(self, factors: Mapping[str, float] | Iterable[tuple[str, float]]) -> None:
+        by_regex = dict(factors)
+        super().__init__(by_regex)
+        self.factors = list(by_regex.values())
 
     def _process(self, gradient: Any, variable: Any, index: int) -> Any:
         factor = self.factors[index]
@@ -159,9 +152,6 @@ class SummaryGradient(_ByName):
 
     Args:
         regex: a regular expression for whole names of variables, without the `:0`.
-
-    Raises:
-        ConfigError: `regex` is not a regular expression.
     """
 
     def __init__(self, regex: str = ".*") -> None:
@@ -179,9 +169,6 @@ class PrintGradient(_ByName):
 
     Args:
         regex: a regular expression for whole names of variables, without the `:0`.
-
-    Raises:
-        ConfigError: `regex` is not a regular expression.
     """
 
     def __init__(self, regex: str = ".*") -> None:
@@ -189,28 +176,21 @@ class PrintGradient(_ByName):
 
     def _process(self, gradient: Any, variable: Any, index: int) -> Any:
         values = _values(gradient)
-        numbers = {
-            "mean": tf.reduce_mean(values),
-            "rms": tf.sqrt(tf.reduce_mean(tf.square(values))),
-            "min": tf.reduce_min(values),
-            "max": tf.reduce_max(values),
-        }
-        words = [word for name, number in numbers.items() for word in (name, number)]
+        mean, rms = tf.reduce_mean(values), tf.sqrt(tf.reduce_mean(tf.square(values)))
+        words = ["mean", mean, "rms", rms, "min", tf.reduce_min(values), "max", tf.reduce_max(values)]
         tf.print(f"gradient of {variable_name(variable)}:", *words, output_stream=sys.stdout)
         return gradient
 
 
-class CheckGradient(_ByName):
-    """Fail the step if a gradient contains NaN or infinity.
+class CheckGradient:
+    """Fail the step with a `tf.errors.InvalidArgumentError` that names a variable with a non-finite gradient."""
 
-    The step raises a `tf.errors.InvalidArgumentError` that names the variable.
-    """
+    def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Return the pairs with checked gradients."""
+        return [(self._checked(gradient, variable_name(variable)), variable) for gradient, variable in pairs]
 
-    def __init__(self) -> None:
-        super().__init__([".*"])
-
-    def _process(self, gradient: Any, variable: Any, index: int) -> Any:
-        message = f"the gradient of {variable_name(variable)} is not finite"
+    def _checked(self, gradient: Any, name: str) -> Any:
+        message = f"the gradient of {name} is not finite"
         return on_values(lambda values: tf.debugging.check_numerics(values, message), gradient)
 
 
@@ -262,24 +242,3 @@ def variable_name(variable: Any) -> str:
     """Return the name of a variable, without the ``:0``, for matching with regular expressions."""
     name = variable.path if isinstance(variable, KerasVariable) else variable.name
     return str(name).removesuffix(":0")
-
-
-def _compiled(regex: str) -> re.Pattern[str]:
-    try:
-        return re.compile(regex)
-    except re.error as error:
-        raise ConfigError(f"{regex!r} is not a regular expression: {error}") from error
-
-
-def _count_arguments(function: Callable[..., Any]) -> int:
-    """Return 1 for a function of the gradient, and 2 for a function of the gradient and its variable."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a C function without a signature
-        return 1
-    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if not needed and any(p.kind is p.VAR_POSITIONAL or p.default is not p.empty for p in parameters):
-        return 1
-    if len(needed) not in (1, 2):
-        raise ConfigError(f"MapGradient: the function must take a gradient, or a gradient and its variable: {function}")
-    return len(needed)

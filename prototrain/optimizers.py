@@ -5,9 +5,9 @@ The gradient processors of `prototrain.gradient_processors` can also be imported
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -106,11 +106,7 @@ def update_if(
 ) -> None:
     """Update variables as `update_with` does, from inside a tower, if `condition` is true or None.
 
-    Args:
-        condition: a scalar bool that is the same in all towers.
-        optimizer: the optimizer.
-        gradients: a gradient for each variable.
-        variables: the variables to update.
+    The condition is a scalar bool that is the same in all towers.
     """
     if condition is None:
         update_with(optimizer, gradients, variables)
@@ -155,7 +151,7 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._of_update = _OfUpdate()
+        self._of_update = SimpleNamespace(made={})  # values of one update; Keras does not track this kind of object
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Update the variables; see `keras.optimizers.Optimizer.apply`."""
@@ -196,7 +192,8 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
     def _once(self, variable: Any, what: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Create a value once per update, for all variables of the same dtype and device."""
-        made, key = self._of_update.made, (what, variable.dtype, variable.device)
+        made: dict[Any, tf.Tensor] = self._of_update.made
+        key = what, variable.dtype, variable.device
         if key not in made:
             made[key] = make()
         return made[key]
@@ -210,21 +207,8 @@ def _move_towards(variable: Any, value: tf.Tensor, part: tf.Tensor) -> None:
     tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=part, delta=variable - value)
 
 
-class _OfUpdate:
-    """Values that an update computes once, in a separate object because Keras tracks attributes of optimizers."""
-
-    made: dict[Any, tf.Tensor]
-
-
 def _given(method: Any) -> keras.optimizers.Optimizer:
     made_here = not isinstance(method, keras.optimizers.Optimizer)
-    if made_here:
-        try:
-            inspect.signature(method).bind()
-        except TypeError as error:
-            raise ConfigError(f"{_METHOD}: give a Keras optimizer, or a factory without arguments: {error}") from error
-        except ValueError:
-            pass  # a C function without a signature; the call below fails if it needs arguments
     optimizer = method() if made_here else method
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(f"{_METHOD}: the factory must return a Keras optimizer, got {type(optimizer).__name__}")
@@ -237,10 +221,8 @@ def _given(method: Any) -> keras.optimizers.Optimizer:
 def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a built optimizer with their names in checkpoints.
 
-    Args:
-        optimizer: a built optimizer.
-        trained: the variables that it was built for, by their names in a checkpoint. If this is empty, the optimizer's
-            own names are used.
+    `trained` has the variables that it was built for, by their names in a checkpoint. If it is empty, the optimizer's
+    own names are used.
     """
     stems: dict[str, list[str]] = {}  # several TensorFlow variables may have the same name
     for name, given in trained.items():

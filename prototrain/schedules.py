@@ -2,14 +2,13 @@
 
 Each function returns a schedule: a pure function that takes the number of completed steps, a Python int or an integer
 scalar tensor, and returns a float32 scalar tensor. It works eagerly and inside a graph. It computes with int64 and
-float64, since float32 cannot distinguish neighbouring steps beyond 2**24.
+float64, since float32 cannot distinguish neighbouring steps beyond 2**24. Arguments out of range raise ConfigError.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -39,9 +38,6 @@ def exponential(value: float, decay_rate: float, decay_steps: int, *, staircase:
         decay_rate: the factor per `decay_steps` steps, above 0.
         decay_steps: the number of steps, at least 1.
         staircase: whether to round the exponent down.
-
-    Raises:
-        ConfigError: an argument is out of its range.
     """
     _require(decay_rate > 0, f"exponential: decay_rate must be above 0, got {decay_rate}")
     _require(decay_steps >= 1, f"exponential: decay_steps must be at least 1, got {decay_steps}")
@@ -58,9 +54,6 @@ def piecewise(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
     """Piecewise constant: `values[0]` while step <= `boundaries[0]`, `values[1]` while step <= `boundaries[1]`, etc.
 
     A boundary belongs to the value before it, as in TensorFlow 1's `piecewise_constant` and in Keras.
-
-    Raises:
-        ConfigError: the boundaries do not increase, or there is not exactly one more value than boundaries.
     """
     _require(all(a < b for a, b in pairwise(boundaries)), f"piecewise: boundaries must increase, got {boundaries}")
     numbers = f"got {len(values)} and {len(boundaries)}"
@@ -73,11 +66,7 @@ def piecewise(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
 
 
 def linear(points: Sequence[tuple[int, float]]) -> Schedule:
-    """Linear interpolation between `(step, value)` points; constant before the first and after the last point.
-
-    Raises:
-        ConfigError: there is no point, or the steps do not increase.
-    """
+    """Linear interpolation between `(step, value)` points; constant before the first and after the last point."""
     steps, values = [step for step, _ in points], [float(value) for _, value in points]
     _require(bool(points), "linear: needs at least one (step, value) point")
     _require(all(a < b for a, b in pairwise(steps)), f"linear: the points' steps must increase, got {steps}")
@@ -98,14 +87,12 @@ def cosine(initial: float, decay_steps: int, final: float = 0.0) -> Schedule:
     """Cosine decay from `initial` at step 0 to `final` at `decay_steps`, constant afterwards.
 
     `final + (initial - final) * (1 + cos(pi * step / decay_steps)) / 2`: one cycle of SGDR (arXiv:1608.03983, eq. 5).
-
-    Raises:
-        ConfigError: `decay_steps` is below 1.
     """
     _require(decay_steps >= 1, f"cosine: decay_steps must be at least 1, got {decay_steps}")
 
     def schedule(step: Any) -> tf.Tensor:
-        return tf.cast(_half_cosine(_share(step, decay_steps), initial, final), tf.float32)
+        factor = (1.0 + tf.cos(math.pi * _share(step, decay_steps))) / 2.0
+        return tf.cast(final + (initial - final) * factor, tf.float32)
 
     return schedule
 
@@ -114,9 +101,6 @@ def polynomial(initial: float, decay_steps: int, final: float = 0.0, power: floa
     """Polynomial decay from `initial` at step 0 to `final` at `decay_steps`, constant afterwards; linear for `power` 1.
 
     `final + (initial - final) * (1 - step / decay_steps) ** power`: "poly" of DeepLab (arXiv:1606.00915, section 4.1).
-
-    Raises:
-        ConfigError: `decay_steps` is below 1, or `power` not above 0.
     """
     _require(decay_steps >= 1, f"polynomial: decay_steps must be at least 1, got {decay_steps}")
     _require(power > 0, f"polynomial: power must be above 0, got {power}")
@@ -128,54 +112,10 @@ def polynomial(initial: float, decay_steps: int, final: float = 0.0, power: floa
     return schedule
 
 
-def cosine_restarts(
-    initial: float, first_period: int, *, period_factor: int = 1, initial_factor: float = 1.0, final: float = 0.0
-) -> Schedule:
-    """Cosine decay with warm restarts: SGDR (arXiv:1608.03983), equation 5.
-
-    Cycle `i` (from 0) lasts `first_period * period_factor ** i` steps and decays, as in `cosine`, from
-    `initial * initial_factor ** i` towards `final`. The next step begins the next cycle.
-
-    Args:
-        initial: the initial value of the first cycle.
-        first_period: the length of the first cycle in steps, at least 1.
-        period_factor: the length of each cycle relative to the previous one (T_mult in the paper), an integer of at
-            least 1.
-        initial_factor: the initial value of each cycle relative to the previous one.
-        final: the final value of each cycle.
-
-    Raises:
-        ConfigError: `first_period` or `period_factor` is below 1 or not an integer.
-    """
-    for name, number in (("first_period", first_period), ("period_factor", period_factor)):
-        whole = isinstance(number, int) and number >= 1
-        _require(whole, f"cosine_restarts: {name} must be a whole number of at least 1, got {number}")
-    starts = [0]
-    while period_factor > 1 and starts[-1] < 2**62 // period_factor:
-        starts.append(starts[-1] + first_period * period_factor ** (len(starts) - 1))
-    periods = [float(first_period * period_factor**index) for index in range(len(starts))]
-
-    def schedule(step: Any) -> tf.Tensor:
-        now = _int64(step)
-        if period_factor == 1:
-            cycle, begun, period = now // first_period, now % first_period, first_period
-        else:
-            cycle = _passed(starts[1:], now)
-            begun, period = now - tf.constant(starts, tf.int64)[cycle], tf.constant(periods, tf.float64)[cycle]
-        top = initial * tf.pow(tf.constant(initial_factor, tf.float64), tf.cast(cycle, tf.float64))
-        share = tf.cast(begun, tf.float64) / period
-        return tf.cast(_half_cosine(share, top, final), tf.float32)
-
-    return schedule
-
-
 def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
     """Linear warm-up from `start` at step 0 to `schedule(steps)` at `steps`, followed by `schedule`, without a shift.
 
     This is the gradual warm-up of arXiv:1706.02677, section 2.2.
-
-    Raises:
-        ConfigError: `steps` is below 0.
     """
     _require(steps >= 0, f"warmup: steps must be at least 0, got {steps}")
     if steps == 0:
@@ -231,23 +171,16 @@ def _of_method(config: Config, method: str) -> Schedule:
             steps, rates = values("steps", "values")
             _require(len(steps) == len(rates), f"{prefix}: needs as many .values as .steps, got {len(rates)}")
             return linear(list(zip(steps, rates, strict=True)))
-    return _scalar(config[f"{prefix}.fn"], f"{prefix}.fn")
+    function = config[f"{prefix}.fn"]
 
-
-def _scalar(function: Callable[[tf.Tensor], Any], key: str) -> Schedule:
-    """Wrap a user's function as a schedule. An error about its result names the config key."""
-
-    def schedule(step: Any) -> tf.Tensor:
+    def custom(step: Any) -> tf.Tensor:
         result = function(_int64(step))
-        value = tf.constant("")
-        with suppress(TypeError, ValueError):
-            value = tf.convert_to_tensor(result)
-        is_number = value.dtype.is_floating or value.dtype.is_integer
-        if not is_number or value.shape.rank not in (0, None):
-            raise ConfigError(f"{key}: must return a scalar number, got {result!r}")
-        return tf.cast(tf.ensure_shape(value, ()), tf.float32)
+        try:
+            return tf.ensure_shape(tf.cast(result, tf.float32), ())
+        except (TypeError, ValueError, tf.errors.OpError) as error:
+            raise ConfigError(f"{prefix}.fn: must return a scalar number, got {result!r}") from error
 
-    return schedule
+    return custom
 
 
 def _int64(step: Any) -> tf.Tensor:
@@ -263,10 +196,6 @@ def _share(step: Any, steps: int) -> tf.Tensor:
 def _passed(boundaries: Sequence[int], step: tf.Tensor) -> tf.Tensor:
     """Return the number of boundaries at or before `step`, an int32 scalar."""
     return tf.reduce_sum(tf.cast(tf.constant(boundaries, tf.int64, (len(boundaries),)) <= step, tf.int32))
-
-
-def _half_cosine(share: tf.Tensor, top: Any, bottom: float) -> tf.Tensor:
-    return bottom + (top - bottom) * (1.0 + tf.cos(math.pi * share)) / 2.0
 
 
 def _require(condition: bool, message: str) -> None:

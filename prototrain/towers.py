@@ -19,7 +19,6 @@ from prototrain.errors import ConfigError, ModelError
 OF_TOWER = "@tower-"
 """Separates a variable's name from a tower's index, if each tower has its own value."""
 
-MOST_CPU_DEVICES = 256
 _LOGICAL_CPUS = re.compile(r"cpu:([1-9]\d*)", re.IGNORECASE)
 _DEVICE = re.compile(r"(?:/?device:)?([CG]PU):(\d+)", re.IGNORECASE)
 _GOLDEN = 0x9E3779B9  # odd, so that its multiples with tower indices all differ modulo 2**32
@@ -83,11 +82,7 @@ def building(
 ) -> Iterator[None]:
     """Context manager around the call of `build` for a tower, in which `current_tower` returns this tower.
 
-    Args:
-        count: the number of towers.
-        training: whether the tower is built for training.
-        index: the index of the tower; TensorFlow's replica ID if None.
-        step: returns the number of completed steps.
+    The default index is TensorFlow's replica ID. `step` returns the number of completed steps.
     """
     context = tf.distribute.get_replica_context()
     inside = context is not None and context.num_replicas_in_sync > 1
@@ -130,11 +125,7 @@ def choose_devices(towers: int | str | Sequence[str] | None) -> list[str]:
 
 
 def prepare_devices(towers: int | str | Sequence[str] | None) -> int:
-    """Create the logical CPU devices for a value such as ``cpu:4``, without starting TensorFlow.
-
-    Returns:
-        the number of these devices; 0 for other values of `towers`.
-    """
+    """Create the logical CPU devices for a value such as ``cpu:4`` without starting TensorFlow; return their number."""
     match = _LOGICAL_CPUS.fullmatch(towers.strip()) if isinstance(towers, str) else None
     if match is None:
         return 0
@@ -146,20 +137,16 @@ def make_cpu_devices(count: int) -> None:
     """Divide the CPU into logical devices, to try several towers without GPUs.
 
     Raises:
-        ConfigError: `count` is above `MOST_CPU_DEVICES`, or TensorFlow has already started with fewer devices.
+        ConfigError: TensorFlow has already started with fewer devices.
     """
-    if count > MOST_CPU_DEVICES:  # TensorFlow would take hours to create the devices and their threads
-        raise ConfigError(f"towers: cpu:{count} is too many; at most {MOST_CPU_DEVICES} logical CPU devices are made")
     (cpu, *_) = tf.config.list_physical_devices("CPU")
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     except RuntimeError as error:
         there = len(_names("CPU"))
         if there < count:
-            raise ConfigError(
-                f"towers: TensorFlow has started with {there} CPU device{'s'[: there > 1]}, so there cannot be {count} "
-                f"any more; call prototrain.towers.make_cpu_devices({count}) before anything else uses TensorFlow"
-            ) from error
+            cure = f"call prototrain.towers.make_cpu_devices({count}) before anything else uses TensorFlow"
+            raise ConfigError(f"towers: TensorFlow has started with {there} CPU device(s); {cure}") from error
 
 
 def _names(kind: str) -> list[str]:
@@ -213,12 +200,7 @@ def is_seed(name: str, variable: Any) -> bool:
 
 
 def seed_of_tower(state: Any, index: int) -> Any:
-    """Return the seed state of a tower, with its own seed and the counter of the first tower.
-
-    Args:
-        state: the first tower's [seed, counter], uint32.
-        index: the index of the tower.
-    """
+    """Return the [seed, counter] of a tower, uint32: its own seed, and the counter of the first tower's `state`."""
     derived = np.array(state)
     derived[0] = (int(state[0]) + index * _GOLDEN) % 2**32
     return derived
@@ -226,16 +208,9 @@ def seed_of_tower(state: Any, index: int) -> Any:
 
 def in_words(devices: Sequence[str]) -> str:
     """Return the names of devices, with the models of GPUs."""
-    physical = tf.config.list_physical_devices("GPU")
-    found = []
-    for name in devices:
-        match = _DEVICE.fullmatch(name)
-        number = int(match[2]) if match and match[1].upper() == "GPU" else len(physical)
-        kind = None
-        if number < len(physical):
-            kind = tf.config.experimental.get_device_details(physical[number]).get("device_name")
-        found.append(f"{name} ({kind})" if kind else name)
-    return ", ".join(found)
+    gpus = enumerate(tf.config.list_physical_devices("GPU"))
+    models = {f"GPU:{i}": tf.config.experimental.get_device_details(gpu).get("device_name") for i, gpu in gpus}
+    return ", ".join(f"{name} ({models[name]})" if models.get(name) else name for name in devices)
 
 
 def why_no_gpu() -> str | None:

@@ -52,19 +52,7 @@ def test_keras_optimizers_by_name(method: str) -> None:
         ("sgd", {}, keras.optimizers.SGD, {"momentum": 0.0, "nesterov": False}),
         ("msgd", {}, keras.optimizers.SGD, {"momentum": 0.9, "nesterov": False}),
         ("msgd", {"momentum": 0.5, "use_nesterov": True}, keras.optimizers.SGD, {"momentum": 0.5, "nesterov": True}),
-        ("adam", {}, keras.optimizers.Adam, {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}),
-        (
-            "adam",
-            {"beta1": 0.5, "beta2": 0.6, "epsilon": 0.1},
-            keras.optimizers.Adam,
-            {"beta_1": 0.5, "beta_2": 0.6, "epsilon": 0.1},
-        ),
-        (
-            "rmsprop",
-            {},
-            keras.optimizers.RMSprop,
-            {"rho": 0.9, "momentum": 0.0, "epsilon": 1e-10, "centered": False},
-        ),
+        ("adam", {"beta1": 0.5}, keras.optimizers.Adam, {"beta_1": 0.5, "beta_2": 0.999, "epsilon": 1e-8}),
         (
             "rmsprop",
             {"decay": 0.5, "momentum": 0.1, "epsilon": 0.1, "centered": True},
@@ -115,15 +103,7 @@ def with_schedule() -> keras.optimizers.Optimizer:
         ({"model.optimizer.method": built()}, "already built by another trainer; give a factory"),
         ({"model.optimizer.method": built}, "already built by another trainer; return a new one"),
         ({"model.optimizer.method": lambda: None}, "the factory must return a Keras optimizer, got NoneType"),
-        (
-            {"model.optimizer.method": keras.initializers.Zeros()},
-            "without arguments: missing a required argument: 'shape'",
-        ),
         ({**CONSTANT, "model.optimizer.method": with_schedule()}, "has its own learning-rate schedule"),
-        (
-            {**CONSTANT, "model.optimizer.method": lambda: keras.optimizers.SGD(lambda: 0.1)},
-            "its own learning-rate schedule",
-        ),
         ({"model.optimizer.method": "adam", "model.lr_schedule.method": "constant"}, r"constant\.value is not set"),
     ],
 )
@@ -172,7 +152,6 @@ NORM = math.sqrt(9 + 16 + 1 + 36 + 64)
             [[[6.0, -8.0]], None, (np.array(SPARSE_DENSE) / 2).tolist()],
         ),
         (ScaleGradient({"fc.*": 0}), [None, None, SPARSE_DENSE]),
-        (ScaleGradient(("fc.*", 2)), [[[6.0, -8.0]], None, SPARSE_DENSE]),
         (ScaleGradient([("e.*", 0.0), (".*", 2.0)]), [[[6.0, -8.0]], None, None]),
         (PrintGradient("fc.*"), [[[3.0, -4.0]], None, SPARSE_DENSE]),
         (SummaryGradient(), [[[3.0, -4.0]], None, SPARSE_DENSE]),
@@ -226,44 +205,23 @@ def test_infinite_norm_is_kept() -> None:
     variable = tf.Variable([0.0])
     clipped = ClipByGlobalNorm(1.0)([(tf.constant([math.inf]), variable), (tf.constant([1.0]), variable)])
     assert all(np.isnan(gradient.numpy()).all() for gradient, _ in clipped)
+    for make in (lambda: ClipByValue(1.0, 1.0), lambda: ClipByGlobalNorm(math.nan)):
+        with pytest.raises(ConfigError, match=r"must be (below|above)"):
+            make()
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ClipByValue(1.0, 1.0), "minval must be below maxval"),
-        (lambda: ClipByGlobalNorm(0.0), "norm must be above 0"),
-        (lambda: ClipByGlobalNorm(math.nan), "norm must be above 0"),
-        (lambda: MapGradient(lambda x: x, "("), "is not a regular expression"),
-        (lambda: ScaleGradient({"[": 1.0}), "is not a regular expression"),
-        (lambda: ScaleGradient(["fc", 1.0]), "takes a dict or .regex, factor. pairs"),
-        (lambda: MapGradient(lambda a, b, c: a), "must take a gradient, or a gradient and its variable"),
-    ],
-)
-def test_wrong_arguments(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("keys", "kinds"),
+    ("keys", "expected"),
     [
         ({}, []),
-        ({"": True}, [ClipByValue]),
-        ({".global_norm": 2}, [ClipByGlobalNorm]),
-        ({"": True, ".global_norm": 2, ".minval": -3}, [ClipByValue, ClipByGlobalNorm]),
         ({".minval": -3}, []),
+        ({".global_norm": 2}, [{"norm": 2.0}]),
+        ({"": True, ".global_norm": 2, ".minval": -3}, [{"minval": -3.0, "maxval": 1.0}, {"norm": 2.0}]),
     ],
 )
-def test_processors_from_config(keys: dict[str, Any], kinds: list[type]) -> None:
+def test_processors_from_config(keys: dict[str, Any], expected: list[dict[str, float]]) -> None:
     config = Config({f"model.clip_gradients{key}": value for key, value in keys.items()})
-    processors = processors_from_config(config)
-    assert [type(processor) for processor in processors] == kinds
-    for processor in processors:
-        if isinstance(processor, ClipByValue):
-            assert (processor.minval, processor.maxval) == (keys.get(".minval", -1.0), 1.0)
-        if isinstance(processor, ClipByGlobalNorm):
-            assert processor.norm == 2.0
+    assert [vars(processor) for processor in processors_from_config(config)] == expected
 
 
 @pytest.mark.parametrize(

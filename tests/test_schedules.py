@@ -22,14 +22,6 @@ def half_cosine(share: float, top: float, bottom: float) -> float:
     return bottom + (top - bottom) * (1 + math.cos(math.pi * share)) / 2
 
 
-def restarts(step: int, top: float, period: int, factor: int, shrink: float, bottom: float) -> float:
-    while step >= period:
-        if factor == 1:
-            return half_cosine(step % period / period, top * shrink ** (step // period), bottom)
-        step, period, top = step - period, period * factor, top * shrink
-    return half_cosine(step / period, top, bottom)
-
-
 def between(step: int, points: list[tuple[int, float]]) -> float:
     return float(np.interp(step, [x for x, _ in points], [y for _, y in points]))
 
@@ -53,14 +45,6 @@ CASES: list[tuple[schedules.Schedule, Callable[[int], float]]] = [
     (schedules.linear([(5, 2.0)]), lambda step: 2.0),
     (schedules.cosine(0.1, 1000, 0.01), lambda step: half_cosine(min(step, 1000) / 1000, 0.1, 0.01)),
     (schedules.polynomial(0.1, 1000, power=2.0), lambda step: 0.1 * (1 - min(step, 1000) / 1000) ** 2),
-    (
-        schedules.cosine_restarts(0.1, 100, initial_factor=0.9, final=0.01),
-        lambda step: restarts(step, 0.1, 100, 1, 0.9, 0.01),
-    ),
-    (
-        schedules.cosine_restarts(0.1, 10, period_factor=2, initial_factor=0.8),
-        lambda step: restarts(step, 0.1, 10, 2, 0.8, 0.0),
-    ),
     (schedules.warmup(schedules.cosine(0.1, 1000), 100, start=0.01), warmed),
     (schedules.warmup(schedules.constant(0.5), 0), lambda step: 0.5),
 ]
@@ -81,9 +65,6 @@ def test_values(schedule: schedules.Schedule, expected: Callable[[int], float]) 
 def test_boundaries_and_integer_types() -> None:
     assert schedules.warmup(schedules.constant(0.1), 7)(7).numpy() == np.float32(0.1)
     assert schedules.linear([(0, 0.0), (7, 0.1)])(7).numpy() == np.float32(0.1)
-    restart = schedules.cosine_restarts(0.1, 3, period_factor=3)
-    for start in (0, 3, 12, 39, 3 * (3**18 - 1) // 2):
-        assert restart(start).numpy() == np.float32(0.1)
     far = schedules.linear([(BIG - 2, 0.0), (BIG, 1.0)])  # in float32 these would be the same step
     assert [far(step).numpy() for step in (BIG - 2, BIG - 1, BIG)] == [0.0, 0.5, 1.0]
     half = schedules.exponential(1.0, 0.5, 10)
@@ -102,7 +83,6 @@ def test_boundaries_and_integer_types() -> None:
         (lambda: schedules.linear([(1, 1.0), (1, 2.0)]), "must increase"),
         (lambda: from_config("linear", linear__steps=[1, 2], linear__values=[1.0]), "as many .values as .steps, got 1"),
         (lambda: schedules.cosine(0.1, 0), "decay_steps must be at least 1"),
-        (lambda: schedules.cosine_restarts(0.1, 1, period_factor=1.5), "period_factor must be a whole number"),  # type: ignore[arg-type]
         (lambda: schedules.warmup(schedules.constant(1.0), -1), "steps must be at least 0"),
     ],
 )
@@ -144,8 +124,7 @@ def test_from_config_with_missing_keys() -> None:
             from_config(method)
 
 
-@pytest.mark.parametrize("result", [None, [0.1, 0.2], "fast", True, 1j, {"a": 1}])
+@pytest.mark.parametrize("result", [None, [0.1, 0.2], "fast"])
 def test_custom_schedule_must_return_a_scalar(result: Any) -> None:
-    schedule = from_config("custom", custom__fn=lambda step: result)
     with pytest.raises(ConfigError, match=r"custom\.fn: must return a scalar number, got "):
-        schedule(0)
+        from_config("custom", custom__fn=lambda step: result)(0)

@@ -28,8 +28,7 @@ def test_devices(towers: object, devices: list[str]) -> None:
     [
         (0, "at least 1"),
         (5, "5 are more than the 4 CPU device.*cpu:5"),
-        ("cpu:100000", "cpu:100000 is too many; at most 256 logical CPU devices are made"),
-        ("cpu:8", r"started with 4 CPU devices.*make_cpu_devices\(8\)"),
+        ("cpu:8", r"started with 4 CPU device.*make_cpu_devices\(8\)"),
         ("two", "'two' is not a device"),
         ("GPU:0", "no device GPU:0; there are CPU:0"),
         ("CPU:1,cpu:1", "named twice"),

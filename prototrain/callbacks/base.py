@@ -325,18 +325,9 @@ def innermost(callback: Callback) -> Callback:
     return found
 
 
-def compiled_pattern(who: str, pattern: str) -> re.Pattern[str]:
-    """Compile a regular expression; raise CallbackError, naming `who`, if it is invalid."""
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise CallbackError(f"{who}: {pattern!r} is not a regular expression: {error}") from error
-
-
 def matching_variables(who: str, variables: Mapping[str, Any], pattern: str) -> dict[str, Any]:
     """Return the variables whose full names match a pattern; raise CallbackError, naming `who`, if none matches."""
-    compiled = compiled_pattern(who, pattern)
-    found = {name: variable for name, variable in variables.items() if compiled.fullmatch(name)}
+    found = {name: variable for name, variable in variables.items() if re.fullmatch(pattern, name)}
     if not found:
         raise CallbackError(f"{who}: no trained variable has the name {pattern!r}; there are: {', '.join(variables)}")
     return found

@@ -383,7 +383,5 @@ def _by_state_key(callbacks: Iterable[Callback]) -> dict[str, Callback]:
             key = callback.state_key or callback.name
             other = keys.setdefault(key, callback)
             if other is not callback:
-                raise CallbackError(
-                    f"{other!r} and {callback!r} both save their state as {key!r}; give one of them another state_key"
-                )
+                raise CallbackError(f"{other!r} and {callback!r} both save {key!r}; give one another state_key")
     return keys

@@ -17,15 +17,9 @@ CHANNELS = (1, 3, 4)
 
 
 def pictures(name: str, images: Any) -> np.ndarray[Any, Any]:
-    """Convert images to uint8 of shape [number, height, width, channels].
+    """Convert numbers from 0 to 255 to uint8 of shape [number, height, width, channels]; NaN becomes 0.
 
-    Args:
-        name: the name of the images in messages.
-        images: numbers from 0 to 255, of shape [height, width], [height, width, 1, 3 or 4], [number, height, width], or
-            [number, height, width, 1, 3 or 4]. Values are clipped to this range, and NaN becomes 0.
-
-    Raises:
-        CallbackError: the shape is not supported.
+    The shape may be [height, width], [number, height, width], or either with 1, 3 or 4 channels behind.
     """
     array = np.asarray(images)
     if array.ndim == 2:
@@ -33,10 +27,8 @@ def pictures(name: str, images: Any) -> np.ndarray[Any, Any]:
     elif array.ndim == 3:
         array = array[None] if array.shape[-1] in CHANNELS else array[..., None]
     if array.ndim != 4 or array.shape[-1] not in CHANNELS:
-        raise CallbackError(
-            f"{name!r} must have shape [height, width], [number, height, width] or either with 1, 3 or 4 channels "
-            f"behind, got {list(np.shape(images))}"
-        )
+        shapes = "[height, width] or [number, height, width], or either with 1, 3 or 4 channels"
+        raise CallbackError(f"{name!r} must have shape {shapes}, got {list(np.shape(images))}")
     return np.rint(np.clip(np.nan_to_num(array.astype(np.float64)), 0, 255)).astype(np.uint8)
 
 

@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority, compiled_pattern
+from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.checkpoint.weights import AVERAGES
 from prototrain.errors import CallbackError, NonFiniteError, StopTraining
-from prototrain.tf_private import KerasVariable
 
 
 class EarlyStopping(Callback):
@@ -25,8 +23,7 @@ class EarlyStopping(Callback):
     A stopped run that is started again ends at once, unless `patience` is increased.
 
     With `restore_best`, the best values of the model's variables and their moving averages are restored when the
-    callback ends the run. The last checkpoint then holds them, unless `MinSaver` or `MaxSaver` has saved that step for
-    another scalar. Every checkpoint also contains the best values and grows by the size of the model.
+    callback ends the run. Every checkpoint also contains these values and grows by the size of the model.
 
     Args:
         stat: the scalar's name, such as "vld/loss".
@@ -64,9 +61,8 @@ class EarlyStopping(Callback):
             return
         state, prefix = self.trainer.state, f"{OF_CALLBACKS}{self.state_key}/"
         if not self.trainer.model_variables:
-            raise CallbackError(
-                f"EarlyStopping(restore_best=True): {type(self.trainer).__name__} has no variables in its state"
-            )
+            kind = type(self.trainer).__name__
+            raise CallbackError(f"EarlyStopping(restore_best=True): {kind} has no variables in its state")
         # If there are moving averages, the evaluation used them.
         averages = {name: entry for name, entry in state.items() if name.startswith(AVERAGES)}
         self._copies = []
@@ -97,11 +93,8 @@ class EarlyStopping(Callback):
 
     def _stop_if_done(self) -> None:
         if self._waited >= self.patience:
-            restored = "; its weights are restored" if self._copies else ""
-            raise StopTraining(
-                f"{self.stat} has not improved in {self._waited} measurements; "
-                f"it was best at step {self.best.step}, {self.best.value}{restored}"
-            )
+            best = f"it was best at step {self.best.step}, {self.best.value}" + ", and restored" * bool(self._copies)
+            raise StopTraining(f"{self.stat} has not improved in {self._waited} measurements; {best}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best.state_dict(), "waited": self._waited, "counted_at": self._counted_at}
@@ -172,22 +165,17 @@ class StopOnNaN(Callback):
     In a tower trainer, the check is part of the compiled step, and the bad update is not applied. In a plain-Python
     trainer, every scalar that `run_step` returns is checked.
 
-    All variables, including those of the optimizer and of callbacks, are checked before each checkpoint and at the end
-    of the run. A non-finite checkpoint is never written or resumed from: the run ends with an error that names the
-    variables, and a resumed run uses the last good checkpoint. A variable that was not finite before the first step,
-    such as a mask of -inf, is reported once and not checked. If it was infinite, a NaN is still an error.
+    All variables are checked before each checkpoint and at the end of the run. A non-finite checkpoint is never written
+    or resumed from. A variable that was infinite before the first step, such as a mask of -inf, is reported once and
+    checked for NaN only.
 
     Args:
         ignore: a regular expression for names of variables to skip.
-
-    Raises:
-        CallbackError: `ignore` is not a regular expression.
     """
 
     chief_only = False  # all workers must apply the same updates
 
     def __init__(self, *, ignore: str | None = None) -> None:
-        compiled_pattern("StopOnNaN(ignore=...)", ignore or "")
         self.ignore = ignore
 
     def setup(self) -> None:
@@ -205,22 +193,3 @@ class StopOnNaN(Callback):
         if trainer.callbacks.failure is None:
             raise NonFiniteError(text)
         trainer.log(f"WARNING: {text}")
-
-
-class CheckNumerics(Callback):
-    """Ends the run with an error if a variable contains NaN or infinity.
-
-    The check runs before the savers of the step, so the newest checkpoint keeps finite weights.
-    """
-
-    def trigger(self) -> None:
-        bad = [
-            name
-            for name, entry in self.trainer.state.items()
-            if isinstance(entry, (tf.Variable, KerasVariable))
-            and tf.as_dtype(entry.dtype).is_floating
-            and not np.isfinite(tf.convert_to_tensor(entry)).all()
-        ]
-        if bad:
-            self.trainer.run.reject_state()
-            raise NonFiniteError(f"after step {self.trainer.global_step}, {', '.join(bad)} is not finite")

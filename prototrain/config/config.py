@@ -111,10 +111,8 @@ class Config(UserDict[str, Any]):
             return int(self["model.num_steps"])
         steps = self.batches_per_epoch or self["trainer.steps_per_epoch"]
         if steps is None:
-            raise ConfigError(
-                "model.num_epochs: how long an epoch is cannot be known: the training data has no known end, or no "
-                "trainer has read it yet; set trainer.steps_per_epoch, or model.num_steps instead"
-            )
+            text = "model.num_epochs: the length of an epoch is not known"
+            raise ConfigError(f"{text}; set trainer.steps_per_epoch, or model.num_steps instead")
         return int(epochs * steps)
 
     def validate(self, *, to_train: bool = True) -> None:
@@ -147,22 +145,14 @@ class Config(UserDict[str, Any]):
             if not equals or not key:
                 raise ConfigError(f"{show(text)} is not an override; expected KEY=VALUE")
             value = read_value(written)
-            try:
-                if key in SCHEMA:
-                    trial[key] = value
-                elif key not in self:
-                    known = nearest(key, [*SCHEMA, *self])
-                    raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {known}")
-                else:
-                    default = self[key] if self._defaults is None else self._defaults.get(key, self[key])
-                    is_open = self[key] is None or (value is None and default is None)
-                    trial[key] = value if is_open else of_same_type(key, value, self[key])
-            except ConfigError as error:
-                takes_text = SCHEMA[key].type == "str" if key in SCHEMA else isinstance(self.get(key), str)
-                if takes_text and not isinstance(value, str):
-                    quoted = json.dumps(written.strip(), ensure_ascii=False)
-                    raise ConfigError(f"{error}; quote it if it is a text: {key}='{quoted}'") from error
-                raise
+            if key in SCHEMA:
+                trial[key] = value
+            elif key not in self:
+                raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(key, [*SCHEMA, *self])}")
+            else:
+                default = self[key] if self._defaults is None else self._defaults.get(key, self[key])
+                is_open = self[key] is None or (value is None and default is None)
+                trial[key] = value if is_open else of_same_type(key, value, self[key])
         self.data = trial.data
 
     def why_without_effect(self, key: str) -> str | None:

@@ -21,18 +21,12 @@ class KerasCallback(Callback):
     """Adapts a Keras callback to the training loop.
 
     With a `KerasTrainer`, `logs` are the same as in `fit`; with other trainers they are the scalars of the step. At the
-    end of an epoch they also have the epoch's validation results: ``vld/<name>`` appears as ``val_<name>``. With other
-    trainers the callback can use `model.optimizer` and `model.stop_training`, but no other attribute of the model.
+    end of an epoch they also have the epoch's validation results as ``val_<name>``. A batch hook reduces each compiled
+    call to one step, unless the callback has ``save_freq="epoch"`` or ``update_freq="epoch"``.
 
-    A callback that overrides a batch hook runs after every step, which reduces each compiled call to one step, unless
-    it has ``save_freq="epoch"`` or ``update_freq="epoch"``.
-
-    Checkpoints save the attributes that change during training if they are plain data: numbers, strings, arrays, and
-    lists, tuples and dicts of these. Other attributes are not saved.
-
-    `on_train_end` is called at the planned end of the run, but not after a signal or an error. The last checkpoint is
-    written before this call, with the trained weights. An epoch that the end of the run cuts short has no
-    `on_epoch_end`.
+    Checkpoints save the attributes that change during training and are plain data: numbers, strings, arrays, and lists,
+    tuples and dicts of these. `on_train_end` is called at the planned end of the run, after the last checkpoint is
+    written, but not after a signal or an error.
 
     Args:
         callback: a Keras callback, such as ``keras.callbacks.ReduceLROnPlateau()``.
@@ -48,10 +42,7 @@ class KerasCallback(Callback):
 
     def __init__(self, callback: keras.callbacks.Callback, *, state_key: str | None = None) -> None:
         if not isinstance(callback, keras.callbacks.Callback) or isinstance(callback, keras.callbacks.CallbackList):
-            raise CallbackError(
-                f"{callback!r} is not a callback of Keras, such as keras.callbacks.CSVLogger(...); of a CallbackList "
-                "give the callbacks themselves"
-            )
+            raise CallbackError(f"{callback!r} is not a callback of Keras, such as keras.callbacks.CSVLogger(...)")
         self.callback = callback
         frequencies = getattr(callback, "save_freq", None), getattr(callback, "update_freq", None)
         self._by_step = "epoch" not in frequencies and any(_overrides(callback, hook) for hook in _BATCH_HOOKS)
@@ -70,10 +61,7 @@ class KerasCallback(Callback):
     def setup(self) -> None:
         trainer = self.trainer
         if isinstance(self.callback, keras.callbacks.BackupAndRestore) and trainer.experiment is not None:
-            raise CallbackError(
-                "BackupAndRestore would replace the weights of the checkpoint: leave it out, the experiment resumes "
-                "without it"
-            )
+            raise CallbackError("leave out BackupAndRestore: the experiment resumes by its own checkpoints")
         self._restored: dict[str, Any] = {"values": {}, "begun": -1, "stopped": False}
         self._at_begin: dict[str, str] | None = None  # the attributes, before training changes them
         self._logs: tuple[tuple[str, int], dict[str, Any]] = (("", -1), {})
@@ -178,10 +166,8 @@ class _NoModel:
         trainer = self._callback.trainer
         if name == "optimizer" and trainer.optimizer is not None:
             return trainer.optimizer  # read each time: freezing weights replaces the optimizer
-        raise _NoModelError(
-            f"{self._callback.name} asks for the {name} of a Keras model, which {type(trainer).__name__} has not; "
-            "train the model with KerasTrainer, or use one of prototrain's own callbacks"
-        )
+        kind = type(trainer).__name__
+        raise _NoModelError(f"{self._callback.name} needs {name} of a Keras model; {kind} has none, use KerasTrainer")
 
 
 def _plain_attributes(callback: keras.callbacks.Callback) -> dict[str, str]:

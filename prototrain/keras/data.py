@@ -68,17 +68,10 @@ def as_dataset(
     shuffle: bool = False,
     class_weight: Mapping[int, float] | None = None,
 ) -> tf.data.Dataset:
-    """Return a dataset of batches.
+    """Return a dataset of batches; raises a DataError for other types and for arguments that do not apply.
 
-    Args:
-        data: see `Data`.
-        batch_size: the batch size for arrays, 32 if None; other data is already batched.
-        training: whether the dataset is for training.
-        shuffle: whether to shuffle arrays, or the batches of a `PyDataset`, in each pass.
-        class_weight: the weights of the examples by class; other classes have the weight 1.
-
-    Raises:
-        DataError: the data is of another type, or an argument does not apply to it.
+    `batch_size` is for arrays, 32 if None. `shuffle` is for arrays and for the batches of a `PyDataset`. Classes that
+    are not in `class_weight` have the weight 1.
     """
     function = None if is_batched(data) or not callable(data) else data
     dataset = data if function is None else function()
@@ -107,14 +100,7 @@ def is_batched(data: Data) -> bool:
 
 
 def split_data(x: Any, y: Any, sample_weight: Any, validation_split: float) -> tuple[Data, Data | None]:
-    """Split the data of `fit` into training data and validation data, which is taken from the end.
-
-    Args:
-        x, y, sample_weight: see `keras.Model.fit`.
-        validation_split: the fraction of the examples to use for validation; 0 for none.
-
-    Returns:
-        The training data, and the validation data or None.
+    """Split the data of `fit` into training data and validation data, which is taken from the end, or None.
 
     Raises:
         DataError: an argument for arrays is combined with other data, or a part of the split is empty.
@@ -142,10 +128,8 @@ def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Datase
     arrays = keras.tree.map_structure(lambda part: None if part is None else as_array(part), parts)
     sizes = [array.shape[0] for array in keras.tree.flatten(arrays) if array is not None]
     if not sizes or len(set(sizes)) > 1 or len(arrays) > len(PARTS):
-        raise DataError(
-            "the data must be a tf.data.Dataset, a keras.utils.PyDataset, a generator function, or arrays (x, y) or "
-            f"(x, y, sample_weight) of one length, not a {type(data).__name__} of lengths {sizes}"
-        )
+        expected = "a tf.data.Dataset, a keras.utils.PyDataset, a generator function, or one to three arrays"
+        raise DataError(f"the data must be {expected}, not a {type(data).__name__} of lengths {sizes}")
     if sizes[0] == 0 or batch_size < 1:
         raise DataError(f"there are {sizes[0]} examples in batches of {batch_size}; both must be at least 1")
     while arrays[-1] is None:

@@ -33,10 +33,7 @@ _OF_ENGINE = ("model.clip_gradients", "model.trainable_variables", "model.weight
 class CompiledModel:
     """Adapts a compiled Keras model to the interface of a prototrain model.
 
-    Args:
-        model: a compiled model.
-        datasets: functions that return the datasets in the form that `fit` takes, by name.
-        config: the user's keys.
+    `datasets` has functions that return the datasets in the form that `fit` takes, by name.
 
     Attributes:
         has_own_step: whether a step calls the model's `train_step` instead of the trainer's step.
@@ -52,10 +49,8 @@ class CompiledModel:
     ) -> None:
         self.has_own_step = _has_own_step(model)
         if unused := [key for key in config if key.startswith(_OF_COMPILE + _OF_ENGINE * self.has_own_step)]:
-            raise ConfigError(
-                f"{unused[0]} has no effect in a KerasTrainer of {model.name}: leave it out, and set it in compile(), "
-                "in the data or in the model's train_step"
-            )
+            instead = "set it in compile(), in the data or in train_step"
+            raise ConfigError(f"{unused[0]} has no effect in a KerasTrainer of {model.name}; {instead}")
         self.name = model.name
         self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
         self.logged: tuple[str, ...] = ()
@@ -73,10 +68,8 @@ class CompiledModel:
             defaults["trainer.random_seed"] = seed
         self.config = Config({**defaults, **config})
         if self.config["model.accumulate_steps"] > 1:
-            raise ConfigError(
-                "model.accumulate_steps: a KerasTrainer does not divide batches; use smaller ones, and give the "
-                "optimizer gradient_accumulation_steps"
-            )
+            instead = "give the optimizer gradient_accumulation_steps"
+            raise ConfigError(f"model.accumulate_steps: a KerasTrainer does not divide batches; {instead}")
         if model.dtype_policy.name.startswith("mixed_") and not self.has_own_step:
             self.config["model.mixed_precision"] = model.dtype_policy.name
 
@@ -122,11 +115,7 @@ class CompiledModel:
         return {name: tf.reshape(value, []) for name, value in self._logs("train_step", logs).items()}
 
     def _logs(self, method: str, logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        """Return the scalars that a method returned, without metrics that have several values.
-
-        Raises:
-            ModelError: a value with several elements is not a metric.
-        """
+        """Return the scalars that a method returned, without metrics that have several values."""
         found = {name: tf.convert_to_tensor(value) for name, value in flat(logs) if value is not None}
         self.logged = tuple(found)
         several = {name: value.shape for name, value in found.items() if value.shape.num_elements() not in (1, None)}
@@ -144,11 +133,7 @@ def flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def check_model(model: Any) -> None:
-    """Check that a model can be trained.
-
-    Raises:
-        ModelError: it is not a Keras model, is not compiled, or was created for several devices.
-    """
+    """Raise ModelError unless `model` is a Keras model that is compiled for one device."""
     if not isinstance(model, keras.Model):
         raise ModelError(f"KerasTrainer takes a keras.Model, not {type(model).__name__}")
     if not model.compiled or (model.optimizer is None and not _has_own_step(model)):

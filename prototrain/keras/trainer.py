@@ -37,12 +37,9 @@ from prototrain.trainers.tower import SimpleTrainer
 class KerasTrainer(SimpleTrainer):
     """Trains a compiled `keras.Model` on the data that `fit` takes, with the same losses.
 
-    The trainer uses the arguments of `compile`: the optimizer, losses and their weights, metrics and `jit_compile`. It
-    respects regularizers, `add_loss`, frozen layers and constraints. It trains the variables of the given model.
-
-    A batch is a dict: ``(x, y, sample_weight)`` becomes ``{"x": ..., "y": ..., "sample_weight": ...}``. The leaves of a
-    nested structure are named by their paths, such as ``x/age`` or ``y/0``. `build` returns the predictions as
-    ``y_pred``, with paths for a nested structure.
+    The trainer uses the arguments of `compile` and trains the variables of the given model. A batch is a dict:
+    ``(x, y, sample_weight)`` becomes ``{"x": ..., "y": ..., "sample_weight": ...}``, and the leaves of a nested
+    structure are named by their paths, such as ``x/age`` or ``y/0``. `build` returns the predictions as ``y_pred``.
 
     The scalars of a step are "loss", the loss of that step, and the metrics, which accumulate over the epoch as in
     `fit`. `Validation` calls `keras.Model.evaluate`.
@@ -169,18 +166,11 @@ class KerasTrainer(SimpleTrainer):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def train(self, callbacks: Any = (), **length: Any) -> None:
-        """Train; see `TowerTrainer.train`.
-
-        Raises:
-            DataError: the trainer has no data.
-            ModelError: the model was compiled again after the trainer was built.
-        """
+        """Train; see `TowerTrainer.train`. Raises ModelError if the model was compiled again."""
         if not self._has_data:
             raise DataError("train: this KerasTrainer has no data yet: give it a dataset, or call fit(x, y)")
         if any(now is not then for now, then in zip(compiled_parts(self.keras_model), self._compiled, strict=True)):
-            raise ModelError(
-                f"{self.keras_model.name} was compiled again since this KerasTrainer took it; make a new KerasTrainer"
-            )
+            raise ModelError(f"{self.keras_model.name} was compiled again; make a new KerasTrainer")
         super().train([_EpochMetrics(), *callbacks], **length)
         if self.optimizer is not None and self.optimizer.use_ema:
             self.optimizer.finalize_variable_values(list(self.trainable.values()))
@@ -342,16 +332,9 @@ class KerasTrainer(SimpleTrainer):
 
 
 def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tuple[int, int] | None) -> list[Callback]:
-    """Return the callbacks of `fit`: the default callbacks, then the user's.
+    """Return the callbacks of `fit`: the default callbacks, then the user's, a nested list.
 
-    Args:
-        callbacks: a Keras or prototrain callback, or a nested list of them.
-        verbose: "auto" or 1 for a progress bar and a line per epoch, 2 for the line only, 0 for none.
-        saves: whether to write a checkpoint at the end of each epoch and of the run.
-        validation: the number of batches (0 for all) and the interval in epochs, or None for no validation.
-
-    Raises:
-        CallbackError: an object in the list is not a callback, or both the list and `validation` configure validation.
+    `validation` is the number of batches (0 for all) and the interval in epochs, or None for no validation.
     """
     given: list[Callback] = []
     numbers: Counter[str | None] = Counter()
@@ -368,10 +351,7 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
         validates.at_end = False  # Keras has no extra validation at the end
         added.append(validates.every(epochs=validation[1]))
     elif validation not in (None, (0, 1)):
-        raise CallbackError(
-            "fit: there is a Validation in the list; say there how often and how much, and leave out "
-            "validation_steps and validation_freq"
-        )
+        raise CallbackError("fit: with a Validation in the list, leave out validation_steps and validation_freq")
     if verbose:
         added.append(ScalarPrinter().every(epochs=1))
     if verbose in ("auto", 1, True):
@@ -382,11 +362,7 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
 
 
 def _refuse_unused(function: Callable[..., Any], without: str, **arguments: Any) -> None:
-    """Check that arguments without effect have their default values.
-
-    Raises:
-        DataError: an argument has another value.
-    """
+    """Raise DataError if an argument without effect has another value than its default."""
     parameters = inspect.signature(function).parameters
     if given := [name for name, value in arguments.items() if value is not parameters[name].default]:
         raise DataError(f"{function.__name__}: without {without} there is no effect of {', '.join(given)}")

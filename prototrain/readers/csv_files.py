@@ -35,7 +35,7 @@ def csv(
     are skipped. Quoted fields may contain line breaks. The encoding is UTF-8.
 
     Args:
-        paths: one or more files, read in this order; URLs are downloaded.
+        paths, shuffle, seed: see `json_lines`.
         features: name -> (dtype, shape) of every feature, e.g. `{"age": ("float32", []), "label": ("int32", [])}`.
             The dtype is an integer or float type, `bool` (true, false, 1, 0) or `string`; the shape is fixed.
         columns: for each feature that is not a scalar, the columns of its values in row-major order, e.g.
@@ -44,8 +44,6 @@ def csv(
         header: the column names, for files without a line of names.
         defaults: the value of an empty field by feature, e.g. `{"age": 0.0, "city": "unknown"}`. Without a default, an
             empty field is an empty string, or an error for other dtypes.
-        shuffle: "index" returns all examples in a new random order in each pass.
-        seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of dictionaries name -> tensor of that dtype and shape, one per row, in the order of the files.
@@ -59,10 +57,7 @@ def csv(
     for column in made:
         name, size = column.name, math.prod(column.shape)
         if len(sources[name]) != size:
-            raise DataError(
-                f"{name!r} has {size} values and {len(sources[name])} columns: name one for each with "
-                f"columns={{{name!r}: [...]}}"
-            )
+            raise DataError(f"{name!r} has {size} values: name as many columns with columns={{{name!r}: [...]}}")
     if unknown := {*(columns or {}), *(defaults or {})} - sources.keys():
         raise DataError(f"there is no feature {min(unknown)!r}; there are: {', '.join(sources)}")
     # Each column of the file is parsed as a column of scalars, so that messages name it.

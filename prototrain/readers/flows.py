@@ -51,9 +51,7 @@ def dataflow(
     """
     kind = type(flow).__name__
     if live and spec is None:
-        raise DataError(
-            f"{kind} is live, so it cannot be looked at: say what it gives with spec={{name: tf.TensorSpec}}"
-        )
+        raise DataError(f"{kind} is live, so it cannot be looked at: give spec={{name: tf.TensorSpec}}")
     if isinstance(flow, Iterator):
         raise DataError(f"a {kind} can be read once only: give what it was made of, or a DataFlow")
     names = list(spec) if names is None and spec is not None else names
@@ -133,7 +131,5 @@ def _check(what: str, value: Any, spec: tf.TensorSpec) -> None:
     found = _dtype(array)
     fits = found == spec.dtype or np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind")
     if not fits or not spec.shape.is_compatible_with(array.shape):
-        raise DataError(
-            f"{what} is {found.name} {list(array.shape)} after data points of {spec.dtype.name} {spec.shape}: give "
-            "spec= with the dtype, and None for each size that varies"
-        )
+        text = f"{what} is {found.name} {list(array.shape)} after data points of {spec.dtype.name} {spec.shape}"
+        raise DataError(f"{text}: give spec= with the dtype, and None for each size that varies")

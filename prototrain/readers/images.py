@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Literal
 
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.order import PARALLEL, Order, compare_labels, is_by_index, random_order
+from prototrain.readers.order import PARALLEL, Order, Shuffle, is_by_index, random_order
 from prototrain.readers.paths import PathLike, shown
 from prototrain.system.files import joined, local_path, url_of
 from prototrain.system.storage import Storage, downloaded_all
@@ -59,7 +58,7 @@ def image_folder(
     channels: int = 3,
     classes: Sequence[str] | None = None,
     extensions: Sequence[str] = IMAGE_EXTENSIONS,
-    shuffle: bool | Literal["index"] = False,
+    shuffle: Shuffle = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
     """Read a directory that has one subdirectory of images for each class.
@@ -73,9 +72,7 @@ def image_folder(
         classes: the directory names in the order of their labels, such as `class_names("data/trn")`. Set it to make the
             labels of several folders agree even if one lacks a class. By default, the sorted directory names.
         extensions: file extensions to read, in any case; other files are ignored.
-        shuffle: False returns class after class, sorted by name. "index" and True return a new order in every epoch.
-            True shuffles file names: `Dataset.shuffle` on the result would buffer decoded images and save them in every
-            checkpoint. With "index", checkpoints hold neither.
+        shuffle: "index" returns a new order in every epoch. By default, class after class, sorted by name.
         seed: seed of the order; None for the run's seed.
 
     Returns:
@@ -93,7 +90,6 @@ def image_folder(
         raise DataError(f"{shown(path)}: the directory {unknown[0]!r} is not in classes={numbered}")
     if len(set(numbered)) < len(numbered):
         raise DataError(f"{shown(path)}: a name is twice in classes={numbered}")
-    compare_labels(shown(path), numbered)
     for name, found in by_class.items():
         if not found:
             where, kinds = shown(joined(path, name)), " ".join(extensions).lower()
@@ -104,17 +100,14 @@ def image_folder(
     def decode(file: tf.Tensor, label: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"image": decode_image(tf.io.read_file(file), size=size, channels=channels), "label": label}
 
-    if shuffle is not True and is_by_index(shuffle):
+    if is_by_index(shuffle):
         with tf.device("/cpu:0"):
             all_files, all_labels = tf.constant(files), tf.constant(labels)
         order = Order(len(files), seed)
         return random_order(
             order, lambda number: decode(all_files[number], all_labels[number]), about="images", files=files, each=None
         )
-    listed = tf.data.Dataset.from_tensor_slices((files, labels))
-    if shuffle:
-        listed = listed.shuffle(len(files), seed=seed)
-    return listed.map(decode, **PARALLEL)
+    return tf.data.Dataset.from_tensor_slices((files, labels)).map(decode, **PARALLEL)
 
 
 def decode_image(data: tf.Tensor, *, size: tuple[int, int], channels: int = 3) -> tf.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.system.terminal import say
 
 Shuffle: TypeAlias = Literal["index", False] | None
 
@@ -45,26 +44,11 @@ def making_pass(number: int) -> Iterator[Callable[[], bool]]:
 
     Yields a function that returns whether `pass_being_made` was called.
     """
-    _thread.number, _thread.labels, _thread.is_asked = number, None if number else {}, False
+    _thread.number, _thread.is_asked = number, False
     try:
         yield lambda: _thread.is_asked
     finally:
-        _thread.number, _thread.labels = 0, None
-
-
-def compare_labels(source: str, classes: Sequence[str]) -> None:
-    """Print a warning if a class has different labels in two sources of the same call of `datasets`."""
-    known: dict[str, list[str]] | None = getattr(_thread, "labels", None)
-    if known is None:
-        return
-    for other, names in known.items():
-        changed = [name for name in classes if name in names and names.index(name) != classes.index(name)]
-        for name in changed[:1]:
-            say(
-                f"WARNING: the class {name!r} is label {names.index(name)} in {other} and {classes.index(name)} in "
-                f"{source}: give both the same classes=[...]"
-            )
-    known[source] = list(classes)
+        _thread.number = 0
 
 
 class Order:

@@ -28,12 +28,10 @@ def parquet(
     The columns of the features are read and checked completely when this is called, and kept in memory.
 
     Args:
-        paths: one or more files, read in this order; URLs are downloaded.
+        paths, shuffle, seed: see `json_lines`.
         features: name -> (dtype, shape) of every feature, read from the column with its name, e.g.
             `{"example": ("float32", [64]), "label": ("int32", [])}`. The dtype is an integer or float type, `bool` or
             `string` (strings and bytes). A shape other than `[]` requires (nested) lists of these fixed lengths.
-        shuffle: "index" returns all examples in a new random order in each pass.
-        seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of dictionaries name -> tensor of that dtype and shape, one per row, in the order of the files.
@@ -47,9 +45,7 @@ def parquet(
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
-        raise DataError(
-            "Parquet files are read by pyarrow, which is not installed: pip install 'prototrain[parquet]'"
-        ) from error
+        raise DataError("Parquet files need pyarrow: pip install 'prototrain[parquet]'") from error
     return dataset_of(paths, columns, partial(_read, columns), shuffle=shuffle, seed=seed)
 
 

@@ -128,10 +128,8 @@ def _places(files: list[str]) -> np.ndarray[Any, Any]:
             write_atomic(path, content.getvalue())
         places: np.ndarray[Any, Any] = np.load(path, mmap_mode="r")
     except OSError as error:
-        raise DataError(
-            f"{names}: the places of the records cannot be kept in {home} ({error.strerror}); "
-            "PROTOTRAIN_CACHE names another place"
-        ) from error
+        text = f"{names}: the places of the records cannot be kept in {home} ({error.strerror})"
+        raise DataError(f"{text}; PROTOTRAIN_CACHE names another place") from error
     if not len(places):
         raise DataError(f"{names}: holds no examples")
     return places

@@ -21,16 +21,7 @@ CHUNK = 4096  # number of rows to parse and check at once
 
 
 class Column:
-    """One feature as a column of a table.
-
-    Args:
-        name: name of the feature.
-        dtype: an integer or float type, `bool` or `string`.
-        shape: the fixed shape of a value.
-
-    Raises:
-        DataError: the dtype is not supported.
-    """
+    """One feature as a column of a table: an integer or float type, `bool` or `string`, with a fixed shape."""
 
     def __init__(self, name: str, dtype: Any, shape: Sequence[int]) -> None:
         self.name = name
@@ -82,16 +73,9 @@ def columns_of(features: Features) -> list[Column]:
 def arrays_of(
     file: str, rows: Iterator[tuple[int, Any]], columns: list[Column], parse: Callable[[Any], list[Any]]
 ) -> Iterator[Arrays]:
-    """Yield arrays of the rows of a file, `CHUNK` rows at a time.
+    """Yield arrays of the (line number, row) pairs of a file, `CHUNK` rows at a time.
 
-    Args:
-        file: the file's name for messages.
-        rows: (line number, row) of each row.
-        columns: the columns to convert.
-        parse: returns the values of a row, one for each column.
-
-    Raises:
-        DataError: a row is wrong; names the first such line.
+    `parse` returns the values of a row, one for each column. A DataError names the first line that is wrong.
     """
 
     def arrays(chunk: list[tuple[int, Any]]) -> Arrays:
@@ -119,17 +103,9 @@ def dataset_of(
     shuffle: Shuffle,
     seed: int | None,
 ) -> tf.data.Dataset:
-    """Read files into memory and return a dataset of their rows.
+    """Read files into memory and return a dataset of their rows; raises a DataError for an empty or unreadable file.
 
-    Args:
-        paths: the reader's argument.
-        columns: the columns of the table.
-        read: returns the arrays of several rows at a time, from a file's name for messages and its local path.
-        shuffle: the reader's argument.
-        seed: the reader's argument.
-
-    Raises:
-        DataError: a file cannot be read or has no rows.
+    `read` returns the arrays of several rows at a time, from a file's name for messages and its local path.
     """
     by_index, files = is_by_index(shuffle), local_files(paths)
     local = [path for _, path in files]

@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, innermost
-from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
-from prototrain.callbacks.hyperparameters.setters import HyperParamSetter
+from prototrain.callbacks.hyperparameters import HyperParamSetter, LearningRate
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.config.schema import SCHEMA

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import innermost
-from prototrain.callbacks.hyperparameters.set_trainable import SetTrainable
+from prototrain.callbacks.hyperparameters import SetTrainable
 from prototrain.checkpoint.state import variables_in
 from prototrain.checkpoint.weights import averaged_weights, best_checkpoint, dump_weights
 from prototrain.data.batches import check_divides, length_in_words

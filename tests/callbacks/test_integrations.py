@@ -1,31 +1,21 @@
-"""Callbacks that start shells, commands, processes and threads."""
+"""Callbacks that start shells, processes and threads."""
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from prototrain.callbacks import CallbackFactory, InjectShell, SendMonitorData, StartProcOrThread, integrations
+from prototrain.callbacks import CallbackFactory, InjectShell, StartProcOrThread, integrations
 from prototrain.callbacks.integrations import DebugShell
 from prototrain.errors import CallbackError
-from tests.callbacks.helpers import Puts
 from tests.tiny import CountingTrainer, tiny_trainer
-
-
-class Input(io.StringIO):
-    def __init__(self, is_terminal: bool) -> None:
-        super().__init__()
-        self.is_terminal = is_terminal
-
-    def isatty(self) -> bool:
-        return self.is_terminal
 
 
 def test_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +27,7 @@ def test_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
         opened.append({**user_ns, "handler": signal.getsignal(signal.SIGINT), "step": user_ns["trainer"].global_step})
 
     monkeypatch.setattr(IPython, "embed", embed)
-    monkeypatch.setattr(sys, "stdin", Input(True))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     before, trainer = signal.getsignal(signal.SIGINT), tiny_trainer()
     trainer.train([DebugShell()], max_steps=2)
     CountingTrainer().train([DebugShell()], max_steps=1)
@@ -46,7 +36,7 @@ def test_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["batch"]["x"].shape == (8, 4) and names["step"] == 0 and trainer.global_step == 2
     assert plain["model"] is plain["config"] is plain["batch"] is None
     assert names["handler"] == before == signal.getsignal(signal.SIGINT)  # Ctrl-C belongs to the shell
-    monkeypatch.setattr(sys, "stdin", Input(False))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
     with pytest.raises(CallbackError, match="needs a terminal"):
         CountingTrainer().train([DebugShell()], max_steps=1)
 
@@ -59,7 +49,7 @@ def test_shell_when_the_file_appears(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", Input(is_terminal))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: is_terminal))
     file, steps = tmp_path / "INJECT", []
 
     def ask(self: CallbackFactory) -> None:
@@ -85,15 +75,3 @@ def test_threads_and_processes_end_with_the_run() -> None:
 
 def _sleep() -> None:
     threading.Event().wait(60)
-
-
-def test_send_monitor_data(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrations, "_COMMAND_SECONDS", 0.5)
-    commands = [f"echo '{{{{x: {{vld/loss:.2f}}}}}}' >> {tmp_path}/sent", "echo no >&2; exit 3", "sleep 9"]
-    sends = [SendMonitorData(command, "vld/loss").every(steps=1) for command in commands]
-    trainer = CountingTrainer()
-    trainer.train([Puts(_2={"vld/loss": 1.0}, _3={"vld/loss": 1.5}), *sends], max_steps=3)
-    assert (tmp_path / "sent").read_text() == "{x: 1.00}\n{x: 1.50}\n" and trainer.global_step == 3
-    said = capsys.readouterr().out
-    assert said.count("WARNING: SendMonitorData failed") == 2
-    assert "exit status 3. no; this" in said and "timed out" in said

@@ -13,7 +13,6 @@ import tensorflow as tf
 from prototrain import ModelDict, SimpleTrainer
 from prototrain.callbacks import (
     AssignVariables,
-    CheckNumerics,
     EarlyStopping,
     ExponentialMovingAverage,
     GradientNorm,
@@ -21,7 +20,6 @@ from prototrain.callbacks import (
     KerasMetric,
     MinSaver,
     MovingAverageSummary,
-    PeriodicCallback,
     ProcessTensors,
     SaveOnExit,
     ScalarStats,
@@ -62,9 +60,9 @@ class Run:
         auc = KerasMetric(keras.metrics.AUC(name="auc"), "y", "probability")
         self.trainer.train(
             [
-                *(GradientNorm(), StopOnNaN(), CheckNumerics(), TensorBoardWriter(), SaveOnExit()),
+                *(GradientNorm(), StopOnNaN(), TensorBoardWriter(), SaveOnExit()),
                 AssignVariables(lambda variable: tf.clip_by_value(variable, -0.5, 0.5), "logits/kernel"),
-                PeriodicCallback(ExponentialMovingAverage(0.9), every_k_steps=2),
+                ExponentialMovingAverage(0.9),
                 ScheduledHyperParamSetter("learning_rate", [(4, 0.005)], step_based=True),
                 MovingAverageSummary("loss").every(steps=4),
                 Summaries().every(steps=4),

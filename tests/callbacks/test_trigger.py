@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prototrain import Callback, StopTraining
-from prototrain.callbacks import CallbackFactory, ModelSaver, Priority
+from prototrain.callbacks import ModelSaver
 from tests.callbacks.helpers import EachStep, Fails, StepRecorder
 from tests.tiny import CountingTrainer, Recorder
 
@@ -78,15 +78,6 @@ def test_intervals_in_seconds() -> None:
     both = Recorder()
     CountingTrainer().train([both.every(steps=2, seconds=1, clock=lambda: next(times))], max_steps=6)
     assert both.steps("trigger") == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize("length", [(4, 8), (4, 6), (None, 3)], ids=str)
-def test_saver_runs_after_the_last_validation(length: tuple[int | None, int]) -> None:
-    order: list[tuple[str, int]] = []
-    saver = CallbackFactory(trigger=lambda me: order.append(("s", me.trainer.global_step)), priority=Priority.SAVE)
-    validation = CallbackFactory(trigger=lambda me: order.append(("v", me.trainer.global_step)))
-    CountingTrainer().train([saver.every(steps=3), validation], steps_per_epoch=length[0], max_steps=length[1])
-    assert order[-2:] == [("v", length[1]), ("s", length[1])]
 
 
 def test_replaces_the_schedule_and_forwards_other_hooks() -> None:

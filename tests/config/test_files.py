@@ -30,15 +30,12 @@ def test_nested_and_dotted_keys(tmp_path: Path, name: str, text: str) -> None:
     [
         ("a.txt", "", r"a\.txt: a file of values ends in \.json, \.yaml or \.yml"),
         ("a.yml", "a: [", r"a\.yml: cannot be read: while parsing a flow node"),
-        ("a.yml", "!!python/object:os.system {}", r"a\.yml: cannot be read: could not determine a constructor"),
         ("a.yml", "model.day: !!timestamp 2020-01-01", r"a\.yml: Object of type date is not JSON serializable"),
         ("a.json", '{"model.own": NaN}', r"a\.json: cannot be read: NaN is not JSON"),
-        ("b/a.json", None, r"a\.json: cannot be read: .* No such file"),
     ],
 )
-def test_wrong_file_is_one_line(tmp_path: Path, name: str, text: str | None, message: str) -> None:
-    if text is not None:
-        (tmp_path / name).write_text(text)
+def test_wrong_file_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:
         texts_of_file(tmp_path / name)
     assert "\n" not in str(caught.value)

@@ -24,8 +24,6 @@ class Maker:
     def make(cls) -> str:
         return "made"
 
-    def bound(self) -> None: ...
-
 
 class Described:
     """Like a Keras object: a class and a config."""
@@ -90,18 +88,9 @@ SPREAD = {
     [
         (make(0.5), "return lambda step: rate * step  # rate = 0.5"),
         (SPREAD["fn"], '"fn": lambda step: (0.1 if step < 100 else 0.01)'),
-        (eval("lambda x: x"), "<function <lambda>>"),
         (local_function(), "def local(x: int) -> int:\n    return x\n"),
         (functools.partial(keep_all, 3), "functools.partial(<function keep_all>, 3)"),
-        (Maker().bound, f"<bound method Maker.bound of <{__name__}.Maker object>>"),
         ([keep_all], [f"{__name__}:keep_all"]),
-        (
-            Described(0.5),
-            {
-                "class": f"{__name__}:Described",
-                "config": {"rate": 0.5, "name": "described", "fn": f"{__name__}:keep_all"},
-            },
-        ),
     ],
 )
 def test_unnamed_functions_are_written_but_not_read(tmp_path: Path, value: Any, written: Any) -> None:
@@ -110,10 +99,14 @@ def test_unnamed_functions_are_written_but_not_read(tmp_path: Path, value: Any, 
     with pytest.raises(ConfigError, match=r"own: .* cannot be read back") as caught:
         load_text(tmp_path, config.to_json())
     assert "\n" not in str(caught.value)
-    if isinstance(value, Described):
-        config = Config({"model.optimizer.method": value})
-        with pytest.raises(ConfigError, match=r"method: '.*:Described' cannot be read back"):
-            load_text(tmp_path, config.to_json())
+
+
+def test_object_with_a_config_is_written_but_not_read(tmp_path: Path) -> None:
+    config = Config({"model.optimizer.method": Described(0.5)})
+    options = {"rate": 0.5, "name": "described", "fn": f"{__name__}:keep_all"}
+    assert config.to_plain() == {"model.optimizer.method": {"class": f"{__name__}:Described", "config": options}}
+    with pytest.raises(ConfigError, match=r"method: '.*:Described' cannot be read back"):
+        load_text(tmp_path, config.to_json())
 
 
 def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,14 +121,11 @@ def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("text", "message"),
     [
         (b'{\n"a": 1,\n"b": }\n', "config.json, line 3: malformed JSON"),
-        (b"[1]", "expected a JSON object, got"),
         (b'{"a": NaN}', "malformed JSON: 'NaN is not JSON'"),
         (b'{"a": ' + b"[" * 100_000, "malformed JSON"),
         (b'{"model.batch_size": "8"}', "config.json: model.batch_size: expected int >= 1, got '8'"),
-        (b'{"trainer.nope": 1}', "config.json: unknown key 'trainer.nope'"),
         (b'{"prototrain.functions": 3}', "expected list"),
         (b'{"a": "math:nope", "prototrain.functions": ["a"]}', "a: module 'math' has no 'nope'"),
-        (b'{"model.optimizer.method": "adm"}', "model.optimizer.method: 'adm' cannot be read back"),
         (None, "cannot be read: No such file"),
     ],
 )

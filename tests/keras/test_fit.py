@@ -135,13 +135,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
         ConfigError,
         "give the optimizer gradient_accumulation_steps",
     ),
-    "unused by the constructor": (
-        lambda: KerasTrainer(classifier(), validation=(X, Y), batch_size=4),
-        DataError,
-        "KerasTrainer: without data there is no effect of validation, batch_size",
-    ),
     "no data for train": (lambda: KerasTrainer(classifier()).train(), DataError, "has no data yet"),
-    "initial epoch": (fit(X, Y, initial_epoch=1), DataError, "leave out initial_epoch"),
     "split": (fit(X, Y, validation_split=1.0), DataError, "leaves one side of 40 examples empty"),
     "labels of a dataset": (fit(batches(X, Y), Y), DataError, "y, sample_weight and validation_split are for arrays"),
     "other data": (lambda: held().fit(X, Y), DataError, "has its data; make a new one"),
@@ -151,13 +145,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
         "fit: without x there is no effect of shuffle, y, sample_weight",
     ),
     "turns of no validation": (fit(X, Y, validation_steps=2), DataError, "no effect of validation_steps"),
-    "batches of no validation": (fit(X, Y, validation_batch_size=3), DataError, "no effect of validation_batch_size"),
     "two kinds of turns": (
         lambda: held().fit(callbacks=[Validation().every(epochs=1)], validation_freq=2),
         CallbackError,
         "leave out validation_steps and validation_freq",
     ),
-    "arrays to evaluate": (lambda: held().evaluate(X), DataError, "takes the name of a dataset"),  # type: ignore[arg-type]
 }
 
 
@@ -176,7 +168,7 @@ def test_fit_again_and_after_compile() -> None:
     trainer.fit(verbose=0)
     assert trainer.global_step == 6  # a failed call does not count
     trainer.keras_model.compile(trainer.keras_model.optimizer, "mae", metrics=["mae"])
-    with pytest.raises(ModelError, match="classifier was compiled again since this KerasTrainer took it"):
+    with pytest.raises(ModelError, match="classifier was compiled again"):
         trainer.fit(verbose=0)
 
 
@@ -195,7 +187,7 @@ def test_lists_of_callbacks(tmp_path: Path) -> None:
 def test_backup_and_restore_is_refused(tmp_path: Path) -> None:
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     KerasTrainer(classifier()).fit(X, Y, verbose=0, callbacks=[backup])
-    with pytest.raises(CallbackError, match="BackupAndRestore would replace the weights"):
+    with pytest.raises(CallbackError, match="leave out BackupAndRestore"):
         KerasTrainer(classifier(), experiment=tmp_path / "run").fit(X, Y, verbose=0, callbacks=[backup])
 
 

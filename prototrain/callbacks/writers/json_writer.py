@@ -1,19 +1,15 @@
-"""Writers of scalars as JSON."""
+"""Writer of metrics.jsonl."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
 
 import orjson
 
-from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.monitor import Monitor
-from prototrain.errors import CallbackError, ExperimentError
-from prototrain.experiment.rows import RepeatedRows, Row, cut_back, rows_of, superseded
-from prototrain.system.files import write_atomic
+from prototrain.experiment.rows import RepeatedRows, Row, cut_back, superseded
 from prototrain.system.terminal import announcing
 
 
@@ -91,17 +87,14 @@ class JSONWriter(Monitor):
         """
         if self._rows is None:
             step, aside = self.trainer.global_step, superseded(self._path)
-            try:
-                size = aside.stat().st_size if aside.exists() else 0
-                # A run that starts at step 0 repeats every row, including those of step 0.
-                with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
-                    last = cut_back(self._path, step or -1)
-                self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
-                self._size = 0 if last is None else self._path.stat().st_size - self._offset
-                if step and aside.exists() and aside.stat().st_size > size:
-                    self._repeated = RepeatedRows(aside, size, step)
-            except OSError as error:
-                raise ExperimentError(f"cannot bring {self._path} back to step {step}: {error.strerror}") from error
+            size = aside.stat().st_size if aside.exists() else 0
+            # A run that starts at step 0 repeats every row, including those of step 0.
+            with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
+                last = cut_back(self._path, step or -1)
+            self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
+            self._size = 0 if last is None else self._path.stat().st_size - self._offset
+            if step and aside.exists() and aside.stat().st_size > size:
+                self._repeated = RepeatedRows(aside, size, step)
         return self._rows
 
     def _compare(self, row: Row, *, is_last: bool = False) -> None:
@@ -111,30 +104,3 @@ class JSONWriter(Monitor):
             self._repeated, (is_same, text) = None, outcome
             self.trainer.log(text if is_same else f"WARNING: {text}")
             self.trainer.run.note(repeated=is_same)
-
-
-class StatJSON(Callback):
-    """Writes ``stat.json``, a list of ``{"epoch_num": 1, "global_step": 100, "trn/loss": ...}``.
-
-    The file is rebuilt from metrics.jsonl at each trigger, so the cost grows with the number of rows.
-
-    Raises:
-        CallbackError: at setup, if there is no `JSONWriter` in the list.
-    """
-
-    priority = Priority.SAVE
-
-    def setup(self) -> None:
-        self._experiment = self.trainer.require_experiment("StatJSON")
-        if not any(isinstance(innermost(callback), JSONWriter) for callback in self.trainer.callbacks):
-            raise CallbackError("StatJSON reads metrics.jsonl; add JSONWriter() to the callbacks")
-
-    def trigger(self) -> None:
-        self.trainer.monitors.flush()
-        rows = []
-        for row in rows_of(self._experiment.metrics):
-            step = row.pop("step")
-            row.pop("time", None)
-            epoch = max(step - 1, 0) // self.trainer.steps_per_epoch + 1
-            rows.append({**row, "epoch_num": epoch, "global_step": step})
-        write_atomic(self._experiment.directory / "stat.json", json.dumps(rows))

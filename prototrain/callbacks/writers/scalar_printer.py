@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from prototrain.callbacks.base import compiled_pattern, innermost
+from prototrain.callbacks.base import innermost
 from prototrain.callbacks.monitor import Monitor, as_number, split_name
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
@@ -49,14 +50,14 @@ class ScalarPrinter(Monitor):
         blacklist: regular expressions; do not print scalars whose name matches one of them.
 
     Raises:
-        CallbackError: `whitelist` or `blacklist` is a string, or an item is not a regular expression.
+        CallbackError: `whitelist` or `blacklist` is a string.
     """
 
     def __init__(self, *, whitelist: Iterable[str] = (".*",), blacklist: Iterable[str] = ()) -> None:
         if isinstance(whitelist, str) or isinstance(blacklist, str):
             raise CallbackError("ScalarPrinter takes lists of regular expressions, not a text")
-        self._whitelist = [compiled_pattern(self.name, pattern) for pattern in whitelist]
-        self._blacklist = [compiled_pattern(self.name, pattern) for pattern in blacklist]
+        self._whitelist = [re.compile(pattern) for pattern in whitelist]
+        self._blacklist = [re.compile(pattern) for pattern in blacklist]
 
     def setup(self) -> None:
         self._recorded: dict[str, tuple[int, float]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from statistics import fmean
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, compiled_pattern
+from prototrain.callbacks.base import Callback
 from prototrain.callbacks.monitor import as_number, scalar_in
 from prototrain.errors import CallbackError
 from prototrain.step.variables import scratch_variable
@@ -70,11 +71,10 @@ class Summaries(_StepSums):
     metrics of a `KerasTrainer` are recorded without averaging; see `Trainer.unaveraged`. `trainer.outputs` holds the
     last step's values.
 
-    The model may call `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` anywhere in a compiled step, such
-    as in `build`, without a writer and a step. The calls of the last step are recorded and cost nothing in other steps.
-    A `tf.summary.scalar` is averaged over micro-batches and towers, weighted like the scalars of `build`. Other
-    summaries, and scalars inside `tf.cond`, a loop or a `tf.function`, come from the first micro-batch of the first
-    tower. Asynchronous towers and several workers record only the scalars that a step returns.
+    The model may call `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` in a compiled step, such as in
+    `build`, without a writer and a step. The calls of the last step are recorded and cost nothing in other steps. A
+    `tf.summary.scalar` is averaged over micro-batches and towers; other summaries, and scalars inside `tf.cond`, a loop
+    or a `tf.function`, come from the first ones. Asynchronous towers and several workers record only returned scalars.
     """
 
     def __init__(self) -> None:
@@ -157,31 +157,28 @@ class MovingAverageSummary(_StepSums):
         decay: the decay of the averages, between 0 and 1.
 
     Raises:
-        CallbackError: `decay` is out of range, `pattern` is not a regular expression, or both or neither of `names` and
-            `pattern` are given; while training, if there is no such scalar.
+        CallbackError: `decay` is out of range, or both or neither of `names` and `pattern` are given; while training,
+            if there is no such scalar.
     """
 
     def __init__(self, *names: str, pattern: str | None = None, decay: float = 0.95) -> None:
         if bool(names) == (pattern is not None):
-            raise CallbackError(
-                "MovingAverageSummary: name the scalars, such as MovingAverageSummary('loss'), or give a pattern, such "
-                "as MovingAverageSummary(pattern='.*')"
-            )
+            raise CallbackError("MovingAverageSummary: name the scalars, such as 'loss', or give pattern='.*'")
         if not 0 < decay < 1:
             raise CallbackError(f"MovingAverageSummary: decay must be between 0 and 1, got {decay!r}")
         super().__init__()
-        self._pattern = None if pattern is None else compiled_pattern(self.name, pattern)
+        self._pattern = pattern
         self.names = names
         self.decay = decay
         self.state_key = f"MovingAverageSummary/{decay}/{pattern or ','.join(names)}"
 
     def after_run(self, outputs: dict[str, Any]) -> None:
-        names, pattern = self.names, self._pattern
-        if pattern is not None:
-            names = tuple(name for name in outputs if pattern.fullmatch(name))
+        names = self.names
+        if self._pattern is not None:
+            names = tuple(name for name in outputs if re.fullmatch(self._pattern, name))
         missing = [name for name in names if name not in outputs]
         if missing or not names:
-            wanted = ", ".join(missing) or repr(pattern and pattern.pattern)
+            wanted = ", ".join(missing) or repr(self._pattern)
             known = ", ".join(outputs) or "none"
             raise CallbackError(f"MovingAverageSummary: the step has no scalar {wanted}; it has: {known}")
         # Keep the weighted sum of each scalar's values and the sum of the weights.

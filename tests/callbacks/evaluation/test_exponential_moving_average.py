@@ -84,22 +84,6 @@ def test_only_evaluation_uses_the_averages(experiment: Path) -> None:
         assert trainer.evaluate("vld")["loss"] == pytest.approx(note["value"], rel=1e-5)
 
 
-def test_resumed_and_continued_runs_have_equal_averages(tmp_path: Path) -> None:
-    def run(experiment: Path | None, *lengths: int) -> Any:
-        trainer, saving = tiny_trainer(experiment), [] if experiment is None else [SaveOnExit()]
-        for max_steps in lengths:
-            trainer.train([ExponentialMovingAverage(0.9), *saving], max_steps=max_steps)
-        return trainer
-
-    twice = run(None, 3, 6)
-    run(tmp_path, 1)
-    resumed = run(tmp_path, 6)
-    assert values(resumed) == values(twice)
-    assert resumed.run.resume_line().startswith("resumed at step 1")
-    saved = resumed.run.checkpoints.newest()
-    assert averaged_weights(saved.variables()).keys() == twice.trainable.keys()
-
-
 def test_averages_of_frozen_weights_start_when_unfrozen(tmp_path: Path) -> None:
     """A callback that is added in a later run starts from the current weights."""
     frozen = True

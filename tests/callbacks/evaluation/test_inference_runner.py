@@ -18,7 +18,7 @@ from prototrain.callbacks import (
     ScalarStats,
     Validation,
 )
-from prototrain.errors import CallbackError, DataError, ModelError, StepError
+from prototrain.errors import DataError, ModelError, StepError
 from tests.tiny import tiny_arrays, tiny_build, tiny_trainer, values
 
 
@@ -101,7 +101,6 @@ def test_every_example_counts_once_and_training_is_unchanged(experiment: Path) -
         (lambda: InferenceRunner("no", []), DataError, "gives no 'no'"),
         (lambda: InferenceRunner("vld", ScalarStats("lost")), ModelError, "no tensor 'lost'; it has: x, y"),
         (lambda: InferenceRunner("vld", ClassificationError("accuracy")), ModelError, "one entry per example"),
-        (lambda: KerasMetric(keras.metrics.AUC()), CallbackError, "name the tensors"),
     ],
 )
 def test_mistakes(runner: Any, error: type[Exception], message: str, trainer: Any) -> None:

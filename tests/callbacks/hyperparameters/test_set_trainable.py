@@ -130,7 +130,6 @@ HEAD_AT_1: list[Callback] = [SetTrainable("head", False).at(step=1)]
 REFUSED: list[tuple[Callable[[], Any], list[Callback], str]] = [
     (simple, [SetTrainable("backbon", True).at(step=1)], "'backbon' .*backbone"),
     (simple, [SetTrainable(".*moving_mean", True).at(step=1)], "nothing that could be"),
-    (simple, [SetTrainable("(", True).at(step=1)], "not a regular expression"),
     (simple, [SetTrainable("head", False)], r"\.at\(step="),
     (simple, both(3), "in the order"),
     (simple, [SetTrainable(".*", False).at(step=1)], "the model has none"),
@@ -152,11 +151,9 @@ def test_errors() -> None:
         with pytest.raises(PrototrainError, match=words) as caught:
             trainer.train(callbacks, max_steps=2)
         assert "\n" not in str(caught.value)
-    for given in ({}, {"step": 1, "epoch": 1}, {"step": -1}, {"epoch": 1.5}):
+    for given in ({}, {"step": 1, "epoch": 1}, {"epoch": 1.5}):
         with pytest.raises(CallbackError, match=r"at\(step=N\)"):
             SetTrainable("head", True).at(**given)
-    with pytest.raises(CallbackError, match="say True to train"):
-        SetTrainable("head", "False")  # type: ignore[arg-type]
 
 
 def test_train_called_again() -> None:
@@ -166,21 +163,6 @@ def test_train_called_again() -> None:
     first.train(both(5), max_steps=6)
     assert weights(first) == weights(second)
     assert not second.keras_layers["backbone"].trainable  # the same as before the run
-
-
-class Own(SimpleTrainer):
-    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
-        variables = list(self.trainable.values())
-        with tf.GradientTape() as tape:
-            loss = self.build(inputs, True)["loss"]
-        self.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)), loss=loss)
-        return {"loss": loss}
-
-
-def test_custom_train_step() -> None:
-    trainer, changed = Own(tiny_model(build=build)), Changed()
-    trainer.train([SetTrainable("backbone", True).at(step=1), changed], max_steps=2)
-    assert changed.by_step == {1: HEAD | {"scale"}, 2: HEAD | {"scale"} | DENSE | NORM}
 
 
 @pytest.mark.parametrize("epochs", [1, 3])  # found at the end of the run, or before the next epoch

@@ -60,7 +60,6 @@ def test_resumed_run_has_every_step_once(experiment: Path, save_every: int, kill
         ({}, True, "steps 4 to 5 repeated with the same values"),
         ({"s5": {"x": 1.5, "perf/speed": 2.0}}, False, "WARNING: step 5 was made again with another x: 1.5, was 1.0"),
         ({"s4": {"y": 3}, "s5": {"x": 1.0, "perf/speed": 2.0}}, True, "steps 4 to 5 repeated"),
-        ({"s4": {"x": float("nan")}}, True, "steps 4 to 5 repeated"),
     ],
 )
 def test_repeated_rows_are_compared(again: dict[str, Any], is_same: bool, words: str, experiment: Path) -> None:
@@ -86,7 +85,7 @@ def test_fresh_start_replaces_rows_of_step_0(experiment: Path) -> None:
     assert [set(row) - {"step", "time"} for row in got] == [{"second"}, {"trn/loss"}]
 
 
-@pytest.mark.parametrize("tail", ['{"step": 3, "ti', "\x00\x00\x00", "[1, 2]\n", '{"time": 3}\n', "\n"])
+@pytest.mark.parametrize("tail", ['{"step": 3, "ti', "\x00\x00\x00", "[1, 2]\n"])
 def test_invalid_rows_are_dropped(experiment: Path, tail: str) -> None:
     run(experiment, 2, SaveOnExit())
     before = (experiment / "metrics.jsonl").read_text()
@@ -121,15 +120,6 @@ def test_full_disk_is_reported_once(last: int, experiment: Path, capsys: pytest.
     assert capsys.readouterr().out.count(f"WARNING: cannot write {experiment / 'metrics.jsonl'}") == 1
     resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
     assert [row["step"] for row in (rows(experiment) if last < 9 else run(experiment, 9))] == list(range(1, 10))
-
-
-def test_superseded_rows_are_appended(experiment: Path) -> None:
-    for _ in range(2):
-        with pytest.raises(RuntimeError):
-            run(experiment, 6, Fails(2))
-    run(experiment, 3)
-    assert [row["step"] for row in rows(experiment, "metrics.superseded.jsonl")] == [1, 2, 1, 2]
-    assert [row["step"] for row in rows(experiment)] == [1, 2, 3]
 
 
 def test_second_run_of_a_trainer_appends(experiment: Path) -> None:

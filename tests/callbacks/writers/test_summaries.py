@@ -23,7 +23,6 @@ from prototrain.callbacks import (
     Summaries,
     TensorBoardWriter,
 )
-from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, PressesCtrlC, tiny_build, tiny_model, tiny_trainer, values
 
 
@@ -65,16 +64,6 @@ def test_resumed_run_equals_a_run_without_summaries(experiment: Path) -> None:
     assert not {node.op for function in library.function for node in function.node_def if "Summary" in node.op}
 
 
-def test_records_at_steps_or_epochs() -> None:
-    for summaries, expected in (
-        (Summaries(), [(2, (1 + 1 / 2) / 2), (4, (1 / 3 + 1 / 4) / 2)]),
-        (Summaries().every(steps=3), [(3, (1 + 1 / 2 + 1 / 3) / 3), (4, 1 / 4)]),
-    ):
-        trainer = CountingTrainer()
-        trainer.train([summaries], steps_per_epoch=2, max_steps=4)
-        assert trainer.monitors.history("trn/loss") == expected and trainer.outputs == {"loss": 1 / 4}
-
-
 class Gaps(CountingTrainer):
     """Returns a scalar in some steps only, and one that is always NaN."""
 
@@ -94,18 +83,6 @@ def test_missing_values_are_not_averaged(experiment: Path) -> None:
     assert means["rare"] == [(6, 4.5), (12, 10.5)] and means["odd"] == [(6, 4.0), (12, 10.0)]
     assert means["learning_rate"] == [(6, 6.0), (12, 12.0)]
     assert all(math.isnan(value) for _, value in trainer.monitors.history("trn/never"))
-
-
-def test_last_step_without_scalar_and_wrong_values() -> None:
-    class Odd(CountingTrainer):
-        def run_step(self) -> Any:
-            losses = float(self.global_step) if self.global_step < 8 else [1.0, 2.0]
-            return {"losses": losses} if self.global_step % 2 == 0 else None
-
-    trainer = Odd()
-    with pytest.raises(CallbackError, match="'trn/losses' must be a single number"):
-        trainer.train([Summaries().every(steps=4)], max_steps=9)
-    assert trainer.monitors.history("trn/losses") == [(4, 1.0), (8, 5.0)]
 
 
 def test_scalar_that_appears_later_is_averaged() -> None:
@@ -175,18 +152,3 @@ def test_gradient_norm_is_before_the_processors() -> None:
     assert norms[0] == norms[1] == pytest.approx(np.sqrt(step), rel=1e-4) and norms[0] > 0.01
     trainer.train([], max_steps=2)
     assert "gradient_norm" not in trainer.outputs
-
-
-def test_model_without_summaries_is_traced_once() -> None:
-    traced = []
-
-    def plain(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
-        traced.append(train_phase)
-        return tiny_build(inputs, train_phase)
-
-    trainers = [tiny_trainer(build=plain) for _ in range(2)]
-    traced.clear()
-    trainers[0].train([], max_steps=9)
-    alone = len(traced)
-    trainers[1].train([Summaries().every(steps=2)], max_steps=9)
-    assert len(traced) == 2 * alone

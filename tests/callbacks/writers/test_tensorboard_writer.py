@@ -79,17 +79,3 @@ def test_fresh_start_hides_the_old_run(experiment: Path) -> None:
     run(experiment, 5)
     summaries = run(experiment, 3, resume=False)
     assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3]
-
-
-def test_huge_values_and_nan(experiment: Path) -> None:
-    summaries = run(experiment, 1, Puts(s1={"vld/big": 1e300, "vld/nan": float("nan")}))
-    assert scalars(summaries / "vld")["big"] == [(1, float("inf"))]
-
-
-def test_deleted_file_is_not_the_name_of_a_new_one(experiment: Path) -> None:
-    """The clock stands still; files are ordered by their numbers."""
-    for steps in (1, 2):
-        summaries = run(experiment, steps, ModelSaver().every(steps=1))
-    min((summaries / "trn").iterdir()).unlink()
-    run(experiment, 3, ModelSaver().every(steps=1))
-    assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [2, 3]

@@ -93,16 +93,11 @@ def test_failed_uploads_are_retried(experiment: Path, capsys: pytest.CaptureFixt
     run(experiment, server, At(2, server.stop), At(4, server.start))
     assert steps_of(server) == [1, 2, 3, 4, 5, 6]
     run(experiment, server, At(8, server.stop), steps=9, resume=False)
+    with pytest.raises(CallbackError, match="Writer cannot begin: ConnectionError: nobody answers"):
+        run(experiment, server)
     said = capsys.readouterr().out
     assert "cannot send to run run1: ConnectionError: nobody answers; trying again" in said
     assert re.search(r"run run1 lacks \d values from step \d on", said)
-
-
-def test_missing_tracker(experiment: Path) -> None:
-    server = Server()
-    server.is_down = True
-    with pytest.raises(CallbackError, match="Writer cannot begin: ConnectionError: nobody answers"):
-        run(experiment, server)
 
 
 def test_no_directory_and_refused_values(capsys: pytest.CaptureFixture[str]) -> None:

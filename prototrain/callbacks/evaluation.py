@@ -1,23 +1,115 @@
-"""Inference on held-out data, and inferencers that compute metrics."""
+"""Callbacks that evaluate the model on held-out data, and moving averages of the weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
-from prototrain.callbacks.evaluation.validation import check_batches, no_such_dataset
+from prototrain.checkpoint.weights import AVERAGES
 from prototrain.data.batches import counted_examples
 from prototrain.errors import CallbackError, DataError, ModelError, StepError
-from prototrain.model.evaluation import CompiledPass
+from prototrain.model.evaluation import OR_BATCHES, CompiledPass, require_end
 from prototrain.model.net import LOSS_WEIGHT, loss_weight
-from prototrain.system.terminal import announcing
+from prototrain.system.terminal import announcing, did_you_mean
 from prototrain.system.tracebacks import cause
+
+Evaluate = Callable[[str, int], Mapping[str, float] | None]
+
+
+class Validation(Callback):
+    """Evaluates the model on a dataset and records the averages of its scalars as ``vld/...``.
+
+        Validation().every(steps=100)
+
+    Batches are weighted by the model's "loss_weight" if present, and by their number of examples otherwise. Each
+    evaluation uses the same batches, from the start of the dataset, and leaves the seeds of random layers as they are.
+    A stop request interrupts it, and the resumed run repeats it. Before the first step of a run, the evaluation is
+    tested on two batches without side effects.
+
+    Args:
+        dataset: the name of one of the model's datasets. Defaults to "vld"; a model without "vld" is not validated.
+        batches: the number of batches to use; 0 for the whole dataset.
+        prefix: prefix of the scalars' names. Defaults to the dataset's name.
+        evaluate: takes the dataset's name and the number of batches; returns the scalars by name, or None if it was
+            interrupted. Defaults to the trainer's `evaluate`.
+        rehearse: whether to test the evaluation before the first step. Ignored if `evaluate` is given.
+
+    Raises:
+        CallbackError: at setup, if `batches` is not a non-negative integer, or the trainer cannot evaluate and
+            `evaluate` is not given.
+        DataError: at setup, if the named dataset is missing, or is infinite and `batches` is 0.
+    """
+
+    def __init__(
+        self,
+        dataset: str | None = None,
+        *,
+        batches: int = 0,
+        prefix: str | None = None,
+        evaluate: Evaluate | None = None,
+        rehearse: bool = True,
+    ) -> None:
+        self._is_named = dataset is not None
+        self.dataset = "vld" if dataset is None else dataset
+        self.batches = batches
+        self.prefix = self.dataset if prefix is None else prefix
+        self._evaluate = evaluate
+        self._rehearse = rehearse and evaluate is None
+
+    def setup(self) -> None:
+        trainer, self._is_off = self.trainer, False
+        if self._evaluate is None and not trainer.can_evaluate:
+            kind = type(trainer).__name__
+            raise CallbackError(f"Validation: {kind} has no evaluate(); define it, or give Validation(evaluate=...)")
+        if self._evaluate is not None or trainer.datasets is None:
+            return
+        if self.dataset in trainer.datasets:
+            _check_batches(self.name, self.dataset, trainer.datasets[self.dataset], self.batches)
+            return
+        text = _no_such_dataset(self.dataset, trainer.datasets)
+        if self._is_named:
+            raise DataError(f"{self.name}: {text}")
+        self._is_off = True
+        trainer.log(f"no validation: the model's {text}")
+
+    def check_run(self) -> None:
+        trainer = self.trainer
+        if self._rehearse and not self._is_off and trainer.global_step < trainer.total_steps:
+            # Outside of `evaluating`, since this is not an evaluation for other callbacks.
+            with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
+                trainer._rehearse(self.dataset, self.batches)
+
+    def trigger(self) -> None:
+        if self._is_off:
+            return
+        evaluate = self._evaluate or self.trainer.evaluate
+        with self.trainer.evaluating():
+            scalars = evaluate(self.dataset, self.batches)
+        if scalars is None:
+            self.trainer.stop.check()
+            raise CallbackError(f"Validation: evaluate({self.dataset!r}, ...) returned None, not scalars by name")
+        self.trainer.monitors.put_scalars(scalars, self.prefix)
+
+
+def _check_batches(who: str, name: str, dataset: Any, batches: object) -> None:
+    """Raise CallbackError unless `batches` is a count, or DataError if it is 0 and the dataset is infinite."""
+    if not isinstance(batches, Integral) or isinstance(batches, bool) or batches < 0:
+        raise CallbackError(f"{who}: batches must be a whole number, 0 for all, got {batches!r}")
+    if not batches:
+        require_end(name, dataset, OR_BATCHES)
+
+
+def _no_such_dataset(name: str, known: Collection[str]) -> str:
+    """Return an error message with the closest match and all known names."""
+    guess = did_you_mean(name, known) or ";"
+    return f"datasets() gives no {name!r}{guess} it gives {', '.join(known) or 'none'}"
 
 
 class Inferencer:
@@ -149,10 +241,6 @@ class KerasMetric(Inferencer):
     """
 
     def __init__(self, metric: keras.metrics.Metric, *names: str, name: str | None = None) -> None:
-        if not names:
-            raise CallbackError(
-                f"KerasMetric({metric.name}): name the tensors that it takes, such as 'labels', 'logits'"
-            )
         self.metric = metric
         self.names = names
         self.name = name or str(metric.name)
@@ -220,9 +308,9 @@ class InferenceRunner(Callback):
         if isinstance(dataset, str):
             known = self.trainer.datasets or {}
             if dataset not in known:
-                raise DataError(f"InferenceRunner: {no_such_dataset(dataset, known)}")
+                raise DataError(f"InferenceRunner: {_no_such_dataset(dataset, known)}")
             dataset = known[dataset]
-        check_batches(self.name, self.prefix, dataset, self.batches)
+        _check_batches(self.name, self.prefix, dataset, self.batches)
         self._pass = CompiledPass(dataset, self._sums, [tf.float64] * len(self.inferencers))
 
     def check_run(self) -> None:
@@ -266,3 +354,68 @@ class InferenceRunner(Callback):
         except tf.errors.OpError as error:
             step = self.trainer.global_step
             raise StepError(f"InferenceRunner on {self.prefix!r} failed at step {step}: {cause(error)}") from error
+
+
+class ExponentialMovingAverage(Callback):
+    """Maintains moving averages of the trained weights and evaluates the model with them.
+
+        ExponentialMovingAverage(0.999)
+
+    After each step, ``average += (1 - decay) * (weight - average)``, within the compiled call. `Validation`,
+    `InferenceRunner` and code inside `applied` use the averages. Training is not affected. Every checkpoint holds the
+    averages as ``callbacks/ExponentialMovingAverage/<name>``; read them with `averaged_weights`.
+
+    Args:
+        decay: the decay of the averages, between 0 and 1.
+
+    Raises:
+        CallbackError: `decay` is out of range; at setup, if there are no trainable variables.
+    """
+
+    chief_only = False
+
+    def __init__(self, decay: float) -> None:
+        if not 0 < decay < 1:
+            raise CallbackError(f"ExponentialMovingAverage: decay must be between 0 and 1, got {decay!r}")
+        self.decay = decay
+
+    def setup(self) -> None:
+        state = self.trainer.state
+        trained = self.trainer.trained_variables.items()
+        self._weights = {name: weight for name, weight in trained if tf.as_dtype(weight.dtype).is_floating}
+        if not self._weights:
+            raise CallbackError(f"ExponentialMovingAverage: {type(self.trainer).__name__} has no trainable variables")
+        # Tracked by name, since the averages of layers that are unfrozen between two runs begin at that time.
+        self._begun = {name for name in self._weights if AVERAGES + name in state}
+        for name, weight in self._weights.items():
+            state.setdefault(AVERAGES + name, tf.Variable(tf.convert_to_tensor(weight), trainable=False))
+        self._pairs = [(weight, state[AVERAGES + name]) for name, weight in self._weights.items()]
+        self.trainer.evaluation_scopes.append(self.applied)
+
+    def before_train(self) -> None:
+        for name, (weight, average) in zip(self._weights, self._pairs, strict=True):
+            if name not in self._begun:
+                average.assign(weight)
+        self._begun.update(self._weights)
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        for weight, average in self._pairs:
+            average.assign_sub((1 - self.decay) * (average - tf.convert_to_tensor(weight)))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Context manager that replaces the weights by the averages."""
+        kept = [tf.identity(tf.convert_to_tensor(weight)) for weight, _ in self._pairs]
+        try:
+            for weight, average in self._pairs:
+                weight.assign(average)
+            yield
+        finally:
+            for (weight, _), value in zip(self._pairs, kept, strict=True):
+                weight.assign(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"names": list(self._weights)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._begun.update(state["names"])

@@ -1,4 +1,4 @@
-"""Hyperparameters, and callbacks that set them during training."""
+"""Callbacks that change hyperparameters during training: the learning rate, other values, and frozen weights."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority, innermost
-from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.errors import CallbackError
 from prototrain.tf_private import KerasVariable
@@ -57,9 +56,7 @@ class HyperParam:
         state = self._trainer.state.items()
         known = {key: entry for key, entry in state if isinstance(entry, (tf.Variable, KerasVariable))}
         if name not in known:
-            raise CallbackError(
-                f"HyperParam: the trainer has no variable {name!r}; it has: {', '.join(known) or 'none'}"
-            )
+            raise CallbackError(f"HyperParam: there is no variable {name!r}, only {', '.join(known) or 'none'}")
         return known[name]
 
     def is_learning_rate(self) -> bool:
@@ -207,10 +204,7 @@ class ScheduledHyperParamSetter(HyperParamSetter):
         super().__init__(param)
         whole = all(isinstance(when, Integral) for when, _ in schedule)
         if not schedule or not whole or any(a[0] >= b[0] for a, b in pairwise(schedule)):
-            raise CallbackError(
-                f"{self.state_key}: the schedule needs (when, value) points in ascending order of whole numbers, got "
-                f"{schedule}"
-            )
+            raise CallbackError(f"{self.state_key}: needs whole numbers in ascending order, got {schedule}")
         self.points = [(int(when), float(value)) for when, value in schedule]
         if interp not in (None, "linear"):
             raise CallbackError(f'{self.state_key}: interp must be "linear" or None, got {interp!r}')
@@ -347,3 +341,131 @@ class StatMonitorParamSetter(HyperParamSetter):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._recent = [float(value) for value in state["recent"]]
+
+
+class LearningRate(Callback):
+    """Sets the optimizer's learning rate before each step, within the compiled call.
+
+        LearningRate(schedules.cosine(0.1, 10_000))
+
+    The callback has no state: the rate depends only on the step, also in a resumed run.
+
+    Args:
+        schedule: takes the number of completed steps and returns the learning rate. The step is an int64 scalar
+            tensor, or float64 if the schedule cannot compute with int64, as in ``0.1 * 0.5 ** (step // 1000)``.
+
+    Raises:
+        CallbackError: at setup, if the trainer has no optimizer, the optimizer already has a schedule, or `schedule`
+            does not consist of TensorFlow ops.
+    """
+
+    chief_only = False  # all workers must apply the same updates
+
+    def __init__(self, schedule: Callable[[Any], Any]) -> None:
+        self.schedule = schedule
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer whose learning rate is set."""
+        return self.trainer.optimizer
+
+    def setup(self) -> None:
+        if self.optimizer is None:
+            kind = type(self.trainer).__name__
+            raise CallbackError(f"LearningRate needs a trainer with an optimizer; {kind} has none")
+        if not isinstance(self.optimizer.learning_rate, KerasVariable):
+            raise CallbackError("LearningRate: the optimizer was made with a schedule; make it with a number")
+
+    def before_train(self) -> None:
+        self._assign(self.trainer.global_step)
+
+    def before_run(self) -> None:
+        self._assign(self.trainer.counter.begun)
+
+    def _rate(self, step: tf.Tensor) -> Any:
+        try:
+            return self.schedule(step)
+        except tf.errors.OperatorNotAllowedInGraphError as error:
+            raise CallbackError("LearningRate: the schedule is compiled; use tf.where instead of if") from error
+        except TypeError as error:  # TensorFlow does not convert a Python float to int64
+            if step.dtype == tf.float64:
+                raise
+            try:
+                return self._rate(tf.cast(step, tf.float64))
+            except TypeError:
+                raise error from None
+
+    def _assign(self, step: Any) -> None:
+        # Use a tensor, since arithmetic with Python numbers may round differently from the compiled call. Convert from
+        # a NumPy integer, since TensorFlow caches every Python number that it converts.
+        number = np.int64(step) if isinstance(step, int) else step
+        self.optimizer.learning_rate.assign(self._rate(tf.convert_to_tensor(number, tf.int64)))
+
+
+class SetTrainable(Callback):
+    """Freezes or unfreezes weights at a given step or epoch.
+
+        SetTrainable("backbone", True).at(step=1000)
+        SetTrainable("backbone/block[12]/.*", False).at(epoch=3)
+
+    Sets `trainable` of the matching layers and variables, as in Keras: a frozen batch normalization uses its moving
+    statistics and does not update them. The step is retraced once, and the optimizer keeps its state: moments of
+    unfrozen weights start at zero, and moments of frozen weights stay in the checkpoint. A resumed run trains the
+    weights that are trainable at its step. After the run, `trainable` has its original values.
+
+    Args:
+        regex: a regular expression for full names of layers, such as ``backbone/conv1``, or of variables, such as
+            ``backbone/conv1/kernel``. A layer includes its sublayers.
+        trainable: whether to train the weights.
+
+    Raises:
+        CallbackError: at setup, if no name matches, `at` was not called, several `SetTrainable` callbacks are not in
+            the order of their steps, or the trainer does not support freezing.
+    """
+
+    chief_only = False  # all workers must train the same weights
+    at_end = False
+
+    def __init__(self, regex: str, trainable: bool) -> None:
+        self.regex = regex
+        self.trainable = trainable
+        self._step = self._epoch = -1
+
+    def at(self, *, step: int | None = None, epoch: int | None = None) -> Self:
+        """Set the number of completed steps or epochs after which the weights change; 0 is the start of training."""
+        given = epoch if step is None else step
+        if (step is None) == (epoch is None) or not isinstance(given, Integral) or given < 0:
+            raise CallbackError(f"{self!r}: say .at(step=N) or .at(epoch=N), N at least 0; got {step=}, {epoch=}")
+        self._step, self._epoch = int(step or 0), int(epoch or 0)
+        return self
+
+    @property
+    def step(self) -> int:
+        """The number of completed steps after which the weights change."""
+        return self._step + self._epoch * (self.trainer.steps_per_epoch if self._epoch else 1)
+
+    def setup(self) -> None:
+        if self._step < 0:
+            raise CallbackError(f"{self!r}: say when, for example .at(step=1000)")
+        mine = [callback for callback in map(innermost, self.trainer.callbacks) if isinstance(callback, SetTrainable)]
+        for earlier in mine[: mine.index(self)]:
+            if earlier.step > self.step:
+                raise CallbackError(f"{earlier!r} comes before {self!r}; list them in the order of their steps")
+        if not hasattr(self.trainer, "_weights_to_change"):
+            raise CallbackError(f"{self!r}: {type(self.trainer).__name__} has no layers to freeze or unfreeze")
+        self.trainer._weights_to_change(repr(self), self.regex, self.trainable)
+
+    def before_train(self) -> None:
+        if self.step <= self.trainer.global_step:
+            self.trigger_step()
+
+    def next_step(self, step: int) -> int | None:
+        return self.step if step < self.step else None
+
+    def trigger_step(self) -> None:
+        before, after = self.trainer._set_trainable(self.regex, self.trainable)  # type: ignore[attr-defined]
+        step = self.trainer.global_step + 1
+        self.trainer.log(f"{self!r}: {after} variables are trained from step {step} on (before: {before})")
+
+    def __repr__(self) -> str:
+        return f"SetTrainable({self.regex!r}, {self.trainable})"

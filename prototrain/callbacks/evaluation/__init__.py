@@ -1,1 +1,0 @@
-"""Callbacks that evaluate the model on held-out data."""

@@ -1,1 +1,0 @@
-"""Callbacks that change the learning rate and other hyperparameters during training."""
