@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from prototrain.callbacks.hyperparameters import SetTrainable as SetTrainable
     from prototrain.callbacks.hyperparameters import StatMonitorParamSetter as StatMonitorParamSetter
     from prototrain.callbacks.integrations import InjectShell as InjectShell
+    from prototrain.callbacks.integrations import SendMonitorData as SendMonitorData
     from prototrain.callbacks.integrations import StartProcOrThread as StartProcOrThread
     from prototrain.callbacks.monitor import Best as Best
     from prototrain.callbacks.monitor import Monitor as Monitor
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from prototrain.callbacks.profiling.tensors import ParamSummary as ParamSummary
     from prototrain.callbacks.profiling.tensors import ProcessTensors as ProcessTensors
     from prototrain.callbacks.profiling.tensors import TensorSummary as TensorSummary
+    from prototrain.callbacks.profiling.trackers import EstimatedTimeLeft as EstimatedTimeLeft
     from prototrain.callbacks.profiling.trackers import GPUMemoryTracker as GPUMemoryTracker
     from prototrain.callbacks.profiling.trackers import GPUUtilizationTracker as GPUUtilizationTracker
     from prototrain.callbacks.profiling.trackers import GraphProfiler as GraphProfiler
@@ -52,7 +54,9 @@ if TYPE_CHECKING:
     from prototrain.callbacks.scheduling import AssignVariables as AssignVariables
     from prototrain.callbacks.scheduling import CallbackFactory as CallbackFactory
     from prototrain.callbacks.scheduling import EnableCallbackIf as EnableCallbackIf
+    from prototrain.callbacks.scheduling import PeriodicCallback as PeriodicCallback
     from prototrain.callbacks.scheduling import RunOp as RunOp
+    from prototrain.callbacks.stopping import CheckNumerics as CheckNumerics
     from prototrain.callbacks.stopping import EarlyStopping as EarlyStopping
     from prototrain.callbacks.stopping import StopAfter as StopAfter
     from prototrain.callbacks.stopping import StopOnNaN as StopOnNaN
@@ -73,16 +77,16 @@ _MODULES = {
     "InferenceRunner KerasMetric ScalarStats Validation",
     "callbacks.hyperparameters": "HumanHyperParamSetter HyperParam HyperParamSetter HyperParamSetterWithFunc "
     "LearningRate ScheduledHyperParamSetter SetTrainable StatMonitorParamSetter",
-    "callbacks.integrations": "InjectShell StartProcOrThread",
+    "callbacks.integrations": "InjectShell SendMonitorData StartProcOrThread",
     "callbacks.monitor": "Best Monitor",
     "callbacks.profiling.progress_bar": "ProgressBar",
     "callbacks.profiling.tensors": "ActivationSummary DumpParamAsImage DumpTensorAsImage DumpTensors ParamSummary "
     "ProcessTensors TensorSummary",
-    "callbacks.profiling.trackers": "GPUMemoryTracker GPUUtilizationTracker GraphProfiler HostMemoryTracker "
-    "ThroughputTracker",
+    "callbacks.profiling.trackers": "EstimatedTimeLeft GPUMemoryTracker GPUUtilizationTracker GraphProfiler "
+    "HostMemoryTracker ThroughputTracker",
     "callbacks.saving": "MaxSaver MinSaver ModelSaver SaveOnExit",
-    "callbacks.scheduling": "AssignVariables CallbackFactory EnableCallbackIf RunOp",
-    "callbacks.stopping": "EarlyStopping StopAfter StopOnNaN",
+    "callbacks.scheduling": "AssignVariables CallbackFactory EnableCallbackIf PeriodicCallback RunOp",
+    "callbacks.stopping": "CheckNumerics EarlyStopping StopAfter StopOnNaN",
     "callbacks.writers.json_writer": "JSONWriter",
     "callbacks.writers.scalar_printer": "ScalarPrinter",
     "callbacks.writers.summaries": "GradientNorm MovingAverageSummary Summaries",

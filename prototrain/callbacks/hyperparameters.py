@@ -419,7 +419,7 @@ class SetTrainable(Callback):
         trainable: whether to train the weights.
 
     Raises:
-        CallbackError: at setup, if no name matches, `at` was not called, several `SetTrainable` callbacks are not in
+        CallbackError: `trainable` is no bool; at setup, if no name matches, `at` was not called, several `SetTrainable` callbacks are not in
             the order of their steps, or the trainer does not support freezing.
     """
 
@@ -427,6 +427,8 @@ class SetTrainable(Callback):
     at_end = False
 
     def __init__(self, regex: str, trainable: bool) -> None:
+        if not isinstance(trainable, bool):
+            raise CallbackError(f"SetTrainable({regex!r}): say True to train or False to freeze, not {trainable!r}")
         self.regex = regex
         self.trainable = trainable
         self._step = self._epoch = -1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, ProxyCallback, matching_variables
 from prototrain.errors import CallbackError
@@ -129,10 +132,30 @@ class AssignVariables(Callback):
                 variable.assign(value)
 
 
-class EnableCallbackIf(ProxyCallback):
-    """Runs the hooks of another callback while a condition holds.
+class _ConditionalCallback(ProxyCallback):
+    """Forwards hooks while `is_enabled` is true. Always forwards `setup`, `before_train` and `after_train`."""
 
-    `setup`, `before_train` and `after_train` always run.
+    def is_enabled(self) -> bool:
+        raise NotImplementedError
+
+    def overrides(self, hook: str) -> bool:
+        return self.callback.overrides(hook)
+
+
+def _forwarding_if_enabled(hook: str) -> Callable[[_ConditionalCallback], None]:
+    def forward(self: _ConditionalCallback) -> None:
+        if self.is_enabled():
+            getattr(self.callback, hook)()
+
+    return forward
+
+
+for _hook in ("before_epoch", "after_epoch", "trigger_step", "trigger_epoch", "trigger"):
+    setattr(_ConditionalCallback, _hook, _forwarding_if_enabled(_hook))
+
+
+class EnableCallbackIf(_ConditionalCallback):
+    """Runs the hooks of another callback while a condition holds.
 
     Args:
         callback: the callback to run.
@@ -145,20 +168,71 @@ class EnableCallbackIf(ProxyCallback):
     def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
         super().__init__(callback)
         if callback.overrides("before_run") or callback.overrides("after_run"):
-            raise CallbackError(f"EnableCallbackIf: {callback.name} is traced into the step; use tf.cond in it")
+            raise CallbackError(
+                f"EnableCallbackIf: {callback.name} is traced into the step; use tf.cond in it, or PeriodicCallback"
+            )
         self.condition = condition
 
-    def overrides(self, hook: str) -> bool:
-        return self.callback.overrides(hook)
+    def is_enabled(self) -> bool:
+        return bool(self.condition(self.trainer))
 
 
-def _forwarding_if_enabled(hook: str) -> Callable[[EnableCallbackIf], None]:
-    def forward(self: EnableCallbackIf) -> None:
-        if self.condition(self.trainer):
-            getattr(self.callback, hook)()
+class PeriodicCallback(_ConditionalCallback):
+    """Runs all hooks of another callback, including traced ones, in every k-th step or epoch.
 
-    return forward
+    In contrast, `PeriodicTrigger` replaces the callback's schedule and applies to `trigger` only. With both intervals,
+    a hook runs when either matches.
 
+    Args:
+        callback: the callback to run.
+        every_k_steps, every_k_epochs: run the hooks in steps, or epochs, whose number is a multiple of this.
 
-for _hook in ("before_epoch", "after_epoch", "trigger_step", "trigger_epoch", "trigger"):
-    setattr(EnableCallbackIf, _hook, _forwarding_if_enabled(_hook))
+    Raises:
+        CallbackError: no interval is given, or an interval is not a positive integer.
+    """
+
+    def __init__(
+        self, callback: Callback, *, every_k_steps: int | None = None, every_k_epochs: int | None = None
+    ) -> None:
+        super().__init__(callback)
+        given = [interval for interval in (every_k_steps, every_k_epochs) if interval is not None]
+        if not given or not all(isinstance(k, Integral) and k > 0 for k in given):
+            raise CallbackError(
+                f"PeriodicCallback of {callback.name}: give every_k_steps or every_k_epochs, a positive whole number"
+            )
+        self._every_k_steps = every_k_steps
+        self._every_k_epochs = every_k_epochs
+
+    def is_enabled(self) -> bool:
+        return bool(self._fits(self.trainer.global_step, self.trainer.epoch_num))
+
+    def before_run(self) -> None:
+        self._run_in_step("before_run")
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        self._run_in_step("after_run", outputs)
+
+    def _run_in_step(self, hook: str, *arguments: Any) -> None:
+        """Run a hook if the current step matches. In a compiled step, the condition is a tensor."""
+        completed = self.trainer.counter.begun
+        fits = self._fits(completed + 1, completed // self.trainer.steps_per_epoch + 1)
+
+        def run() -> tf.Tensor:
+            getattr(self.callback, hook)(*arguments)
+            return tf.constant(True)
+
+        if tf.is_tensor(fits):
+            tf.cond(fits, run, lambda: tf.constant(False))
+        elif fits:
+            run()
+
+    def next_step(self, step: int) -> int | None:
+        due = self.callback.next_step(step)
+        while due is not None and not self._fits(due, (due - 1) // self.trainer.steps_per_epoch + 1):
+            due = self.callback.next_step(due) if due < self.trainer.total_steps else None
+        return due
+
+    def _fits(self, step: Any, epoch: Any) -> Any:
+        by_steps = self._every_k_steps is not None and step % self._every_k_steps == 0
+        by_epochs = self._every_k_epochs is not None and epoch % self._every_k_epochs == 0
+        return by_steps | by_epochs

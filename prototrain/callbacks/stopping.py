@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
@@ -13,6 +14,7 @@ from prototrain.callbacks.monitor import Best, Mode
 from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.checkpoint.weights import AVERAGES
 from prototrain.errors import CallbackError, NonFiniteError, StopTraining
+from prototrain.tf_private import KerasVariable
 
 
 class EarlyStopping(Callback):
@@ -193,3 +195,22 @@ class StopOnNaN(Callback):
         if trainer.callbacks.failure is None:
             raise NonFiniteError(text)
         trainer.log(f"WARNING: {text}")
+
+
+class CheckNumerics(Callback):
+    """Ends the run with an error if a variable contains NaN or infinity.
+
+    The check runs before the savers of the step, so the newest checkpoint keeps finite weights.
+    """
+
+    def trigger(self) -> None:
+        bad = [
+            name
+            for name, entry in self.trainer.state.items()
+            if isinstance(entry, (tf.Variable, KerasVariable))
+            and tf.as_dtype(entry.dtype).is_floating
+            and not np.isfinite(tf.convert_to_tensor(entry)).all()
+        ]
+        if bad:
+            self.trainer.run.reject_state()
+            raise NonFiniteError(f"after step {self.trainer.global_step}, {', '.join(bad)} is not finite")

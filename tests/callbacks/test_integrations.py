@@ -1,4 +1,4 @@
-"""Callbacks that start shells, processes and threads."""
+"""Callbacks that start shells, commands, processes and threads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from prototrain.callbacks import CallbackFactory, InjectShell, StartProcOrThread, integrations
+from prototrain.callbacks import CallbackFactory, InjectShell, SendMonitorData, StartProcOrThread, integrations
 from prototrain.callbacks.integrations import DebugShell
 from prototrain.errors import CallbackError
+from tests.callbacks.helpers import Puts
 from tests.tiny import CountingTrainer, tiny_trainer
 
 
@@ -75,3 +76,15 @@ def test_threads_and_processes_end_with_the_run() -> None:
 
 def _sleep() -> None:
     threading.Event().wait(60)
+
+
+def test_send_monitor_data(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integrations, "_COMMAND_SECONDS", 0.5)
+    commands = [f"echo '{{{{x: {{vld/loss:.2f}}}}}}' >> {tmp_path}/sent", "echo no >&2; exit 3", "sleep 9"]
+    sends = [SendMonitorData(command, "vld/loss").every(steps=1) for command in commands]
+    trainer = CountingTrainer()
+    trainer.train([Puts(_2={"vld/loss": 1.0}, _3={"vld/loss": 1.5}), *sends], max_steps=3)
+    assert (tmp_path / "sent").read_text() == "{x: 1.00}\n{x: 1.50}\n" and trainer.global_step == 3
+    said = capsys.readouterr().out
+    assert said.count("WARNING: SendMonitorData failed") == 2
+    assert "exit status 3. no; this" in said and "timed out" in said

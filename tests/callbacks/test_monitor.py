@@ -59,16 +59,16 @@ def test_put_scalars_is_all_or_nothing() -> None:
 
 
 def test_values() -> None:
-    for value in (1, np.float32(1), tf.constant(1.0), tf.Variable(1), True):
+    for value in (1, 1.0, np.float32(1), np.array(1.0), tf.constant(1.0), tf.Variable(1), True):
         monitors = CountingTrainer().monitors
         monitors.put_scalar("x", value)
         assert monitors.history("x") == [(0, 1.0)]
-    for wrong in (None, "much", np.zeros(3)):
+    for wrong in (None, "much", [1, 2], np.zeros(3), tf.zeros([2])):
         with pytest.raises(CallbackError, match="scalar 'x' must be a single number"):
             monitors.put_scalar("x", wrong)
 
 
-@pytest.mark.parametrize("name", ["a\0b", "../x", "step", None])
+@pytest.mark.parametrize("name", ["a\0b", "../x", "half \udc80", "step", 5, None])
 def test_invalid_names(name: Any) -> None:
     with pytest.raises(CallbackError, match=r"a scalar (cannot be called|must be a printable text)"):
         CountingTrainer().monitors.put_scalar(name, 1.0)

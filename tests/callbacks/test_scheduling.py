@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import CallbackFactory, EnableCallbackIf, RunOp
+from prototrain.callbacks import CallbackFactory, EnableCallbackIf, PeriodicCallback, RunOp
 from prototrain.errors import CallbackError
+from prototrain.trainers.tower import SimpleTrainer
 from tests.callbacks.helpers import StepRecorder
-from tests.tiny import CountingTrainer, Recorder
+from tests.tiny import CountingTrainer, Recorder, tiny_model, tiny_trainer
 
 
 def test_functions_become_hooks() -> None:
@@ -47,9 +50,50 @@ def test_run_op(options: dict[str, bool], steps: list[int]) -> None:
     assert seen == steps
 
 
+# -- some of the time --------------------------------------------------------------------------------------------------
+
+
 class InRun(Callback):
+    """Records the steps of its traced hook in a variable."""
+
+    def setup(self) -> None:
+        self.ran = tf.Variable(tf.zeros([40], tf.int32), trainable=False)
+
     def after_run(self, outputs: dict[str, Any]) -> None:
-        pass
+        self.ran.scatter_nd_add([[tf.cast(self.trainer.counter.begun, tf.int32) + 1]], [1])
+
+    def steps(self) -> list[int]:
+        return tf.where(self.ran > 0)[:, 0].numpy().tolist()
+
+
+@pytest.mark.parametrize(
+    ("intervals", "steps", "epochs"),
+    [
+        ({"every_k_steps": 5}, [5, 10, 15, 20], [20]),
+        ({"every_k_epochs": 2}, [5, 6, 7, 8, 13, 14, 15, 16], [8, 16]),
+        ({"every_k_steps": 7, "every_k_epochs": 4}, [7, 13, 14, 15, 16], [16]),
+    ],
+)
+def test_periodic_callback(intervals: dict[str, int], steps: list[int], epochs: list[int]) -> None:
+    recorder = StepRecorder()
+    CountingTrainer().train([PeriodicCallback(recorder, **intervals)], steps_per_epoch=4, max_steps=20)
+    assert recorder.steps("trigger_step") == steps
+    assert recorder.steps("trigger_epoch") == epochs
+    assert recorder.steps("setup") == [0] and recorder.steps("after_train") == [20]
+
+
+class OneByOne(SimpleTrainer):
+    """Overrides `run_step` around the compiled step."""
+
+    def run_step(self) -> Mapping[str, Any] | None:
+        return super().run_step()
+
+
+@pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer, lambda: OneByOne(tiny_model())])
+def test_periodic_callback_with_next_step(trainer: Any) -> None:
+    inner = InRun()
+    trainer().train([PeriodicCallback(inner, every_k_steps=6)], steps_per_epoch=5, max_steps=20)
+    assert inner.steps() == [6, 12, 18]
 
 
 def test_enable_callback_if() -> None:

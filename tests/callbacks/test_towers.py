@@ -20,6 +20,7 @@ from prototrain.callbacks import (
     KerasMetric,
     MinSaver,
     MovingAverageSummary,
+    PeriodicCallback,
     ProcessTensors,
     SaveOnExit,
     ScalarStats,
@@ -62,7 +63,7 @@ class Run:
             [
                 *(GradientNorm(), StopOnNaN(), TensorBoardWriter(), SaveOnExit()),
                 AssignVariables(lambda variable: tf.clip_by_value(variable, -0.5, 0.5), "logits/kernel"),
-                ExponentialMovingAverage(0.9),
+                PeriodicCallback(ExponentialMovingAverage(0.9), every_k_steps=2),
                 ScheduledHyperParamSetter("learning_rate", [(4, 0.005)], step_based=True),
                 MovingAverageSummary("loss").every(steps=4),
                 Summaries().every(steps=4),

@@ -1,16 +1,18 @@
-"""Callbacks that track speed, memory and GPU utilization, and a profiler."""
+"""Callbacks that track speed, remaining time, memory and GPU utilization, and a profiler."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError
+from prototrain.system.terminal import in_words
 
 _GIB = 2**30
 _SAMPLE_SECONDS = 1.0
@@ -39,6 +41,32 @@ class ThroughputTracker(Callback):
         steps, seconds = self._last[0] - step, self._last[1] - begin
         if steps > 0 and seconds > 0:
             self.trainer.monitors.put_scalar(self._name, self._samples * steps / seconds)
+
+
+class EstimatedTimeLeft(Callback):
+    """Prints the estimated remaining time of the run.
+
+    Args:
+        last_k: the number of recent triggers over which to measure the speed.
+        clock: returns the time in seconds.
+    """
+
+    priority = Priority.WRITE
+
+    def __init__(self, *, last_k: int = 5, clock: Callable[[], float] = time.monotonic) -> None:
+        self._last_k = last_k
+        self._clock = clock
+
+    def before_train(self) -> None:
+        self._seen = deque([(self.trainer.global_step, self._clock())], maxlen=self._last_k + 1)
+
+    def trigger(self) -> None:
+        step, now = self.trainer.global_step, self._clock()
+        self._seen.append((step, now))
+        first_step, begin = self._seen[0]
+        left = self.trainer.total_steps - step
+        if not self.trainer.is_endless and left > 0 and step > first_step:
+            self.trainer.log(f"time left: {in_words((now - begin) / (step - first_step) * left)}")
 
 
 class HostMemoryTracker(Callback):

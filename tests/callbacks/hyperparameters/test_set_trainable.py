@@ -154,6 +154,8 @@ def test_errors() -> None:
     for given in ({}, {"step": 1, "epoch": 1}, {"epoch": 1.5}):
         with pytest.raises(CallbackError, match=r"at\(step=N\)"):
             SetTrainable("head", True).at(**given)
+    with pytest.raises(CallbackError, match="say True to train"):
+        SetTrainable("head", "False")  # type: ignore[arg-type]
 
 
 def test_train_called_again() -> None:

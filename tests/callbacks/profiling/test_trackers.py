@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.callbacks import (
+    EstimatedTimeLeft,
     GPUMemoryTracker,
     GPUUtilizationTracker,
     GraphProfiler,
@@ -25,6 +26,16 @@ def test_throughput(samples: int | None, name: str, speed: float) -> None:
     tracker = ThroughputTracker(samples, clock=lambda: trainer.global_step * 10.0)
     trainer.train([tracker.every(steps=3)], max_steps=7)
     assert trainer.monitors.history(f"perf/{name}_per_second") == [(step, pytest.approx(speed)) for step in (3, 6, 7)]
+
+
+def test_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = CountingTrainer()
+    seconds = [0, 10, 20, 30, 130, 230, 330, 430, 530, 630, 730]
+    callback = EstimatedTimeLeft(last_k=2, clock=lambda: seconds[trainer.global_step])
+    trainer.train([callback.every(steps=2)], max_steps=10)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("time left")]
+    # Over the last two triggers: 10, 32.5, 77.5 and then 100 seconds a step.
+    assert lines == ["time left: 1 min 20 s", "time left: 3 min 15 s", "time left: 5 min 10 s", "time left: 3 min 20 s"]
 
 
 class Nvml:

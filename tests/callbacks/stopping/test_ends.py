@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from prototrain import Callback
-from prototrain.callbacks import EarlyStopping, SaveOnExit, StopAfter
+from prototrain.callbacks import CallbackFactory, CheckNumerics, EarlyStopping, ModelSaver, SaveOnExit, StopAfter
+from prototrain.errors import NonFiniteError
 from tests.callbacks.helpers import EachStep, measures
 from tests.tiny import CountingTrainer, tiny_trainer
 
@@ -90,3 +91,19 @@ def test_time_before_a_resume_counts(lengths: list[int], ends: int, experiment: 
         trainer = CountingTrainer(experiment=experiment)
         trainer.train([StopAfter(minutes=1, clock=clock), EachStep(), SaveOnExit()], max_steps=max_steps)
     assert trainer.global_step == ends  # the time is up after step 6; the loop notices it before the next step
+
+
+def test_check_numerics_ends_the_run_before_saving(experiment: Path) -> None:
+    def spoil(self: CallbackFactory) -> None:
+        if self.trainer.global_step == 6:
+            kernel = self.trainer.state["logits/kernel"]
+            kernel.assign(np.full(kernel.shape, np.nan))
+
+    trainer = tiny_trainer(experiment)
+    spoiler = CallbackFactory(trigger=spoil).every(steps=1)
+    callbacks = [spoiler, CheckNumerics().every(steps=2), ModelSaver().every(steps=2), SaveOnExit()]
+    with pytest.raises(NonFiniteError, match="after step 6, logits/kernel is not finite"):
+        trainer.train(callbacks, max_steps=10)
+    kept = sorted(path.name for path in (experiment / "checkpoints").iterdir())
+    assert kept == ["failed-0000000006", "step-0000000002", "step-0000000004"]
+    CountingTrainer().train([CheckNumerics().every(steps=2)], max_steps=4)
