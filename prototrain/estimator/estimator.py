@@ -146,7 +146,7 @@ class Estimator:
         return trainer
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
-        config, hooks = self.config, [*trainer.model.spec.hooks, *(spec.hooks or ())]
+        config, hooks = self.config, [*trainer.model.spec.training_hooks, *(spec.hooks or ())]
         trainer.model.wanted = wanted(hooks)
         callbacks = [*trainer.learning_rates(), *more]
         if config.save_summary_steps:

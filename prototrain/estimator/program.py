@@ -99,7 +99,7 @@ class Program:
         if self.mode == ModeKeys.PREDICT:
             return predictions if self.features_of is None else self._exported(spec)
         metrics = {name: metric for name, metric in spec.eval_metric_ops.items() if tf.is_tensor(metric)}
-        more = {**predictions, **logged(spec.hooks), **metrics} if self.mode == ModeKeys.TRAIN else metrics
+        more = {**predictions, **logged(spec.training_hooks), **metrics} if self.mode == ModeKeys.TRAIN else metrics
         found = {"loss": spec.loss, **{name: value for name, value in more.items() if name != "loss"}}
         found |= {} if spec.loss_weight is None else {"loss_weight": spec.loss_weight}
         return {**find_tensors(self.wanted - found.keys()), **found} if self.mode == ModeKeys.TRAIN else found

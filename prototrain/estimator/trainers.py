@@ -246,7 +246,7 @@ def warm_start(built: BuiltModel, settings: WarmStartSettings) -> str:
         CheckpointError: the checkpoint cannot be read, lacks a variable named in `settings`, or no variable matches.
         ModelError: the model lacks a variable named in `settings`.
     """
-    names = settings.var_name_to_prev_var_name or {}
+    names, patterns = settings.var_name_to_prev_var_name or {}, settings.vars_to_warm_start
     if unknown := [name for name in names if name not in built.variables]:
         listed = ", ".join(built.variables)
         raise ModelError(f"WarmStartSettings: model_fn has no variable {unknown[0]!r}; it has {listed}")
@@ -259,5 +259,6 @@ def warm_start(built: BuiltModel, settings: WarmStartSettings) -> str:
             )
         return {**there, **{name: there[old] for name, old in names.items()}}
 
-    ignore = [f"(?:{settings.exclude}).*"]  # matches from the start of a name
+    chosen = "|".join(f"(?:{pattern})" for pattern in ([patterns] if isinstance(patterns, str) else patterns))
+    ignore = [f"(?!{chosen}).*"]  # matches from the start of a name
     return built.load_weights(settings.ckpt_to_initialize_from, ignore=ignore, prepare=as_here)

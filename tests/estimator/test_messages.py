@@ -16,11 +16,11 @@ from prototrain.estimator import (
     Estimator,
     EstimatorSpec,
     EvalSpec,
+    FinalExporter,
     ModeKeys,
     RunConfig,
     ServingInputReceiver,
     TrainSpec,
-    WarmStartSettings,
     train_and_evaluate,
 )
 from tests.estimator.programs import linear_fn, plain
@@ -90,17 +90,15 @@ OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
     "model_fn takes 'x', which is none of features, labels": lambda path: Estimator(lambda x: None, path),
     "config must be a .*RunConfig, not dict": lambda path: Estimator(linear_fn, path, {}),  # type: ignore[arg-type]
     "there are two model directories": lambda path: Estimator(linear_fn, path, RunConfig(str(path / "other"))),
-    "warm_start_from must be a directory or WarmStartSettings, not int": lambda path: Estimator(
-        linear_fn, path, warm_start_from=1
-    ),  # type: ignore[arg-type]
     "train_distribute must be a .*MirroredStrategy, not OneDeviceStrategy": lambda path: Estimator(
         linear_fn, path, RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("CPU:0"))
     ).train(plain, steps=1),
     "steps must be a positive whole number, not 0": train(steps=0),
     "steps or max_steps, not both": train(steps=1, max_steps=1),
     "there is no checkpoint in .* yet; call train": lambda path: Estimator(linear_fn, path).evaluate(plain),
-    "EvalSpec: exporters must be Exporters, each with another name": lambda path: EvalSpec(plain, exporters=[1]),
-    "vars_to_warm_start takes regular expressions": lambda path: WarmStartSettings("somewhere", [1]),
+    "each of the exporters needs another name, not x, x": lambda path: EvalSpec(
+        plain, exporters=[FinalExporter("x", print)] * 2
+    ),
     "receiver_tensors={name: tf.TensorSpec": lambda path: ServingInputReceiver({}, {"x": 1}),
 }
 
