@@ -79,15 +79,7 @@ def named(tensors: Any) -> dict[str, Any]:
 
 
 def signatures(outputs: Mapping[str, Any] | None, predictions: Any) -> dict[str, dict[str, Any]]:
-    """Return the output tensors of each signature of an export, by signature name.
-
-    Args:
-        outputs: the `export_outputs` of an `EstimatorSpec`, or None.
-        predictions: the default signature's outputs if `outputs` is None.
-
-    Raises:
-        ModelError: there are several signatures and none is the default, or `outputs` is empty.
-    """
+    """Return the outputs of each signature by name, from the `export_outputs` and predictions of an `EstimatorSpec`."""
     if outputs is None:
         return {DEFAULT: named(predictions)}
     kinds = PredictOutput | ClassificationOutput | RegressionOutput
@@ -132,8 +124,8 @@ class ServingInputReceiver:
         """Return the features for `model_fn` from the received tensors."""
         if callable(self.features):
             return self.features(inputs)
-        single = not isinstance(self.features, Mapping) and len(inputs) == 1
-        return next(iter(inputs.values())) if single else inputs
+        is_single = not isinstance(self.features, Mapping) and len(inputs) == 1
+        return next(iter(inputs.values())) if is_single else inputs
 
     def dataset(self) -> tf.data.Dataset:
         """Return a dataset of one batch with the declared shapes, for a trial call of the model."""

@@ -24,20 +24,16 @@ class SessionRunArgs(NamedTuple):
     Attributes:
         fetches: a name, or a list or dict of names, of scalars of the step such as "loss", or "global_step".
         feed_dict: must be None or empty; a step cannot be fed.
-        options: ignored.
     """
 
     fetches: Any
     feed_dict: Any = None
-    options: Any = None
 
 
 class SessionRunValues(NamedTuple):
     """The values of a step; `results` has the structure of `fetches`, with a number for each name."""
 
     results: Any
-    options: None = None
-    run_metadata: None = None
 
 
 class SessionRunHook:
@@ -146,22 +142,20 @@ class HookCallback(Callback):
 
 
 def as_callbacks(hooks: Iterable[Any] | None) -> list[Callback]:
-    """Turn hooks into callbacks.
-
-    Raises:
-        CallbackError: an object is neither a callback nor has the methods of `SessionRunHook`, or is a hook of
-            TensorFlow 1.
-    """
+    """Return hooks as callbacks; a CallbackError for objects without methods of `SessionRunHook`."""
     found: list[Callback] = []
     for hook in hooks or ():
-        own = type(hook).__module__.startswith("tensorflow")
-        if own or not (isinstance(hook, Callback) or any(_has_own(hook, method) for method in _METHODS)):
-            what = "a hook of TensorFlow 1's sessions" if own else "neither a callback nor a SessionRunHook"
-            raise CallbackError(f"hooks: {type(hook).__name__} is {what}; take one of prototrain.callbacks")
         if isinstance(hook, LoggingTensorHook):
             found.append(hook.every(steps=hook.steps, seconds=hook.seconds))
+        elif isinstance(hook, Callback):
+            found.append(hook)
+        elif any(_has_own(hook, method) for method in _METHODS):
+            found.append(HookCallback(hook))
         else:
-            found.append(hook if isinstance(hook, Callback) else HookCallback(hook))
+            raise CallbackError(
+                f"hooks: {type(hook).__name__} is neither a callback nor a SessionRunHook with its own methods "
+                "(TensorFlow's hooks need a session; take a callback)"
+            )
     return found
 
 

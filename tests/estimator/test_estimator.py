@@ -237,25 +237,6 @@ def test_train_metrics_use_recorded_steps_only(tmp_path: Path) -> None:
     assert line.evaluate(lambda: plain(10))["steps"] > 1  # each batch of an evaluation counts
 
 
-def test_steps_and_max_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = Estimator(linear_fn, tmp_path)
-    for arguments, step in (({"steps": 3}, 3), ({"steps": 2}, 5), ({"max_steps": 6}, 6), ({"max_steps": 6}, 6)):
-        line.train(lambda: plain().repeat(), hooks=None, **arguments)
-        assert int(line.get_variable_value("global_step")) == step
-    assert f"nothing to train: {tmp_path} is at step 6 of 6" in capsys.readouterr().out
-
-
-def test_end_of_data_ends_training(tmp_path: Path) -> None:
-    line = Estimator(linear_fn, tmp_path, RunConfig(save_summary_steps=0, log_step_count_steps=None))
-    assert line.config.model_dir == line.model_dir == str(tmp_path)
-    for end in (7, 14):
-        line.train(plain)
-        assert int(line.get_variable_value("global_step")) == end
-    assert line.evaluate(plain)["loss"] < 1
-    (first, *_) = line.predict(lambda: plain().map(lambda features, labels: (features, labels, labels)))
-    assert np.shape(first) == ()
-
-
 def test_optimizers_only_in_train_mode(tmp_path: Path) -> None:
     def two(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         spec = linear_fn(features, labels, mode)
