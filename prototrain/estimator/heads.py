@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ModelError
@@ -451,12 +452,15 @@ def _as_rows(labels: Any, logits: tf.Tensor, width: int | None = None) -> tf.Ten
 
 
 def _checked_range(labels: tf.Tensor, n_classes: int) -> tf.Tensor:
-    """Return labels after a check, which runs with the step, that they are class ids."""
+    """Return labels, checked to be class ids; in a traced step, the check runs with the step."""
     fits = tf.reduce_all((labels >= 0) & (labels <= n_classes - 1))
     what = f"labels must be from 0 to {n_classes - 1}, or in the label_vocabulary"
-    check = tf.debugging.Assert(fits, [what, labels])
-    with tf.control_dependencies([] if check is None else [check]):  # None if it was checked eagerly
-        return tf.identity(labels)
+    if not tf.executing_eagerly():
+        with tf.control_dependencies([tf.debugging.Assert(fits, [what, labels])]):
+            return tf.identity(labels)
+    if not fits:
+        raise ModelError(f"{what}; the first batch has {np.unique(labels).tolist()[:5]}")
+    return labels
 
 
 def _weights_of(features: Any, column: Any, losses: tf.Tensor) -> tf.Tensor | None:
