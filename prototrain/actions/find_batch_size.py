@@ -31,11 +31,11 @@ _MIB: Final = 2**20
 
 
 class Measured(NamedTuple):
-    """The measurements of a batch size."""
+    """A batch size, its examples per second, and the peak memory so far of the GPU, or else of this process."""
 
     size: int
-    speed: float  # examples per second
-    memory: int  # peak memory so far of the GPU, or else of this process, in bytes
+    speed: float
+    memory: int  # bytes
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -75,11 +75,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     show(Table(rows, columns, number_format=","), end="\n\n")
     say(f"ended because {end}")
     best = suggest(found)
-    say(
-        f"try -s model.batch_size={best.size}, the smallest that is about as fast as any; "
-        "another batch size wants another learning rate (action find_lr)",
-        end="\n\n",
-    )
+    say(f"try -s model.batch_size={best.size}, the smallest that is about as fast as any", end="\n\n")
     curve = [(one.size, one.speed) for one in found]
     write_plot(args.output, curve, (best.size, best.speed), f"{best.size}", axes=("batch size", "examples/s"))
 
