@@ -72,15 +72,14 @@ def picture_path(text: str) -> Path:
 
 def charts(runs: Sequence[Run], names: Sequence[str], look: Look = _PLAIN) -> dict[str, list[Curve]]:
     """Return the curves of scalars, with a few thousand points each, by the title of their chart."""
-    columns = [run.columns([name for name in names if name in run.ranges]) for run in runs]
     several, found = len(runs) > 1, {}
     for tag, of_chart in by_tag(names).items():
         curves = []
-        for number, (run, of_run) in enumerate(zip(runs, columns, strict=True)):
+        for number, run in enumerate(runs):
             for index, name in enumerate(of_chart):
-                if name not in of_run:
+                if name not in run.ranges:
                     continue
-                xs, ys = of_run[name].steps, of_run[name].values
+                xs, ys = map(list, zip(*run.scalars[name], strict=True))
                 label, style = (f"{run.name} {name}", (number, index)) if several else (name, (index, 0))
                 if look.smooth:
                     curves.append(Curve(f"{label}, raw", *style, True, *_picked(xs, ys)))

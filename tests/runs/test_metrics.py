@@ -12,7 +12,7 @@ from prototrain.experiment.record import RunRecord, read_attempts
 from prototrain.experiment.rows import cut_back, superseded
 from prototrain.runs import Range, read_run
 from prototrain.runs.curves import charts
-from prototrain.runs.reading import read_columns, read_metrics
+from prototrain.runs.reading import read_ranges
 from tests.made import make, running
 
 LINES = [
@@ -27,13 +27,10 @@ def test_invalid_lines(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("prototrain.experiment.rows._BLOCK_BYTES", block)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"\n".join(LINES))
-    found = read_metrics(path)
-    assert found.last_step == 7 and found.last_time == 6.5
-    assert list(found.ranges) == ["a", "b"] and found.ranges["b"] == Range(2.0, (2.0, 6), (2.0, 6))
-    assert math.isnan(found.ranges["a"].last) and found.ranges["a"].lowest == (-1.0, 2)
-    assert found.ranges["a"].highest == (0.5, 1)
-    column = read_columns(path)["a"]
-    assert column.steps == [1, 2, 6, 7] and column.values[:3] == [0.5, -1.0, 0.5]
+    found, last = read_ranges(path)
+    assert last is not None and last["step"] == 7
+    assert list(found) == ["a", "b"] and found["b"] == Range(2.0, (2.0, 6), (2.0, 6))
+    assert math.isnan(found["a"].last) and found["a"].lowest == (-1.0, 2) and found["a"].highest == (0.5, 1)
 
 
 @pytest.mark.parametrize(
