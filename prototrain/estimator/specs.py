@@ -85,9 +85,9 @@ class EstimatorSpec:
             TRAIN.
         eval_metric_ops: by name, Keras metrics after a call of `update_state`, or scalar tensors, which are averaged
             over the examples.
-        export_outputs: the signatures of an exported model by name, each a tensor, tensors by name, a `PredictOutput`,
-            `ClassificationOutput` or `RegressionOutput`. One of several must be named "serving_default". The
-            predictions are exported if None.
+        export_outputs: the signatures of an exported model by name, each a tensor or tensors by name, such as those of
+            `ClassificationOutput`. One of several must be named "serving_default". The predictions are exported if
+            None.
         training_hooks: hooks in addition to those of `train`. Only the hooks of the first call of `model_fn` are used.
         loss_weight: a scalar, the total weight that the loss is a mean over, such as the sum of the example weights;
             the number of examples if None.

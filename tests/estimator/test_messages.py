@@ -99,7 +99,6 @@ OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
     "each of the exporters needs another name, not x, x": lambda path: EvalSpec(
         plain, exporters=[FinalExporter("x", print)] * 2
     ),
-    "receiver_tensors={name: tf.TensorSpec": lambda path: ServingInputReceiver({}, {"x": 1}),
 }
 
 
