@@ -323,9 +323,8 @@ def test_trainer_option(text: str, message: str, capfd: pytest.CaptureFixture[st
 
 
 USAGE = {
-    "": "name a command",
-    "trian m": "did you mean prototrain run MODEL",
-    "predict m": "did you mean prototrain action MODEL predict",
+    "": "required: COMMAND",
+    "trian m": "invalid choice: 'trian'",
     "run": "required: model, or --from EXPERIMENT",
     "run m --frehs": "did you mean --fresh",
     "run m --batch-size 3": "config keys are set with -s KEY=VALUE",
