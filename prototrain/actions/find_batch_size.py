@@ -50,14 +50,6 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """Print and plot the examples per second for each batch size, on one device.
 
     Each size trains a new copy of the model with a learning rate of 0. The experiment is not changed.
-
-    Args:
-        model: the model; its `datasets()` returns batches of ``model.batch_size`` examples.
-        args: `start`, `max`, `steps` and `output`.
-
-    Raises:
-        ConfigError: an argument is invalid, or the model cannot be trained even with the smallest batch.
-        PrototrainError: a run of the model fails for another reason.
     """
     parts = model.config["model.accumulate_steps"]
     start = -(-args.start // parts) * parts

@@ -17,14 +17,7 @@ from prototrain.system.terminal import Table, plain_table, show
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print the model's variables, the inputs and tensors of one batch, and the callbacks of its config.
-
-    Nothing is trained or written.
-
-    Args:
-        model: the model.
-        args: not used.
-    """
+    """Print the model's variables, the inputs and tensors of one batch, and the callbacks of its config."""
     built = BuiltModel(model)
     net = built.build(built.data.first_batch, False)
     batch = [(name, *_describe(tensor)) for name, tensor in by_path(built.data.first_batch).items()]

@@ -23,13 +23,7 @@ from prototrain.system.tracebacks import cause
 
 @dataclass
 class Data:
-    """The data of an action.
-
-    Attributes:
-        name: the name of the dataset, or the names of the files.
-        dataset: a dataset of batches.
-        files: the path of each image; empty for other data.
-    """
+    """A dataset of batches, named after the dataset or its files; `files` has the path of each image."""
 
     name: str
     dataset: tf.data.Dataset
@@ -46,11 +40,7 @@ def add_data(parser: ArgumentParser) -> None:
 
 
 def data_of(built: BuiltModel, args: Namespace) -> Data:
-    """Return the data that the arguments of `add_data` name. Batches from files are converted by the model's `serving`.
-
-    Raises:
-        DataError: the dataset does not exist or is infinite, or a file cannot be read or is empty.
-    """
+    """Return the data that the arguments of `add_data` name; the model's `serving` converts batches from files."""
     if args.files:
         return _new_data(built, args.files)
     datasets = built.datasets

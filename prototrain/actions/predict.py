@@ -42,17 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Write the predictions, one row per example in the order of the data.
-
-    The file is written atomically. ``<file>.about.json`` records the checkpoint and the data.
-
-    Args:
-        model: a trained model.
-        args: `checkpoint`, `dataset` or `files`, `outputs`, `keep`, `output` and `overwrite`.
-
-    Raises:
-        PrototrainError: there is no such checkpoint, data or output, or the file exists already or cannot be written.
-    """
+    """Write the predictions, one row per example in the order of the data, and a file that records their origin."""
     outputs = args.outputs or model.config.get("actions.export.outputs")
     if not outputs:
         raise ConfigError("predict: name the outputs, with --outputs NAME,... or the key actions.export.outputs")

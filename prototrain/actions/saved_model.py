@@ -99,12 +99,7 @@ class ServedModel:
         return list(map(compiled(self._serve), self.cases))
 
     def save(self, directory: Path) -> None:
-        """Write a SavedModel with the model's signatures.
-
-        Raises:
-            ModelError: TensorFlow cannot save the model.
-            ExperimentError: a file cannot be written.
-        """
+        """Write a SavedModel with the model's signatures."""
         module = tf.Module()
         module.model_variables = list(self._graph.variables)
         captured = [owner(outside) for outside, _ in self._graph.captures]  # such as lookup tables
@@ -118,11 +113,7 @@ class ServedModel:
 
 
 def compare(served: ServedModel, directory: Path) -> str:
-    """Run an export in a new Python process without prototrain, compare its outputs with the model's, and summarise.
-
-    Raises:
-        ModelError: the export does not load, does not run, or returns different outputs.
-    """
+    """Run an export in a new Python process without prototrain, compare it with the model, and describe the outcome."""
     expected = served.results()
     found = _run_elsewhere(directory, served.cases)
     is_mixed = served.built.config["model.mixed_precision"] is not None
