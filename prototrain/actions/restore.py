@@ -22,7 +22,6 @@ class Restored:
 
     Attributes:
         built: the built model with its datasets and variables.
-        checkpoint: the source of the weights.
         experiment: the run that wrote the checkpoint.
         averaged: whether the weights are the moving averages of `ExponentialMovingAverage`.
         changes: descriptions of the changes to config and sources since the checkpoint was written.

@@ -45,7 +45,7 @@ class Exporter:
             estimator: the estimator that is trained.
             export_path: the directory for this exporter's exports.
             checkpoint_path: the checkpoint with the evaluated weights.
-            eval_result: the results of the evaluation by name, including "loss" and "global_step".
+            eval_result: the results by name, including "loss" and "global_step".
             is_the_final_export: whether training has ended.
 
         Returns:

@@ -30,11 +30,7 @@ class Program:
 
     Attributes:
         call: the `model_fn`, which takes features, labels and mode by name.
-        mode: see `ModeKeys`.
         read: returns the dataset.
-        config: the keys of the trainer.
-        name: the name of the `model_fn`, for tables.
-        source: the source file of the `model_fn`, or None if unknown.
         features_of: a function from a batch to the features, for data that does not come from an `input_fn`.
         spec: the result of the first call.
         wanted: names of further tensors of the training step that hooks print.
@@ -58,9 +54,6 @@ class Program:
         """Return the dataset under the name "trn".
 
         Elements are dicts of tensors named "features" or "features/<name>", and "labels" or "labels/<name>".
-
-        Raises:
-            DataError: the `input_fn` returns something other than a dataset of (features, labels), or an empty dataset.
         """
         dataset = self.read()
         if self.features_of is not None:
@@ -79,11 +72,7 @@ class Program:
         return {"trn": dataset.map(by_name)}
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
-        """Call the `model_fn` and return its tensors by name, including the scalars to report.
-
-        Raises:
-            ModelError: the `model_fn` needs TensorFlow 1, or its result lacks a value that the mode requires.
-        """
+        """Call the `model_fn` and return its tensors by name, including the scalars to report."""
         if self.features_of is not None:
             features, labels = self.features_of(inputs), None
         else:
@@ -139,13 +128,7 @@ def _flat(parts: tuple[Any, Any]) -> dict[str, Any]:
 def calling(function: Callable[..., Any], what: str, **available: Any) -> Callable[..., Any]:
     """Return a user function as one of keyword arguments, which passes on those that the signature names.
 
-    Args:
-        function: takes some of the available arguments by name.
-        what: the name of the function in messages.
-        available: the arguments by name; the caller may override them.
-
-    Raises:
-        ModelError: `function` is not callable, or requires another argument.
+    The caller may override the available arguments. `what` is the name of the function in messages.
     """
     if not callable(function):
         raise ModelError(f"{what} must be a function, not {type(function).__name__}")

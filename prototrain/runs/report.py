@@ -21,9 +21,9 @@ from tabulate import tabulate
 
 from prototrain.config.values import as_text
 from prototrain.experiment import Experiment
-from prototrain.experiment.record import Attempt
+from prototrain.experiment.record import Attempt, Outcome
 from prototrain.runs import Run, flat, short_names
-from prototrain.runs.curves import Curve, Look, by_tag, charts, choose_scalars, is_constant
+from prototrain.runs.curves import PLAIN, Curve, Look, by_tag, charts, choose_scalars, is_constant
 from prototrain.system.terminal import in_digits, in_words
 
 _LOG_LINES = 100
@@ -53,24 +53,13 @@ $scripts
 """)
 
 
-def write_page(
-    runs: Sequence[Run],
-    *,
-    scalars: Sequence[str] | None = None,
-    look: Look | None = None,
-) -> str:
-    """Return the HTML page about some runs.
-
-    Args:
-        runs: the runs, with different names.
-        scalars: names and patterns of the scalars to draw; None for all.
-        look: the look of the curves.
+def write_page(runs: Sequence[Run], *, scalars: Sequence[str] | None = None, look: Look = PLAIN) -> str:
+    """Return the HTML page about some runs with different names, with curves of all scalars or of some patterns.
 
     Raises:
         ExperimentError: there is no such scalar.
         OSError: a file cannot be read.
     """
-    look = look or Look()
     if len(runs) > 1:
         runs = [replace(run, name=name) for run, name in zip(runs, short_names(runs), strict=True)]
     places, data, constant = _curves(runs, scalars, look)
@@ -171,10 +160,9 @@ def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> t
 
 
 def _in_json(curve: Curve, look: Look) -> dict[str, Any]:
-    pairs = sorted(dict(zip(curve.xs, curve.ys, strict=True)).items())
-    ys = [y if math.isfinite(y) and (y > 0 or not look.log) else None for _, y in pairs]
+    ys = [y if math.isfinite(y) and (y > 0 or not look.log) else None for y in curve.ys]
     style = {"label": curve.label, "colour": curve.colour, "dash": curve.dash, "pale": curve.pale}
-    return {**style, "x": [x for x, _ in pairs], "y": ys}
+    return {**style, "x": curve.xs, "y": ys}
 
 
 def _scalars(runs: Sequence[Run]) -> str:
@@ -213,12 +201,10 @@ def _environment(run: Run) -> str:
 
 
 def _time(run: Run) -> str:
-    headers = ["started", "start", "steps", "time", "steps/s", "end"]
-    rows = [_row_of(attempt) for attempt in run.attempts]
-    if any(attempt.workers is not None for attempt in run.attempts):
-        headers += ["workers", "started again because"]
-        rows = [[*row, one.workers, one.cause] for row, one in zip(rows, run.attempts, strict=True)]
-    attempts = _table(rows, headers)
+    headers = ["started", "start", "steps", "time", "steps/s", "end", "workers", "started again because"]
+    several = any(attempt.workers is not None for attempt in run.attempts)
+    columns = len(headers) if several else -2
+    attempts = _table([_row_of(attempt)[:columns] for attempt in run.attempts], headers[:columns])
     ended = [attempt for attempt in run.attempts if attempt.seconds is not None]
     total = sum(attempt.seconds or 0.0 for attempt in ended)
     seconds: Counter[str] = Counter()
@@ -240,8 +226,8 @@ def _row_of(attempt: Attempt) -> list[Any]:
         steps = f"{attempt.first_step} to {attempt.step}"
         speed = in_digits((attempt.step - attempt.first_step) / attempt.seconds) if attempt.seconds else None
     taken = None if attempt.seconds is None else in_words(attempt.seconds)
-    end = attempt.state if attempt.reason is None else f"{attempt.state}: {attempt.reason}"
-    return [_moment(attempt.started), attempt.start, steps, taken, speed, end]
+    end = str(Outcome(attempt.state, attempt.reason))
+    return [_moment(attempt.started), attempt.start, steps, taken, speed, end, attempt.workers, attempt.cause]
 
 
 # -- pieces of HTML ---------------------------------------------------------------------------------------------------
