@@ -50,7 +50,6 @@ def test_arrays_tensors_and_lists(trainer: SimpleTrainer, convert: Any) -> None:
     ("shapes", "needs_sizes", "most"),
     [
         ([(size, 4) for size in range(1, 9)], False, 2),
-        ([(2, size) for size in range(1, 9)], False, 2),
         ([(2, size) for size in (1, 2, 3, 1, 2, 3)], True, 6),  # one fails, and two shapes are traced twice
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,17 +142,3 @@ def test_usage_errors(tmp_path: Path) -> None:
     for message, wrong in cases.items():
         with pytest.raises(PrototrainError, match=message):
             wrong()
-
-
-def test_save_signal_between_two_runs(tmp_path: Path) -> None:
-    handlers = []
-
-    def input_fn() -> Any:
-        handlers.append(signal.getsignal(signal.SIGUSR1))
-        raise OSError("on purpose")
-
-    run = Estimator(linear_fn, tmp_path)
-    for train in (lambda: run.train(input_fn), lambda: train_and_evaluate(run, TrainSpec(input_fn), EvalSpec(plain))):
-        with pytest.raises(OSError, match="on purpose"):
-            train()
-    assert len(handlers) == 2 and signal.SIG_DFL not in handlers

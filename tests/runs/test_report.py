@@ -22,14 +22,13 @@ from tests.tiny import tiny_trainer
 
 
 class Page(HTMLParser):
-    """Collect the tags, texts and pictures of a page; every tag must be closed."""
+    """Collect the tags and texts of a page; every tag must be closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.text = path.read_text(encoding="utf-8")
         self.open: list[str] = []
         self.tags: set[str] = set()
-        self.images: list[tuple[str, bytes]] = []
         self.words: list[str] = []
         self.scripts: list[str] = []
         self.feed(self.text)
@@ -37,13 +36,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        if tag not in ("meta", "img"):
+        if tag != "meta":
             self.open.append(tag)
-        for name, value in attrs:
-            assert name not in ("href", "onclick", "onload")
-            if name == "src":
-                kind, _, data = str(value).partition(";base64,")
-                self.images.append((kind, base64.b64decode(data, validate=True)))
+        assert not {"href", "src", "onclick", "onload"} & dict(attrs).keys()
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -73,15 +68,8 @@ def report(experiment: Path) -> Page:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with validation and curves."""
     directory = tmp_path_factory.mktemp("report") / "trained"
-    trainer = tiny_trainer(directory)
-    trainer.train(
-        [
-            Validation().every(steps=10),
-            Summaries().every(steps=10),
-            JSONWriter(),
-        ],
-        max_steps=20,
-    )
+    callbacks = [Validation().every(steps=10), Summaries().every(steps=10), JSONWriter()]
+    tiny_trainer(directory).train(callbacks, max_steps=20)
     return directory
 
 
@@ -108,8 +96,7 @@ def test_page_is_self_contained(page: Page) -> None:
     _, drawing = page.scripts
     digest = base64.b64encode(hashlib.sha256(drawing.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page.text
-    rest = re.sub(r"base64,[^\"]*", "", page.text.replace(drawing, ""))
-    assert re.search(r"url\(|@import|https?://", rest) is None
+    assert re.search(r"url\(|@import|https?://", page.text.replace(drawing, "")) is None
     assert re.search("fetch\\(|XMLHttpRequest|WebSocket|import\\(", drawing) is None
 
 
