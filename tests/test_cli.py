@@ -229,7 +229,7 @@ USAGE = {
     "": "required: COMMAND",
     "trian m": "invalid choice: 'trian'",
     "run": "required: model, or --from EXPERIMENT",
-    "run m --frehs": "did you mean --fresh",
+    "run m --frehs": "did you mean '--fresh'",
     "run m --batch-size 3": "config keys are set with -s KEY=VALUE",
     "run m -s": "expected one argument",
     "run m -s key": "'key' is not KEY=VALUE",
@@ -240,7 +240,7 @@ USAGE = {
     "run m --workers 2 --max-restarts -1": "'-1' is not a whole number of at least 0",
     "run --workers 2": "required: model",
     "run m --workers 2 --min-workers 3": "--min-workers 3 is more than --workers 2",
-    "runs --sotr x": "did you mean --sort",
+    "runs --sotr x": "did you mean '--sort'",
 }
 
 

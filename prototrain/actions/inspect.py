@@ -40,22 +40,13 @@ def _describe(value: Any) -> tuple[str, str]:
 
 
 def callback_table(callbacks: Sequence[Callback]) -> Table:
-    """Return a table of callbacks in the order in which they run.
-
-    The columns are the stage, the callback, when it runs, its hooks in the compiled step, and whether it has state.
-    """
+    """Return a table of callbacks in the order in which they run."""
     stages = {int(stage): stage.name.lower() for stage in Priority}
     rows = [
-        (
-            stages.get(callback.priority, str(callback.priority)),
-            callback.name,
-            _when(callback),
-            ", ".join(hook for hook in ("before_run", "after_run") if callback.overrides(hook)),
-            "yes" if callback.overrides("state_dict") else "",
-        )
+        (stages.get(callback.priority, str(callback.priority)), callback.name, _when(callback))
         for callback in sorted(callbacks, key=lambda callback: callback.priority)
     ]
-    return Table(rows, ["stage", "callback", "runs", "in each step", "state"])
+    return Table(rows, ["stage", "callback", "runs"])
 
 
 def _when(callback: Callback) -> str:

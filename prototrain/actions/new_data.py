@@ -123,13 +123,9 @@ def _npz_examples(files: list[str]) -> tf.data.Dataset:
     for file in files:
         try:
             with np.load(file, allow_pickle=False) as content:
-                arrays = {name: content[name] for name in content.files}
+                dataset = tf.data.Dataset.from_tensor_slices({name: content[name] for name in content.files})
         except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{file}: is no .npz of arrays ({error})") from error
-        lengths = {name: len(array) if array.shape else None for name, array in arrays.items()}
-        if len(set(lengths.values())) != 1 or not all(lengths.values()):
-            raise DataError(f"{file}: must have arrays of one length; it has {lengths}")
-        dataset = tf.data.Dataset.from_tensor_slices(arrays)
+            raise DataError(f"{file}: is no .npz of arrays of one length ({error})") from error
         found = dataset if found is None else found.concatenate(dataset)
     return found
 

@@ -428,12 +428,10 @@ def categorical_column_with_vocabulary_file(
         dtype, default_value, num_oov_buckets: see `categorical_column_with_vocabulary_list`.
 
     Raises:
-        ModelError: the file cannot be read, or has fewer than `vocabulary_size` words.
+        ModelError: the file has fewer than `vocabulary_size` words.
+        OSError: the file cannot be read.
     """
-    try:
-        text = Path(vocabulary_file).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"the vocabulary of {key!r} cannot be read from {vocabulary_file}: {error}") from error
+    text = Path(vocabulary_file).read_bytes().decode()
     # Not splitlines(), which also splits at the line separators of Unicode; TensorFlow reads such a line as one word.
     lines = text.replace("\r", "").removesuffix("\n").split("\n") if text else []
     if vocabulary_size is not None and vocabulary_size > len(lines):
@@ -488,7 +486,14 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> 
     Raises:
         ModelError: there are no columns, two have the same name, or one is categorical.
     """
-    return tf.concat([_numbers(column, features) for column in ordered(feature_columns)], axis=1)
+    columns = ordered(feature_columns)
+    for column in columns:
+        if not isinstance(column, Dense):
+            raise ModelError(
+                f"the column {column.name!r} is categorical: a network of layers takes numbers, so give it an "
+                "indicator_column or an embedding_column of it"
+            )
+    return tf.concat([column.dense(features) for column in columns], axis=1)
 
 
 def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]:
@@ -515,7 +520,7 @@ def linear_model(features: Mapping[str, Any], feature_columns: Iterable[Any], un
             total += _combined(layer, column.ids(features), combiner)
         else:
             layer = keras.layers.Dense(units, use_bias=False, kernel_initializer="zeros", name=name)
-            total += layer(_numbers(column, features))
+            total += layer(column.dense(features))
     return total
 
 
@@ -541,12 +546,3 @@ def check_combiner(combiner: str) -> None:
     """Raise an error if a combiner is unknown."""
     if combiner not in _COMBINERS:
         raise ModelError(f"there is no combiner {combiner!r}; there are {', '.join(_COMBINERS)}")
-
-
-def _numbers(column: Any, features: Mapping[str, Any]) -> tf.Tensor:
-    if not isinstance(column, Dense):
-        raise ModelError(
-            f"the column {column.name!r} is categorical: a network of layers takes numbers, so give it an "
-            "indicator_column or an embedding_column of it"
-        )
-    return column.dense(features)

@@ -170,15 +170,14 @@ class _ClassHead(Head):
 
     def _numbered(self, labels: tf.Tensor) -> tf.Tensor:
         """Return labels as class ids, with -1 for out-of-vocabulary labels."""
-        is_text = labels.dtype == tf.string
-        if is_text and self._vocabulary is not None:
-            layer = keras.layers.StringLookup(vocabulary=self._vocabulary, oov_token="[not in the vocabulary]")
-            return tf.cast(layer(labels), tf.int64) - 1
-        if is_text:
-            raise ModelError("the labels of the head are texts, so it needs a label_vocabulary")
-        if self._vocabulary is not None:
-            raise ModelError(f"the labels of the head are {labels.dtype.name}, no texts, so leave out label_vocabulary")
-        return labels
+        if (labels.dtype == tf.string) != (self._vocabulary is not None):
+            raise ModelError(
+                f"the labels are {labels.dtype.name}: texts need a label_vocabulary, numbers must not have it"
+            )
+        if self._vocabulary is None:
+            return labels
+        layer = keras.layers.StringLookup(vocabulary=self._vocabulary, oov_token="[not in the vocabulary]")
+        return tf.cast(layer(labels), tf.int64) - 1
 
     def _ids(self, labels: tf.Tensor) -> tf.Tensor:
         """Return labels as int64 class ids."""

@@ -109,12 +109,6 @@ def moving_average(values: Sequence[float], weight: float) -> Iterator[float]:
         yield total / weights if weights else math.nan
 
 
-def is_constant(runs: Sequence[Run], names: Sequence[str]) -> bool:
-    """Return whether a chart of the scalars would show only horizontal lines."""
-    ranges = [run.ranges[name] for run in runs for name in names if name in run.ranges]
-    return all(found.lowest[0] == found.highest[0] or math.isnan(found.lowest[0]) for found in ranges)
-
-
 def by_tag(names: Sequence[str]) -> dict[str, list[str]]:
     """Group the scalars that share a chart, whose names differ only before the first slash."""
     groups: dict[str, list[str]] = {}
@@ -147,7 +141,6 @@ def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
 def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = PLAIN) -> bytes:
     """Draw scalars of runs, with one chart per tag; returns the content of a file in one of the `FORMATS`."""
     try:
-        import matplotlib  # noqa: F401 - it may be gone although its parts were imported before
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ExperimentError("curves are drawn with matplotlib; pip install 'prototrain[plot]'") from error

@@ -106,7 +106,7 @@ def test_unreadable_files(capsys: pytest.CaptureFixture[str]) -> None:
         (["empty"], "there are no images in empty"),
         (["list.jsonl"], "not a JSON object"),
         (["deep.jsonl"], "'user' must be a number, a text, or a list"),
-        (["uneven.npz"], "must have arrays of one length"),
+        (["uneven.npz"], "is no .npz of arrays of one length"),
         (["no.npz"], "is no .npz of arrays"),
         (["other.csv"], "serving() failed: KeyError: 'years'; the files have name (string)"),
     ]:

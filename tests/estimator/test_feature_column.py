@@ -104,7 +104,9 @@ CASES: dict[str, Any] = {
     "both num_oov_buckets and a default_value": lambda: f.categorical_column_with_vocabulary_list(
         "w", "ab", None, 1, 1
     ),
-    "cannot be read from /nowhere": lambda: f.categorical_column_with_vocabulary_file("word", "/nowhere"),
+    "has 0 words, fewer than the vocabulary_size 1": lambda: f.categorical_column_with_vocabulary_file(
+        "word", "/dev/null", 1
+    ),
     "at least two keys": lambda: f.crossed_column(["word"], 3),
     "not hashed, not Hashed": lambda: f.crossed_column(["age", f.categorical_column_with_hash_bucket("w", 3)], 3),
     "no combiner 'max'": lambda: f.embedding_column(f.categorical_column_with_identity("number", 3), 2, "max"),

@@ -111,7 +111,7 @@ CASES: dict[str, Callable[[], Any]] = {
     r"logits must be of shape \(examples, 1\), not \(2, 3\)": lambda: HEAD.predictions(THREE),
     r"labels must be of shape \(examples, 1\), not \(2, 2\)": lambda: HEAD.loss([[1, 2], [1, 2]], LOGITS),
     "needs labels to train and to evaluate": lambda: HEAD.loss(None, LOGITS),
-    "labels of the head are texts, so it needs a label_vocabulary": lambda: HEAD.loss(["a", "b"], LOGITS),
+    "the labels are string: texts need a label_vocabulary": lambda: HEAD.loss(["a", "b"], LOGITS),
     "labels must be from 0 to 1, or in the label_vocabulary; the first batch has": lambda: HEAD.loss([0, 2], LOGITS),
     "MultiLabelHead: the labels must be whole numbers, not float32": lambda: MultiLabelHead(2).loss(
         tf.ragged.constant([[0.5], [1.0]]), BOTH

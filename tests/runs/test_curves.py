@@ -79,7 +79,7 @@ def test_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert plot("a", "--scalar", "vld/loss", "-o", "c.png") == 1
     said = capsys.readouterr().err
     assert said == "prototrain: error: curves are drawn with matplotlib; pip install 'prototrain[plot]'\n"
