@@ -131,16 +131,16 @@ def _features(feature_spec: Mapping[str, Any], example: Mapping[str, Any]) -> di
     found = {}
     for name, spec in feature_spec.items():
         if name in example:
-            values = np.reshape(np.asarray(example[name]), -1).tolist()
+            values = np.ravel(example[name]).tolist()
         elif isinstance(spec, tf.io.FixedLenFeature):
             values = [b"" if spec.dtype == tf.string else 0] * int(np.prod(spec.shape, dtype=int))
         else:
             continue
+        feature = found[name] = tf.train.Feature()
         if spec.dtype == tf.string:
-            texts = [value.encode() if isinstance(value, str) else value for value in values]
-            found[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=texts))
+            feature.bytes_list.value.extend(value.encode() if isinstance(value, str) else value for value in values)
         elif spec.dtype.is_floating:
-            found[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+            feature.float_list.value.extend(values)
         else:
-            found[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+            feature.int64_list.value.extend(values)
     return found

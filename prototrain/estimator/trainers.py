@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -80,8 +80,7 @@ class ProgramTrainer(TowerTrainer):
 
     def learning_rates(self) -> list[Callback]:
         """Return callbacks for the learning rates that depend on the step."""
-        found = [(number, part.spec) for number, part in enumerate(self.parts) if part.spec.learning_rate is not None]
-        return [RateOfPart(spec.rate, number) for number, spec in found]
+        return [RateOfPart(part) for part in self.parts if part.spec.learning_rate is not None]
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
@@ -116,11 +115,11 @@ def _chosen(spec: OptimizerSpec, trainable: dict[str, Any], *, is_alone: bool) -
 
 
 class RateOfPart(LearningRate):
-    """Sets the learning rate of the optimizer with a number, from 0; see `LearningRate`."""
+    """Sets the learning rate of one of several optimizers; see `LearningRate`."""
 
-    def __init__(self, schedule: Callable[[Any], Any], number: int) -> None:
-        super().__init__(schedule)
-        self._number = number
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.spec.rate)
+        self._optimizer = part.optimizer
 
     @property
     def name(self) -> str:
@@ -128,8 +127,7 @@ class RateOfPart(LearningRate):
 
     @property
     def optimizer(self) -> keras.optimizers.Optimizer:
-        trainer: Any = self.trainer
-        return trainer.parts[self._number].optimizer
+        return self._optimizer
 
 
 class EstimatorTrainer(ProgramTrainer, SimpleTrainer):

@@ -116,7 +116,7 @@ def test_resumed_run_is_exact(tmp_path: Path) -> None:
 def test_lengths_of_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = Estimator(linear_fn, tmp_path, RunConfig(save_summary_steps=0, log_step_count_steps=None))
     assert line.config.model_dir == line.model_dir == str(tmp_path)
-    for arguments, step in (({"steps": 3}, 3), ({"max_steps": 5}, 5), ({"max_steps": 5}, 5)):
+    for arguments, step in (({"steps": 2}, 2), ({"steps": 1}, 3), ({"max_steps": 5}, 5), ({"max_steps": 5}, 5)):
         line.train(lambda: plain().repeat(), hooks=None, **arguments)
         assert int(line.get_variable_value("global_step")) == step
     assert f"nothing to train: {tmp_path} is at step 5 of 5" in capsys.readouterr().out

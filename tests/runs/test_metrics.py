@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from prototrain.cli import main
-from prototrain.experiment.record import RunRecord, read_attempts
 from prototrain.experiment.rows import cut_back, superseded
 from prototrain.runs import Range, read_run
 from prototrain.runs.curves import charts
 from prototrain.runs.reading import read_ranges
-from tests.made import make, running
+from tests.made import make
 
 LINES = [
     b'{"step": 1, "time": 1.0, "a": 0.5, "b": null}', b'{"step": 2, "time": 2.0, "a": -1, "text": "x"}', b"[1]",
@@ -55,16 +54,6 @@ def test_resume_keeps_rows_up_to_its_step(
 
 
 # -- in the commands --------------------------------------------------------------------------------------------------
-
-
-def test_time_of_a_killed_run(tmp_path: Path) -> None:
-    rows = [{"step": step, "time": 1000.0 + 10 * step, "a": step} for step in range(1, 30)]
-    directory = make(tmp_path / "a", running(started=1000.0), rows=rows)
-    assert read_run(directory).seconds == 290
-    RunRecord(directory / "run.json", print).note()  # the next attempt
-    first, second = read_attempts(directory / "run.json")
-    assert (first.state, first.seconds, second.seconds) == ("running", 290.0, None)
-    assert read_run(directory).seconds == 290
 
 
 def test_downsampled_curves_show_every_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

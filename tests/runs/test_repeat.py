@@ -173,7 +173,6 @@ def test_differences_are_printed(place: Path, original: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "spoil", "words"),
     [
-        (["nowhere"], None, "--from: nowhere is not an experiment: it has no environment.json"),
         (["experiments/first", "-s", "trainer.experiment_name=first"], None, "cannot be repeated into itself"),
         (["experiments/first"], {"trainer": "__main__:Mine"}, "is of a script ("),
         (
@@ -181,7 +180,6 @@ def test_differences_are_printed(place: Path, original: Path, capsys: pytest.Cap
             {"modules": {"a.net_of_repeat": "/a/net_of_repeat", "b.net_of_repeat": "/b/net_of_repeat"}},
             "a.net_of_repeat and b.net_of_repeat have the same file name",
         ),
-        (["experiments/first"], {"modules": {"x": "/a/x"}}, "experiments/first/source/x is missing, the copy of x"),
     ],
 )
 def test_errors_are_one_line(
