@@ -81,7 +81,7 @@ def test_other_inputs(trainer: SimpleTrainer) -> None:
     ("inputs", "outputs", "given", "message"),
     [
         (["x", "stat"], ["logits"], [np.ones([2, 4]), 1.0], "does not use the input 'stat'"),
-        (["q"], ["logits"], [np.ones([2, 4])], r"KeyError in build\(\) \(.*\): 'z'; a batch has: q"),
+        (["q"], ["logits"], [np.ones([2, 4])], "asks for 'z'; the predictor is given: q"),
         (["x"], ["what"], [np.ones([2, 4])], "no output 'what'; it has: x, fc0"),
         (["x"], ["logits"], [np.ones([2, 4]), 1], r"takes 1 inputs \(x\), got 2"),
         (["x"], ["logits"], [np.ones([2, 5])], r"cannot handle 'x' of shape \(2, 5\)"),

@@ -116,11 +116,10 @@ def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
             columns[loss] = _of_scalar(loss, lambda run, scalar: in_digits(scalar.last))
             columns["best"] = _of_scalar(loss, lambda run, scalar: in_digits(scalar.lowest[0]) + "*" * (run is best))
     else:
-        for pattern in scalars:
-            if not matching(known, [pattern]):
-                raise ExperimentError(
-                    f"none of these experiments has a scalar {pattern!r}; there are: {', '.join(known)}"
-                )
+        if lacking := [pattern for pattern in scalars if not matching(known, [pattern])]:
+            raise ExperimentError(
+                f"none of these experiments has a scalar {lacking[0]!r}; there are: {', '.join(known)}"
+            )
         for name in matching(known, scalars):
             columns[f"{name} (lowest to highest)"] = _of_scalar(name, lambda run, scalar: _range(scalar))
     if any(run.checkpoint != run.step for run in runs):

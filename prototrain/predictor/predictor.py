@@ -13,7 +13,6 @@ from tqdm.auto import tqdm
 
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import DataError, ModelError
-from prototrain.model.net import naming_batch
 from prototrain.system.terminal import in_notebook
 from prototrain.system.tracebacks import cause, in_one_line
 
@@ -82,8 +81,12 @@ class Predictor:
     def _run(self, values: list[Any]) -> list[Any]:
         inputs = from_paths(dict(zip(self.input_names, values, strict=True)), self._built.element_spec)
         try:
-            with naming_batch(inputs):
-                net = self._built.build(inputs, False)
+            net = self._built.build(inputs, False)
+        except KeyError as error:
+            (name, *_) = error.args or (None,)
+            if name in inputs or not isinstance(name, str):
+                raise
+            raise ModelError(f"build() asks for {name!r}; the predictor is given: {', '.join(inputs)}") from error
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ModelError(f"build() cannot handle {self._shown(values)}: {in_one_line(error)}") from error
         if missing := [name for name in self.output_names if name not in net]:
