@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import select
 import signal
@@ -27,7 +26,6 @@ _COMMANDS = {
     "sweep": sweep.add,
 }
 _STDOUT = 1
-_OTHER_WORDS = {"train": "run MODEL", "fit": "run MODEL"} | {name: f"action MODEL {name}" for name in action.ACTIONS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,9 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         other stop signals with 128 plus their number.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser()
-    _check_command(parser, arguments)
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         options.command(options)
     except KeyboardInterrupt:
@@ -73,18 +69,6 @@ def _parser() -> Parser:
     for add in _COMMANDS.values():
         add(commands)
     return parser
-
-
-def _check_command(parser: Parser, arguments: Sequence[str]) -> None:
-    """Report an unknown command and suggest a similar one."""
-    word = next(iter(arguments), "")
-    if not word:
-        parser.error(f"name a command: {', '.join(_COMMANDS)}")
-    if word.startswith("-") or word in _COMMANDS:
-        return
-    near = difflib.get_close_matches(word.lower(), [*_COMMANDS, *_OTHER_WORDS], n=1)
-    meant = f"did you mean prototrain {_OTHER_WORDS.get(near[0], near[0])}?" if near else f"take {', '.join(_COMMANDS)}"
-    parser.error(f"there is no command {word!r}; {meant}")
 
 
 if __name__ == "__main__":

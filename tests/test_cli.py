@@ -43,25 +43,6 @@ def build(inputs, train_phase):
     net.loss = tf.reduce_mean((net.out[:, 0] - inputs["y"]) ** 2)
     return net
 """
-ASKS = """
-from prototrain import Callback, SimpleTrainer
-
-class Asks(Callback):
-    def trigger(self):
-        self.trainer
-        return None
-
-    def before_train(self):
-        pass
-
-def callbacks():
-    return [Asks()]
-
-class Mine(SimpleTrainer):
-    def run_step(self):
-        return super().run_step()
-"""
-TRAINER = "from prototrain import SimpleTrainer\nclass Mine(SimpleTrainer):\n    pass\n"
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +118,6 @@ def test_fast_dev_run_and_unused_values(capfd: pytest.CaptureFixture[str]) -> No
             ["-s", "model.trainable_variables.filter_regex=x"],
             "filter_regex: 'x' accepts none of the variables out/kernel",
         ),
-        (["-s", "model.weights_load_path=nothing"], "model.weights_load_path: there is no checkpoint at nothing"),
         (["-s", "trainer.experiment_base_dir=/proc/none"], "cannot use the experiment directory /proc/none/e"),
         (["--trainer", "nowhere:Mine"], "--trainer: there is no module 'nowhere'"),
         (["--debug"], "--debug opens a shell, and there is no terminal"),
@@ -162,26 +142,11 @@ def test_command_line_errors_are_one_line(
             '{"trn": data.map(lambda batch: {**batch, "z": tf.io.read_file("gone")})}',
             "reading the training dataset 'trn' failed: gone; No such file or directory",
         ),
-        (
-            "net.loss",
-            "net.lost",
-            "build() must return 'loss', a floating scalar tensor, for training; it returned x, out",
-        ),
         ("    return net", "    return None", "not NoneType; end it with `return net`"),
         ('inputs["x"]', 'inputs["images"]', "KeyError in build() (m.py, line 19): 'images'; a batch has: x, y"),
         (".batch(4)", ".batch(20, drop_remainder=True)", "drop_remainder=True"),
         ('tf.ones([16, 3]), "y": tf.ones([16])}).batch(4)', 'tf.ones([16]), "y": tf.ones([16])})', "add .batch("),
-        (
-            "def build",
-            "def callbacks():\n    return [keras.callbacks.TerminateOnNaN()]\n\ndef build",
-            "write KerasCallback",
-        ),
         ("Dense(1,", "Dense(1 + (not tf.executing_eagerly()),", "build() asked for out/kernel"),
-        (
-            '"constant"',
-            '"custom", "model.lr_schedule.custom.fn": lambda step: tf.ones([2])',
-            "model.lr_schedule.custom.fn: must return a scalar number",
-        ),
     ],
 )
 def test_wrong_model_is_one_line(old: str, new: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -192,31 +157,11 @@ def test_wrong_model_is_one_line(old: str, new: str, message: str, capfd: pytest
     assert not Path("experiments").exists()
 
 
-def test_wrong_data_names_file_and_line(capfd: pytest.CaptureFixture[str]) -> None:
-    change(
-        "    data = ",
-        "    from prototrain import readers\n"
-        '    return {"trn": readers.json_lines("data.jsonl", features={"x": ("float32", [])}).batch(2)}\n    data = ',
-    )
-    Path("data.jsonl").write_text('{"x": 1}\n{"x": "a"}\n')
-    message = "data.jsonl, line 2: 'x': \"a\" is not of type float32 (m.py, line 16)"
-    assert fails(capfd) == f"prototrain: error: {message}\n"
-    assert not Path("experiments").exists()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "function"),
-    [
-        ("    data = ", "    1 / 0; data = ", "datasets"),
-        ("config = Config({", 'config = Config({"model.trainable_variables.filter_fn": lambda v: 1 / 0,', "<lambda>"),
-        ('"constant"', '"custom", "model.lr_schedule.custom.fn": lambda step: 1 / 0', "<lambda>"),
-    ],
-)  # fmt: skip
-def test_user_error_keeps_its_frames(old: str, new: str, function: str, capfd: pytest.CaptureFixture[str]) -> None:
-    change(old, new)
+def test_user_error_keeps_its_frames(capfd: pytest.CaptureFixture[str]) -> None:
+    change('"constant"', '"custom", "model.lr_schedule.custom.fn": lambda step: 1 / 0')
     lines = fails(capfd).splitlines()
     frames = [line for line in lines if line.startswith("  File ")]
-    assert len(frames) == 1 and frames[0].endswith(f", in {function}") and "m.py" in frames[0]
+    assert len(frames) == 1 and frames[0].endswith(", in <lambda>") and "m.py" in frames[0]
     assert lines[0].startswith("Traceback") and lines[-1] == "ZeroDivisionError: division by zero"
     assert not Path("experiments").exists()
 
@@ -247,31 +192,6 @@ def build""",
     assert Path("experiments/e/checkpoints/step-0000000002").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "place"),
-    [
-        ("    net = ", '    config["model.batch_sizes"]\n    net = ', "(m.py, line 19)"),
-        (
-            "        self.trainer",
-            '        self.trainer.monitors.latest("vld/acc")',
-            "(m.py, line 28, in trigger_epoch of Asks)",
-        ),
-        ("        return super", '        self.monitors.latest("vld/acc")\n        return super', "(m.py, line 39)"),
-    ],
-    ids=["build", "trigger", "run_step"],
-)
-def test_prototrain_error_names_the_user_line(
-    old: str, new: str, place: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    model = MODEL + ASKS
-    assert old in model
-    Path("m.py").write_text(model.replace(old, new, 1), encoding="utf-8")
-    said = fails(capfd, "--trainer", "m:Mine")
-    assert said.startswith("prototrain: error: ") and said.endswith(f"{place}\n") and said.count("\n") == 1
-    record = Path("experiments/e/run.json")
-    assert not record.exists() or place in record.read_text()
-
-
 def test_network_made_at_import_has_the_same_initial_values() -> None:
     change("def datasets", "layer = keras.layers.Dense(1)\nlayer.build((None, 3))\n\ndef datasets")
     Path("m.py").write_text(Path("m.py").read_text().replace('keras.layers.Dense(1, name="out")', "layer"))
@@ -285,13 +205,6 @@ def test_network_made_at_import_has_the_same_initial_values() -> None:
     assert rows[0] == rows[1] != rows[2]
 
 
-def test_non_finite_loss(capfd: pytest.CaptureFixture[str]) -> None:
-    change("net.loss = ", "net.loss = tf.math.log(-1.0) * ")
-    said = fails(capfd)
-    assert said.count("\n") == 1 and "not finite in step 1 (loss nan" in said
-    assert not Path("experiments/e/checkpoints").exists()
-
-
 def test_fresh_start_asks_at_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["run", "m", "--fresh"]) == 0  # there is nothing to delete
     assert "no terminal to answer at; add --yes" in fails(capfd, "--fresh")
@@ -303,31 +216,19 @@ def test_fresh_start_asks_at_a_terminal(capfd: pytest.CaptureFixture[str], monke
     assert main(["run", "m", "--fresh", "--yes"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "--trainer: module t has no Mine"),
-        ("1 / 0", "importing the trainer t failed: ZeroDivisionError"),
-        (TRAINER, ""),
-    ],
-)
-def test_trainer_option(text: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
-    Path("t.py").write_text(text)
-    assert main(["run", "m", "--trainer", "t:Mine"]) == bool(message)
-    said = capfd.readouterr()
-    if message:
-        assert message in said.err and said.err.splitlines()[-1].startswith("prototrain: error: ")
-    else:
-        assert re.search(r"^trainer +Mine$", said.out, re.MULTILINE)
-        assert Path("experiments/e/source/t.py").is_file() and Path("experiments/e/source/m.py").is_file()
+def test_trainer_option(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("t.py").write_text("from prototrain import SimpleTrainer\nclass Mine(SimpleTrainer):\n    pass\n")
+    assert "--trainer: module t has no Other" in fails(capfd, "--trainer", "t:Other")
+    assert main(["run", "m", "--trainer", "t:Mine"]) == 0
+    assert re.search(r"^trainer +Mine$", capfd.readouterr().out, re.MULTILINE)
+    assert Path("experiments/e/source/t.py").is_file() and Path("experiments/e/source/m.py").is_file()
 
 
 USAGE = {
-    "": "name a command",
-    "trian m": "did you mean prototrain run MODEL",
-    "predict m": "did you mean prototrain action MODEL predict",
+    "": "required: COMMAND",
+    "trian m": "invalid choice: 'trian'",
     "run": "required: model, or --from EXPERIMENT",
-    "run m --frehs": "did you mean --fresh",
+    "run m --frehs": "did you mean '--fresh'",
     "run m --batch-size 3": "config keys are set with -s KEY=VALUE",
     "run m -s": "expected one argument",
     "run m -s key": "'key' is not KEY=VALUE",
@@ -335,11 +236,9 @@ USAGE = {
     "run m --trainer replicate": "did you mean 'replicated'",
     "run m --cluster auto": "--cluster is for several workers: add --workers N",
     "run m --workers 0": "'0' is not a whole number of at least 1",
-    "run m --workers 2 --max-restarts -1": "'-1' is not a whole number of at least 0",
-    "run m --workers 2 --gpus-per-worker -1": "'-1' is not a whole number of at least 0",
     "run --workers 2": "required: model",
     "run m --workers 2 --min-workers 3": "--min-workers 3 is more than --workers 2",
-    "runs --sotr x": "did you mean --sort",
+    "runs --sotr x": "did you mean '--sort'",
 }
 
 
@@ -390,7 +289,6 @@ def test_script_error_is_one_line(model: str, message: str, capsys: pytest.Captu
     [
         (["run", "n"], "there is no model n: no such module in"),
         (["run", "m", "-s", "trainer.seed=1"], "unknown key 'trainer.seed'"),
-        (["action", "n", "inspect"], "there is no model n"),
         (["run", "m", "--trainer", "nowhere:Mine"], "loading TensorFlow ..."),
     ],
 )
@@ -425,12 +323,11 @@ def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("experiments").exists()
 
 
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_output_that_is_no_longer_read(tmp_path: Path, more: list[str]) -> None:
+def test_output_that_is_no_longer_read(tmp_path: Path) -> None:
     make(tmp_path / "run", part())
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "prototrain.cli", "runs", str(tmp_path), *more]
+    command = [sys.executable, "-m", "prototrain.cli", "runs", str(tmp_path)]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")

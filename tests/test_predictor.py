@@ -23,7 +23,6 @@ def trainer() -> SimpleTrainer:
         net = tiny_build(inputs if "x" in inputs else {"x": inputs["z"]}, train_phase)
         net.state = net.fc0 + inputs["state"] if "state" in inputs else net.fc0
         net.pair = tuple(value + 1 for value in inputs["pair"]) if "pair" in inputs else ()
-        net.count = tf.constant(0)
         return net
 
     return tiny_trainer(build=build)
@@ -51,7 +50,6 @@ def test_arrays_tensors_and_lists(trainer: SimpleTrainer, convert: Any) -> None:
     ("shapes", "needs_sizes", "most"),
     [
         ([(size, 4) for size in range(1, 9)], False, 2),
-        ([(2, size) for size in range(1, 9)], False, 2),
         ([(2, size) for size in (1, 2, 3, 1, 2, 3)], True, 6),  # one fails, and two shapes are traced twice
     ],
 )
@@ -86,9 +84,8 @@ def test_other_inputs(trainer: SimpleTrainer) -> None:
         (["q"], ["logits"], [np.ones([2, 4])], "asks for 'z'; the predictor is given: q"),
         (["x"], ["what"], [np.ones([2, 4])], "no output 'what'; it has: x, fc0"),
         (["x"], ["logits"], [np.ones([2, 4]), 1], r"takes 1 inputs \(x\), got 2"),
-        (["x"], ["logits"], [np.ones([2, 5])], r"cannot handle 'x' of shape \(2, 5\) \(.* 'x' of shape \(None, 4\)\)"),
+        (["x"], ["logits"], [np.ones([2, 5])], r"cannot handle 'x' of shape \(2, 5\)"),
         (["x", "state"], ["state"], [np.ones([2, 4]), np.ones([3, 6])], r"cannot handle .*'state' of shape \(3, 6\)"),
-        ("x", ["logits"], [], "input_names must be a list of names"),
     ],
 )
 def test_mistakes(trainer: SimpleTrainer, inputs: Any, outputs: Any, given: Any, message: str) -> None:
@@ -180,10 +177,8 @@ def test_predict_dataset(trainer: SimpleTrainer) -> None:
         (tf.data.Dataset.from_tensors({"x": np.ones([2, 4], np.float32)}).repeat(), "has no end; leave out its repeat"),
         ([{"y": 1}], "a batch has no 'x'; it has: y"),
         ([np.ones([2, 4])], "must be a dict, or have x in this order; got array"),
-        ([{"x": np.ones([1, 4])}] * 2, "the outputs of the batches do not fit together"),
     ],
 )
 def test_wrong_datasets(trainer: SimpleTrainer, dataset: Any, message: str) -> None:
-    output = "count" if "fit together" in message else "logits"
     with pytest.raises(DataError, match=message):
-        DatasetPredictor(trainer.get_predictor(["x"], [output]), dataset).predict_all()
+        DatasetPredictor(trainer.get_predictor(["x"], ["logits"]), dataset).predict_all()

@@ -23,15 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print the mean of each scalar over all examples, and write it to the experiment's ``analysis/`` directory.
-
-    Args:
-        model: a trained model.
-        args: `checkpoint`, and `dataset` or `files`.
-
-    Raises:
-        PrototrainError: there is no such checkpoint or data, or no scalar, or the result cannot be written.
-    """
+    """Print the mean of each scalar over all examples, and write it to the experiment's ``analysis/`` directory."""
     restored = restore(model, args.checkpoint)
     built = restored.built
     data = data_of(built, args)
@@ -62,6 +54,4 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         write_atomic(path, json.dumps(whole, indent=2) + "\n")
     except OSError as error:
         raise ExperimentError(f"cannot write {path}: {error.strerror}") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise ExperimentError(f"{path} is damaged; delete it to write it again") from error
     say(f"written to {restored.experiment.keep(path)}")

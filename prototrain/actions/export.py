@@ -35,14 +35,6 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     The signature ``serving_default`` takes ``actions.export.inputs`` and returns ``actions.export.outputs``, for any
     number of examples. A new Python process that cannot import prototrain runs the SavedModel on training data; it is
     kept only if its results equal the model's. A ``.keras`` file is kept only if it loads with equal weights.
-
-    Args:
-        model: a trained model.
-        args: `checkpoint` and `format` ("saved_model" or "keras").
-
-    Raises:
-        PrototrainError: there is no such checkpoint, input or output, the export exists already, cannot be written, or
-            differs from the model.
     """
     is_keras = args.format == "keras"
     inputs, outputs = ([] if is_keras else _names(model, f"actions.export.{part}") for part in ("inputs", "outputs"))

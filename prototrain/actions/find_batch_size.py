@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-import psutil
 import tensorflow as tf
 
 from prototrain.actions.files import add_plot, write_plot
@@ -31,11 +30,11 @@ _MIB: Final = 2**20
 
 
 class Measured(NamedTuple):
-    """The measurements of a batch size."""
+    """A batch size, its examples per second, and the peak memory so far of the GPU, or else of this process."""
 
     size: int
-    speed: float  # examples per second
-    memory: int  # peak memory so far of the GPU, or else of this process, in bytes
+    speed: float
+    memory: int  # bytes
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -50,14 +49,6 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """Print and plot the examples per second for each batch size, on one device.
 
     Each size trains a new copy of the model with a learning rate of 0. The experiment is not changed.
-
-    Args:
-        model: the model; its `datasets()` returns batches of ``model.batch_size`` examples.
-        args: `start`, `max`, `steps` and `output`.
-
-    Raises:
-        ConfigError: an argument is invalid, or the model cannot be trained even with the smallest batch.
-        PrototrainError: a run of the model fails for another reason.
     """
     parts = model.config["model.accumulate_steps"]
     start = -(-args.start // parts) * parts
@@ -75,11 +66,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     show(Table(rows, columns, number_format=","), end="\n\n")
     say(f"ended because {end}")
     best = suggest(found)
-    say(
-        f"try -s model.batch_size={best.size}, the smallest that is about as fast as any; "
-        "another batch size wants another learning rate (action find_lr)",
-        end="\n\n",
-    )
+    say(f"try -s model.batch_size={best.size}, the smallest that is about as fast as any", end="\n\n")
     curve = [(one.size, one.speed) for one in found]
     write_plot(args.output, curve, (best.size, best.speed), f"{best.size}", axes=("batch size", "examples/s"))
 
@@ -95,8 +82,6 @@ def measure(model: ModelProtocol, start: int, largest: int, steps: int) -> tuple
     found: list[Measured] = []
     size = start
     while size <= largest:
-        if (why := _too_large(found)) is not None:
-            return found, why
         model.config["model.batch_size"] = size
         try:
             trainer = SimpleTrainer(model)
@@ -125,19 +110,6 @@ def _speed(trainer: SimpleTrainer, size: int, steps: int) -> float:
     stopwatch = CallbackFactory(trigger=lambda callback: times.append(time.perf_counter())).every(steps=steps)
     trainer.train([LearningRate(lambda step: tf.zeros([])), stopwatch], max_steps=(_TIMES + 1) * steps)
     return size * steps / max(min(end - begin for begin, end in pairwise(times)), 1e-9)
-
-
-def _too_large(found: Sequence[Measured]) -> str | None:
-    """Return why the next size is too large, or None.
-
-    Without a GPU the operating system kills a process that takes too much memory, so the size must be checked first.
-    """
-    if len(found) < 2 or tf.config.list_physical_devices("GPU"):
-        return None
-    wanted, free = 2 * (found[-1].memory - found[-2].memory), psutil.virtual_memory().available
-    if wanted < free:
-        return None
-    return f"the next size would take some {wanted / _MIB:,.0f} MiB more, and {free / _MIB:,.0f} MiB are free"
 
 
 def _peak() -> int:

@@ -42,14 +42,6 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
     The action trains a new copy of the model with the config's optimizer, from ``model.weights_load_path`` if it is
     set. The experiment is not changed.
-
-    Args:
-        model: the model.
-        args: `start`, `end`, `steps` and `output`.
-
-    Raises:
-        ConfigError: an argument is invalid, or the loss diverged within the first steps.
-        PrototrainError: a run of the model fails for another reason.
     """
     if not 0 < args.start < args.end < math.inf or args.steps < 20:
         raise ConfigError("find_lr: --start must be above 0 and below --end, and --steps at least 20")

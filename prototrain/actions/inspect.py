@@ -17,14 +17,7 @@ from prototrain.system.terminal import Table, plain_table, show
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print the model's variables, the inputs and tensors of one batch, and the callbacks of its config.
-
-    Nothing is trained or written.
-
-    Args:
-        model: the model.
-        args: not used.
-    """
+    """Print the model's variables, the inputs and tensors of one batch, and the callbacks of its config."""
     built = BuiltModel(model)
     net = built.build(built.data.first_batch, False)
     batch = [(name, *_describe(tensor)) for name, tensor in by_path(built.data.first_batch).items()]
@@ -47,22 +40,13 @@ def _describe(value: Any) -> tuple[str, str]:
 
 
 def callback_table(callbacks: Sequence[Callback]) -> Table:
-    """Return a table of callbacks in the order in which they run.
-
-    The columns are the stage, the callback, when it runs, its hooks in the compiled step, and whether it has state.
-    """
+    """Return a table of callbacks in the order in which they run."""
     stages = {int(stage): stage.name.lower() for stage in Priority}
     rows = [
-        (
-            stages.get(callback.priority, str(callback.priority)),
-            callback.name,
-            _when(callback),
-            ", ".join(hook for hook in ("before_run", "after_run") if callback.overrides(hook)),
-            "yes" if callback.overrides("state_dict") else "",
-        )
+        (stages.get(callback.priority, str(callback.priority)), callback.name, _when(callback))
         for callback in sorted(callbacks, key=lambda callback: callback.priority)
     ]
-    return Table(rows, ["stage", "callback", "runs", "in each step", "state"])
+    return Table(rows, ["stage", "callback", "runs"])
 
 
 def _when(callback: Callback) -> str:

@@ -23,13 +23,7 @@ from prototrain.system.tracebacks import cause
 
 @dataclass
 class Data:
-    """The data of an action.
-
-    Attributes:
-        name: the name of the dataset, or the names of the files.
-        dataset: a dataset of batches.
-        files: the path of each image; empty for other data.
-    """
+    """A dataset of batches, named after the dataset or its files; `files` has the path of each image."""
 
     name: str
     dataset: tf.data.Dataset
@@ -46,11 +40,7 @@ def add_data(parser: ArgumentParser) -> None:
 
 
 def data_of(built: BuiltModel, args: Namespace) -> Data:
-    """Return the data that the arguments of `add_data` name. Batches from files are converted by the model's `serving`.
-
-    Raises:
-        DataError: the dataset does not exist or is infinite, or a file cannot be read or is empty.
-    """
+    """Return the data that the arguments of `add_data` name; the model's `serving` converts batches from files."""
     if args.files:
         return _new_data(built, args.files)
     datasets = built.datasets
@@ -133,13 +123,9 @@ def _npz_examples(files: list[str]) -> tf.data.Dataset:
     for file in files:
         try:
             with np.load(file, allow_pickle=False) as content:
-                arrays = {name: content[name] for name in content.files}
+                dataset = tf.data.Dataset.from_tensor_slices({name: content[name] for name in content.files})
         except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{file}: is no .npz of arrays ({error})") from error
-        lengths = {name: len(array) if array.shape else None for name, array in arrays.items()}
-        if len(set(lengths.values())) != 1 or not all(lengths.values()):
-            raise DataError(f"{file}: must have arrays of one length; it has {lengths}")
-        dataset = tf.data.Dataset.from_tensor_slices(arrays)
+            raise DataError(f"{file}: is no .npz of arrays of one length ({error})") from error
         found = dataset if found is None else found.concatenate(dataset)
     return found
 

@@ -42,17 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Write the predictions, one row per example in the order of the data.
-
-    The file is written atomically. ``<file>.about.json`` records the checkpoint and the data.
-
-    Args:
-        model: a trained model.
-        args: `checkpoint`, `dataset` or `files`, `outputs`, `keep`, `output` and `overwrite`.
-
-    Raises:
-        PrototrainError: there is no such checkpoint, data or output, or the file exists already or cannot be written.
-    """
+    """Write the predictions, one row per example in the order of the data, and a file that records their origin."""
     outputs = args.outputs or model.config.get("actions.export.outputs")
     if not outputs:
         raise ConfigError("predict: name the outputs, with --outputs NAME,... or the key actions.export.outputs")
@@ -80,11 +70,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
                 if not has_path(batch, name):
                     raise DataError(f"--keep: a batch has no {name!r}; it has: {', '.join(batch)}")
                 named[name] = at_path(batch, name)
-            columns = {name: _column(name, value, size) for name, value in named.items()}
-            for name, column in columns.items():
-                if isinstance(column, tf.RaggedTensor) and path.suffix != ".jsonl":
-                    raise ModelError(f"{name!r} is ragged, which {path.suffix} cannot hold; take .jsonl")
-            yield columns
+            yield {name: _column(name, value, size, path.suffix) for name, value in named.items()}
             examples += size
             built.stop.check()
         if not examples:
@@ -100,19 +86,17 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     say(f"written to {path}: {examples:,} examples")
 
 
-def _column(name: str, value: Any, size: int) -> Any:
-    """Return an output with one row per example, as an array of a standard NumPy dtype or a ragged tensor."""
-    if isinstance(value, tf.Tensor):
-        value = value.numpy()
-    if isinstance(value, tf.SparseTensor | dict | tuple) or not value.shape or value.shape[0] != size:
-        what = f"a {type(value).__name__}{f' of shape {tuple(value.shape)}' if hasattr(value, 'shape') else ''}"
-        raise ModelError(f"{name!r} is {what}, not a tensor with a row for each of {size} examples")
-    if isinstance(value, tf.RaggedTensor):
+def _column(name: str, value: Any, size: int, suffix: str) -> Any:
+    """Return an output with one row per example, as an array or, for JSON lines, a ragged tensor."""
+    if isinstance(value, tf.RaggedTensor) and suffix == ".jsonl":
         return value
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor | dict | tuple) or value.shape[:1] != (size,):
+        what = f"a {type(value).__name__}{f' of shape {tuple(value.shape)}' if hasattr(value, 'shape') else ''}"
+        raise ModelError(f"{name!r} is {what}, not a dense tensor with a row for each of {size} examples")
     array = np.ascontiguousarray(value)
     if array.dtype.kind == "c":
         raise ModelError(f"{name!r} is complex; have build() return its parts")
-    return array.astype(np.float32) if array.dtype.kind not in "biufOSU" or array.dtype.name == "bfloat16" else array
+    return array if array.dtype.kind in "biufOSU" else array.astype(np.float32)  # such as bfloat16
 
 
 def _names(text: str) -> list[str]:
@@ -163,12 +147,11 @@ def _write_arrays(file: IO[bytes], batches: Iterator[Columns]) -> None:
     parts: dict[str, list[Any]] = {}
     for columns in batches:
         for name, array in columns.items():
-            of_name = parts.setdefault(name, [])
-            of_name.append(array.astype(bytes) if array.dtype.kind == "O" else array)
-            if of_name[0].shape[1:] != array.shape[1:]:
-                shapes = f"rows of shape {of_name[0].shape[1:]} and of shape {array.shape[1:]}"
-                raise ModelError(f"{name!r} has {shapes}, which do not fit into one array; take .jsonl")
-    np.savez(file, **{name: np.concatenate(of_name) for name, of_name in parts.items()})  # type: ignore[arg-type]
+            parts.setdefault(name, []).append(array.astype(bytes) if array.dtype.kind == "O" else array)
+    try:
+        np.savez(file, **{name: np.concatenate(arrays) for name, arrays in parts.items()})  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ModelError(f"the examples do not fit into one array; take .jsonl: {error}") from error
 
 
 _WRITERS = {".csv": _write_table, ".jsonl": _write_lines, ".npz": _write_arrays}

@@ -22,7 +22,6 @@ class Restored:
 
     Attributes:
         built: the built model with its datasets and variables.
-        checkpoint: the source of the weights.
         experiment: the run that wrote the checkpoint.
         averaged: whether the weights are the moving averages of `ExponentialMovingAverage`.
         changes: descriptions of the changes to config and sources since the checkpoint was written.
@@ -56,8 +55,8 @@ def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
 
     Args:
         model: the result of `load_model`.
-        checkpoint: a step, "best" (the checkpoint that `MinSaver` or `MaxSaver` kept), or the directory of a checkpoint
-            or an experiment. None for the newest of the config's experiment.
+        checkpoint: a step, "best" (see `MinSaver`), or the directory of a checkpoint or an experiment. None for the
+            newest of the config's experiment.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is damaged or belongs to another run or another model.

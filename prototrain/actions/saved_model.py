@@ -21,6 +21,7 @@ from prototrain.checkpoint.store import read_bundle
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
+from prototrain.model.net import naming_batch
 from prototrain.step.calls import compiled
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import owner
@@ -57,7 +58,7 @@ class ServedModel:
         self._paths, first = _real_inputs(built, inputs)
         spec = built.data.element_spec
         of_data = {name: at_path(spec, path) for name, path in self._paths.items() if has_path(spec, path)}
-        specs = self.specs = {name: _free(name, value, of_data.get(name)) for name, value in first.items()}
+        specs = self.specs = {name: _free(name, of_data.get(name, value)) for name, value in first.items()}
         self._outputs = {f"{key}:{name}": net for key, names in signatures.items() for name, net in names.items()}
         # All signatures share one trace of the model.
         whole = tf.function(self._serve, autograph=False, input_signature=[specs])
@@ -73,16 +74,10 @@ class ServedModel:
         self.cases = _of_two_sizes(first)
 
     def _serve(self, inputs: Tensors) -> Tensors:
-        try:
-            given = {self._paths[name]: value for name, value in inputs.items()}
-            net = self.built.build(from_paths(given, self.built.data.element_spec), False)
-        except KeyError as error:
-            if str(error.args[0]) not in "/".join(by_path(self.built.data.element_spec)).split("/"):
-                raise
-            raise ModelError(
-                f"actions.export.inputs: build() needs {error.args[0]!r} too when train_phase is False; add it, or use "
-                "it only where it is in the inputs"
-            ) from error
+        given = {self._paths[name]: value for name, value in inputs.items()}
+        batch = from_paths(given, self.built.data.element_spec)
+        with naming_batch(batch):
+            net = self.built.build(batch, False)
         if missing := [name for name in self._outputs.values() if name not in net]:
             raise ModelError(
                 f"actions.export.outputs: from {', '.join(inputs)} the model makes no {', '.join(map(repr, missing))}; "
@@ -104,12 +99,7 @@ class ServedModel:
         return list(map(compiled(self._serve), self.cases))
 
     def save(self, directory: Path) -> None:
-        """Write a SavedModel with the model's signatures.
-
-        Raises:
-            ModelError: TensorFlow cannot save the model.
-            ExperimentError: a file cannot be written.
-        """
+        """Write a SavedModel with the model's signatures."""
         module = tf.Module()
         module.model_variables = list(self._graph.variables)
         captured = [owner(outside) for outside, _ in self._graph.captures]  # such as lookup tables
@@ -123,11 +113,7 @@ class ServedModel:
 
 
 def compare(served: ServedModel, directory: Path) -> str:
-    """Run an export in a new Python process without prototrain, compare its outputs with the model's, and summarise.
-
-    Raises:
-        ModelError: the export does not load, does not run, or returns different outputs.
-    """
+    """Run an export in a new Python process without prototrain, compare it with the model, and describe the outcome."""
     expected = served.results()
     found = _run_elsewhere(directory, served.cases)
     is_mixed = served.built.config["model.mixed_precision"] is not None
@@ -205,12 +191,10 @@ def _dense(what: str, value: Any) -> tf.Tensor:
     return tf.convert_to_tensor(value)
 
 
-def _free(name: str, value: tf.Tensor, of_dataset: Any) -> tf.TensorSpec:
-    """Return the specification of an input with an unknown number of examples."""
-    shape = value.shape if of_dataset is None else of_dataset.shape
-    if shape.rank:  # a scalar has no examples
-        shape = tf.TensorShape([None]).concatenate(shape[1:])
-    return tf.TensorSpec(shape, value.dtype, name=name)
+def _free(name: str, like: Any) -> tf.TensorSpec:
+    """Return the specification of an input with an unknown number of examples, if it is not a scalar."""
+    shape = tf.TensorShape([None]).concatenate(like.shape[1:]) if like.shape.rank else like.shape
+    return tf.TensorSpec(shape, like.dtype, name=name)
 
 
 def _of_two_sizes(inputs: Tensors) -> list[Tensors]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from prototrain.config.schema import SCHEMA, is_strict
 from prototrain.config.values import texts_of_file
 from prototrain.errors import ConfigError
 from prototrain.model import Model, load_model, require_module
-from prototrain.system.terminal import import_tensorflow
+from prototrain.system.terminal import did_you_mean, import_tensorflow
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,9 +35,8 @@ class Parser(argparse.ArgumentParser):
         if not option.startswith("-"):
             return f"unexpected argument {words[0]!r}"
         known = [name for name in self._option_string_actions if name.startswith("--")]  # argparse has no public way
-        near = difflib.get_close_matches(option.lower(), known, n=1)
         keys = "; config keys are set with -s KEY=VALUE" if "--set" in known else ""
-        return f"there is no option {option}" + (f"; did you mean {near[0]}?" if near else keys)
+        return f"there is no option {option}{did_you_mean(option, known) or keys}"
 
 
 def option(command: Any, spec: str, help: str, **more: Any) -> None:

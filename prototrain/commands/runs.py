@@ -116,11 +116,10 @@ def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
             columns[loss] = _of_scalar(loss, lambda run, scalar: in_digits(scalar.last))
             columns["best"] = _of_scalar(loss, lambda run, scalar: in_digits(scalar.lowest[0]) + "*" * (run is best))
     else:
-        for pattern in scalars:
-            if not matching(known, [pattern]):
-                raise ExperimentError(
-                    f"none of these experiments has a scalar {pattern!r}; there are: {', '.join(known)}"
-                )
+        if lacking := [pattern for pattern in scalars if not matching(known, [pattern])]:
+            raise ExperimentError(
+                f"none of these experiments has a scalar {lacking[0]!r}; there are: {', '.join(known)}"
+            )
         for name in matching(known, scalars):
             columns[f"{name} (lowest to highest)"] = _of_scalar(name, lambda run, scalar: _range(scalar))
     if any(run.checkpoint != run.step for run in runs):
@@ -163,21 +162,15 @@ def _repeated(run: Run) -> str | None:
 
 
 def _in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
-    found = {
-        "name": run.name,
+    names = ("name", "state", "reason", "step", "total_steps", "started", "checkpoint")
+    keys = ("key", "value", "default")
+    changes = None if run.changes is None else [dict(zip(keys, change, strict=True)) for change in run.changes]
+    found: dict[str, Any] = {name: getattr(run, name) for name in names} | {
         "directory": str(Experiment(run.directory)),
-        "state": run.state,
-        "reason": run.reason,
-        "step": run.step,
-        "total_steps": run.total_steps,
         "losses": {name: _range_in_json(run.ranges[name]) for name in _LOSSES if name in run.ranges},
-        "started": run.started,
         "seconds": round(run.seconds, 3),
-        "checkpoint": run.checkpoint,
         "repeated": _repeated(run),
-        "changes": None
-        if run.changes is None
-        else [{"key": key, "value": value, "default": default} for key, value, default in run.changes],
+        "changes": changes,
     }
     if scalars is not None:
         found["scalars"] = {name: _range_in_json(run.ranges[name]) for name in matching(run.ranges, scalars)}
@@ -185,14 +178,12 @@ def _in_json(run: Run, scalars: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _range_in_json(scalar: Range) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return value if math.isfinite(value) else None  # JSON cannot hold NaN
+
     ends = {"lowest": scalar.lowest, "highest": scalar.highest}
-    found = {name: {"value": _number(value), "step": step} for name, (value, step) in ends.items()}
-    return {"last": _number(scalar.last), **found}
-
-
-def _number(value: float) -> float | None:
-    """Return None for NaN and infinity, which JSON cannot hold."""
-    return value if math.isfinite(value) else None
+    found = {name: {"value": number(value), "step": step} for name, (value, step) in ends.items()}
+    return {"last": number(scalar.last), **found}
 
 
 # -- compare -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ tensorflow/estimator), except where a docstring states otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from prototrain.estimator.heads import MEAN, BinaryClassHead, Head, MultiClassHe
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig, WarmStartSettings
 
 Columns = Iterable[Any]
+Logits = Callable[[Any, str], tf.Tensor]
+"""A function from features and mode to logits."""
 Start = str | Path | WarmStartSettings | None
 
 
@@ -49,16 +52,9 @@ class LinearEstimator(Estimator):
         sparse_combiner: str = "sum",
         warm_start_from: Start = None,
     ) -> None:
-        check_combiner(sparse_combiner)
         columns = ordered(feature_columns)
-        rate = min(0.2, len(columns) ** -0.5)
-
-        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-            with tf.name_scope("linear"):
-                logits = linear_model(features, columns, head.logits_dimension, sparse_combiner)
-            chosen = chosen_optimizer(optimizer, rate) if mode == ModeKeys.TRAIN else None
-            return head.create_estimator_spec(features, mode, logits, labels, chosen)
-
+        logits = _linear(columns, head.logits_dimension, sparse_combiner)
+        model_fn = _model_fn(head, ("linear/", logits, optimizer, min(0.2, len(columns) ** -0.5)))
         super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
 
 
@@ -94,13 +90,8 @@ class DNNEstimator(Estimator):
         batch_norm: bool = False,
     ) -> None:
         columns = ordered(feature_columns)
-        network = _network(hidden_units, columns, head.logits_dimension, activation_fn, dropout, batch_norm)
-
-        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-            logits = network(features, mode)
-            chosen = chosen_optimizer(optimizer, 0.05) if mode == ModeKeys.TRAIN else None
-            return head.create_estimator_spec(features, mode, logits, labels, chosen)
-
+        logits = _network(columns, head.logits_dimension, hidden_units, activation_fn, dropout, batch_norm)
+        model_fn = _model_fn(head, ("dnn/", logits, optimizer, 0.05))
         super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
 
 
@@ -138,30 +129,20 @@ class DNNLinearCombinedEstimator(Estimator):
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
     ) -> None:
-        check_combiner(linear_sparse_combiner)
-        linear = ordered(linear_feature_columns) if linear_feature_columns else []
-        deep = ordered(dnn_feature_columns) if dnn_feature_columns else []
-        if not linear and not deep:
+        units, parts = head.logits_dimension, []
+        if dnn_feature_columns:
+            if not dnn_hidden_units:
+                raise ModelError("dnn_feature_columns need dnn_hidden_units, the widths of the layers")
+            deep = ordered(dnn_feature_columns)
+            logits = _network(deep, units, dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm)
+            parts.append(("dnn/", logits, dnn_optimizer, 0.001))
+        if linear_feature_columns:
+            wide = ordered(linear_feature_columns)
+            logits = _linear(wide, units, linear_sparse_combiner)
+            parts.append(("linear/", logits, linear_optimizer, min(0.005, len(wide) ** -0.5)))
+        if not parts:
             raise ModelError("give linear_feature_columns, dnn_feature_columns or both")
-        if deep and not dnn_hidden_units:
-            raise ModelError("dnn_feature_columns need dnn_hidden_units, the widths of the layers")
-        units = head.logits_dimension
-        network = _network(dnn_hidden_units or (), deep, units, dnn_activation_fn, dnn_dropout, batch_norm)
-        rate = min(0.005, max(1, len(linear)) ** -0.5)
-
-        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-            parts, chosen = [], []
-            if deep:
-                parts.append(network(features, mode))
-                chosen.append(("dnn/", dnn_optimizer, 0.001))
-            if linear:
-                with tf.name_scope("linear"):
-                    parts.append(linear_model(features, linear, units, linear_sparse_combiner))
-                chosen.append(("linear/", linear_optimizer, rate))
-            optimizers = [] if mode != ModeKeys.TRAIN else [chosen_optimizer(o, r, scope) for scope, o, r in chosen]
-            return head.create_estimator_spec(features, mode, tf.add_n(parts), labels, optimizers or None)
-
-        super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
+        super().__init__(_model_fn(head, *parts), model_dir, config, warm_start_from=warm_start_from)
 
 
 class _Classifier:
@@ -240,17 +221,28 @@ class DNNLinearCombinedRegressor(_Regressor, DNNLinearCombinedEstimator):
     """
 
 
-def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None) -> OptimizerSpec:
-    """Return the `OptimizerSpec` of a canned estimator.
+# -- the model_fn ------------------------------------------------------------------------------------------------------
 
-    Args:
-        given: see `LinearEstimator`.
-        learning_rate: the learning rate of an optimizer that is given by name.
-        scope: the name prefix of the variables to train, or None for all variables.
 
-    Raises:
-        ModelError: Keras has no optimizer of this name.
+def _model_fn(head: Head, *parts: tuple[str, Logits, Any, float]) -> Callable[..., EstimatorSpec]:
+    """Return a `model_fn` that adds the logits of its parts.
+
+    Each part is the prefix of its variables' names, its logits, and two arguments of `chosen_optimizer`.
     """
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        logits = tf.add_n([part(features, mode) for _, part, _, _ in parts])
+        optimizers = None
+        if mode == ModeKeys.TRAIN:
+            several = len(parts) > 1
+            optimizers = [chosen_optimizer(given, rate, scope if several else None) for scope, _, given, rate in parts]
+        return head.create_estimator_spec(features, mode, logits, labels, optimizers)
+
+    return model_fn
+
+
+def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None) -> OptimizerSpec:
+    """Return the optimizer of the variables whose names begin with a scope; see `LinearEstimator` for the arguments."""
     found = given() if callable(given) and not isinstance(given, keras.optimizers.Optimizer) else given
     if isinstance(found, str):
         try:
@@ -258,19 +250,22 @@ def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None)
         except ValueError as error:
             raise ModelError(f"Keras has no optimizer {found!r}") from error
     spec = found if isinstance(found, OptimizerSpec) else OptimizerSpec(found)
-    return OptimizerSpec(spec.optimizer, spec.learning_rate, spec.clip_norm, spec.processors, spec.variables or scope)
+    return replace(spec, variables=spec.variables or scope)
+
+
+def _linear(columns: list[Any], units: int, combiner: str) -> Logits:
+    check_combiner(combiner)
+
+    def logits(features: Any, mode: str) -> tf.Tensor:
+        with tf.name_scope("linear"):
+            return linear_model(features, columns, units, combiner)
+
+    return logits
 
 
 def _network(
-    hidden_units: Sequence[int],
-    columns: list[Any],
-    units: int,
-    activation_fn: Any,
-    dropout: float | None,
-    batch_norm: bool,
-) -> Callable[[Any, str], tf.Tensor]:
-    """Return a function from features and mode to logits."""
-
+    columns: list[Any], units: int, hidden_units: Sequence[int], activation_fn: Any, dropout: Any, batch_norm: bool
+) -> Logits:
     def logits(features: Any, mode: str) -> tf.Tensor:
         training = mode == ModeKeys.TRAIN
         with tf.name_scope("dnn"):

@@ -146,7 +146,7 @@ class Estimator:
         return trainer
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
-        config, hooks = self.config, [*trainer.model.spec.hooks, *(spec.hooks or ())]
+        config, hooks = self.config, [*trainer.model.spec.training_hooks, *(spec.hooks or ())]
         trainer.model.wanted = wanted(hooks)
         callbacks = [*trainer.learning_rates(), *more]
         if config.save_summary_steps:
@@ -288,12 +288,7 @@ class Estimator:
             raise ConfigError(
                 f"export_saved_model: {export_dir_base} is a URL; give a directory, such as one below the model_dir"
             )
-        receiver = calling(serving_input_receiver_fn, "serving_input_receiver_fn")()
-        if not isinstance(receiver, ServingInputReceiver):
-            raise ModelError(
-                "serving_input_receiver_fn must return a prototrain.estimator.ServingInputReceiver, not "
-                f"{type(receiver).__name__}"
-            )
+        receiver = serving_input_receiver_fn()
         program = self._program(ModeKeys.PREDICT, receiver.dataset, features_of=receiver.receive)
         built = self._built(program, checkpoint_path)
         built.build(built.data.first_batch, False)  # sets program.signatures
@@ -347,15 +342,7 @@ class Estimator:
         return 0 if newest is None else newest.step
 
     def _checkpoint(self, path: str | Path | None = None) -> Checkpoint:
-        """Return a verified checkpoint.
-
-        Args:
-            path: a path for `tf.train.load_checkpoint`, the directory or URL of a checkpoint, "best" for the one that
-                `MinSaver` or `MaxSaver` kept, or None for the newest.
-
-        Raises:
-            CheckpointError: there is no checkpoint, or it is damaged.
-        """
+        """Return a verified checkpoint; `path` may also be the `latest_checkpoint()` of a run, or the URL of one."""
         if path is not None:
             found = best_checkpoint(self._experiment) if path == "best" else fetched(path)
             return verify(found.parent if found.name == BUNDLE else found)
@@ -439,17 +426,15 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     return twin
 
 
-def _experiment(*given: str | Path | None) -> Experiment:
+def _experiment(model_dir: str | Path | None, of_config: str | Path | None) -> Experiment:
     """Return the experiment in the given directory, or in a new temporary one if no directory is given."""
-    found = {one.directory.absolute(): one for one in (Experiment.of_run(place) for place in given if place)}
-    if len(found) > 1:
-        raise ConfigError(
-            f"there are two model directories, {' and '.join(sorted(map(str, found.values())))}; give one"
-        )
-    if not found:
+    if model_dir and of_config and str(model_dir) != str(of_config):
+        raise ConfigError(f"there are two model directories, {model_dir} and {of_config}; give one")
+    directory = model_dir or of_config
+    if not directory:
         directory = tempfile.mkdtemp(prefix="model-")
         print(f"no model_dir was given: the run is kept in the temporary directory {directory}")
-    experiment = next(iter(found.values())) if found else Experiment.of_run(directory)
+    experiment = Experiment.of_run(directory)
     experiment.fetch(whole=True)
     experiment.directory.mkdir(parents=True, exist_ok=True)  # user programs may write there before the run starts
     return experiment

@@ -23,52 +23,20 @@ __all__ = [
 DEFAULT = "serving_default"
 
 
-@dataclass(frozen=True)
-class PredictOutput:
-    """The outputs of a prediction signature.
-
-    Attributes:
-        outputs: a tensor or a dict of tensors by name.
-    """
-
-    outputs: Any
-
-    def tensors(self) -> dict[str, Any]:
-        """Return the outputs by name."""
-        return named(self.outputs)
+def PredictOutput(outputs: Any) -> dict[str, Any]:
+    """Return the outputs of a prediction signature, from a tensor or a dict of tensors by name."""
+    return named(outputs)
 
 
-@dataclass(frozen=True)
-class ClassificationOutput:
-    """The outputs "classes" and "scores" of a classification signature.
-
-    Attributes:
-        scores: the score of each class, or None.
-        classes: the class names as strings, or None.
-    """
-
-    scores: Any = None
-    classes: Any = None
-
-    def tensors(self) -> dict[str, Any]:
-        """Return the outputs by name."""
-        found = {"classes": self.classes, "scores": self.scores}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+def ClassificationOutput(scores: Any = None, classes: Any = None) -> dict[str, Any]:
+    """Return the outputs "classes" and "scores" of a signature: the class names as strings, and their scores."""
+    found = {"classes": classes, "scores": scores}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-@dataclass(frozen=True)
-class RegressionOutput:
-    """The output "outputs" of a regression signature.
-
-    Attributes:
-        value: one number per example.
-    """
-
-    value: Any
-
-    def tensors(self) -> dict[str, Any]:
-        """Return the outputs by name."""
-        return {"outputs": self.value}
+def RegressionOutput(value: Any) -> dict[str, Any]:
+    """Return the output "outputs" of a regression signature, one number per example."""
+    return {"outputs": value}
 
 
 def named(tensors: Any) -> dict[str, Any]:
@@ -79,19 +47,10 @@ def named(tensors: Any) -> dict[str, Any]:
 
 
 def signatures(outputs: Mapping[str, Any] | None, predictions: Any) -> dict[str, dict[str, Any]]:
-    """Return the output tensors of each signature of an export, by signature name.
-
-    Args:
-        outputs: the `export_outputs` of an `EstimatorSpec`, or None.
-        predictions: the default signature's outputs if `outputs` is None.
-
-    Raises:
-        ModelError: there are several signatures and none is the default, or `outputs` is empty.
-    """
+    """Return the outputs of each signature by name, from the `export_outputs` and predictions of an `EstimatorSpec`."""
     if outputs is None:
         return {DEFAULT: named(predictions)}
-    kinds = PredictOutput | ClassificationOutput | RegressionOutput
-    found = {name: one.tensors() if isinstance(one, kinds) else named(one) for name, one in outputs.items()}
+    found = {name: named(tensors) for name, tensors in outputs.items()}
     if len(found) == 1:
         (only,) = found.values()
         return {DEFAULT: only, **found}
@@ -121,19 +80,12 @@ class ServingInputReceiver:
     receiver_tensors: Mapping[str, tf.TensorSpec]
     example: Mapping[str, Any] | None = None
 
-    def __post_init__(self) -> None:
-        specs = self.receiver_tensors
-        if not isinstance(specs, Mapping) or not all(isinstance(spec, tf.TensorSpec) for spec in specs.values()):
-            raise ModelError(
-                "ServingInputReceiver takes receiver_tensors={name: tf.TensorSpec(shape, dtype)}, no placeholders"
-            )
-
     def receive(self, inputs: dict[str, tf.Tensor]) -> Any:
         """Return the features for `model_fn` from the received tensors."""
         if callable(self.features):
             return self.features(inputs)
-        single = not isinstance(self.features, Mapping) and len(inputs) == 1
-        return next(iter(inputs.values())) if single else inputs
+        is_single = not isinstance(self.features, Mapping) and len(inputs) == 1
+        return next(iter(inputs.values())) if is_single else inputs
 
     def dataset(self) -> tf.data.Dataset:
         """Return a dataset of one batch with the declared shapes, for a trial call of the model."""
@@ -179,16 +131,16 @@ def _features(feature_spec: Mapping[str, Any], example: Mapping[str, Any]) -> di
     found = {}
     for name, spec in feature_spec.items():
         if name in example:
-            values = np.reshape(np.asarray(example[name]), -1).tolist()
+            values = np.ravel(example[name]).tolist()
         elif isinstance(spec, tf.io.FixedLenFeature):
             values = [b"" if spec.dtype == tf.string else 0] * int(np.prod(spec.shape, dtype=int))
         else:
             continue
+        feature = found[name] = tf.train.Feature()
         if spec.dtype == tf.string:
-            texts = [value.encode() if isinstance(value, str) else value for value in values]
-            found[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=texts))
+            feature.bytes_list.value.extend(value.encode() if isinstance(value, str) else value for value in values)
         elif spec.dtype.is_floating:
-            found[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+            feature.float_list.value.extend(values)
         else:
-            found[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+            feature.int64_list.value.extend(values)
     return found

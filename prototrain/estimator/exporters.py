@@ -45,7 +45,7 @@ class Exporter:
             estimator: the estimator that is trained.
             export_path: the directory for this exporter's exports.
             checkpoint_path: the checkpoint with the evaluated weights.
-            eval_result: the results of the evaluation by name, including "loss" and "global_step".
+            eval_result: the results by name, including "loss" and "global_step".
             is_the_final_export: whether training has ended.
 
         Returns:
@@ -72,24 +72,18 @@ class LatestExporter(Exporter):
         self, name: str, serving_input_receiver_fn: Callable[[], Any] | None, exports_to_keep: int | None = 5
     ) -> None:
         who = type(self).__name__
-        if not isinstance(name, str) or not name or Path(name).name != name:
+        if not name or Path(name).name != name:
             raise ConfigError(f"{who}: the name must do for a directory, not {name!r}")
-        if not callable(serving_input_receiver_fn):
+        if serving_input_receiver_fn is None:
             raise ConfigError(f"{who}: give it a serving_input_receiver_fn, which says what the export is fed with")
-        if exports_to_keep is not None and (not isinstance(exports_to_keep, int) or exports_to_keep < 1):
-            raise ConfigError(f"{who}: exports_to_keep must be a positive number or None, not {exports_to_keep!r}")
+        if exports_to_keep is not None and exports_to_keep < 1:
+            raise ConfigError(f"{who}: exports_to_keep must be a positive number or None, not {exports_to_keep}")
         self.name = name
         self._receive: Callable[[], Any] = serving_input_receiver_fn
         self._keep = exports_to_keep
 
     def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
-        """Return whether to export.
-
-        Args:
-            best: the results at the last export, or None before the first one.
-            eval_result: the results of the current evaluation.
-            is_the_final_export: whether training has ended.
-        """
+        """Return whether to export; `best` has the results at the last export, or is None before the first one."""
         return True
 
     def export(
@@ -166,11 +160,6 @@ class BestExporter(LatestExporter):
 class ThrottledValidation(Validation):
     """Evaluates the current weights at most as often as an `EvalSpec` allows, and at the end of the run.
 
-    Args:
-        built: the model that runs the evaluation.
-        spec: the number of batches and the delays.
-        clock: returns the time in seconds.
-
     Attributes:
         measured: the results of the last evaluation, or None before the first one.
     """
@@ -211,11 +200,6 @@ class Exports(Callback):
 
     The callback runs after the checkpoint is saved, so a run that is killed during an export resumes from that
     checkpoint.
-
-    Args:
-        estimator: the estimator that is trained.
-        evaluation: the callback that evaluates.
-        exporters: the exporters to call.
 
     Attributes:
         results: the return value of each exporter's last call.

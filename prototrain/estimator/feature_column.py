@@ -6,6 +6,7 @@ Features may be dense, sparse or ragged tensors.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ModelError
@@ -33,23 +35,18 @@ __all__ = [
 ]
 
 _COMBINERS = ("mean", "sqrtn", "sum")
-_set = object.__setattr__  # sets a field of a frozen dataclass in __post_init__
 
 
 class Column:
-    """Base class of feature columns."""
+    """Base class of feature columns.
 
-    key: str
+    Attributes:
+        name: determines the order of the columns and the names of their layers.
+        parse_spec: the `tf.io.parse_example` specification of the features that the column reads.
+    """
 
-    @property
-    def name(self) -> str:
-        """The name, which determines the order of the columns and the names of their layers."""
-        return self.key
-
-    @property
-    def parse_spec(self) -> dict[str, Any]:
-        """The `tf.io.parse_example` specification of the features that the column reads."""
-        raise NotImplementedError
+    name: str
+    parse_spec: dict[str, Any]
 
 
 class Dense(Column):
@@ -61,12 +58,13 @@ class Dense(Column):
 
 
 class Categorical(Column):
-    """Base class of columns of integer ids from 0 to `size` - 1."""
+    """Base class of columns of integer ids.
 
-    @property
-    def size(self) -> int:
-        """The number of ids."""
-        raise NotImplementedError
+    Attributes:
+        size: the number of ids, which begin with 0.
+    """
+
+    size: int
 
     def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
         """Return the ids, int64 of shape (examples, values), with -1 for missing values."""
@@ -78,7 +76,7 @@ class Categorical(Column):
         return ids, ids >= 0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Numeric(Dense):
     """A column of numbers.
 
@@ -97,19 +95,13 @@ class Numeric(Dense):
     normalizer_fn: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     def __post_init__(self) -> None:
-        _set(self, "shape", (self.shape,) if isinstance(self.shape, int) else tuple(self.shape))
-
-    @property
-    def width(self) -> int:
-        """The number of values per example."""
-        return tf.TensorShape(self.shape).num_elements() or 1
-
-    @property
-    def parse_spec(self) -> dict[str, Any]:
+        self.name = self.key
+        self.shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
+        self.width = math.prod(self.shape)
         default = self.default_value
-        if default is not None and not hasattr(default, "__len__"):
-            default = tf.fill(self.shape, default).numpy().tolist()
-        return {self.key: tf.io.FixedLenFeature(self.shape, self.dtype, default)}
+        if default is not None:
+            default = np.broadcast_to(default, self.shape).tolist()
+        self.parse_spec = {self.key: tf.io.FixedLenFeature(self.shape, self.dtype, default)}
 
     def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
         value = _raw(features, self.key)
@@ -120,7 +112,7 @@ class Numeric(Dense):
         return tf.reshape(tf.cast(value, tf.float32), [-1, self.width])
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Bucketized(Dense, Categorical):
     """A numeric column divided into buckets; each boundary belongs to the bucket above it.
 
@@ -136,24 +128,15 @@ class Bucketized(Dense, Categorical):
     boundaries: Sequence[float]
 
     def __post_init__(self) -> None:
-        source, boundaries = checked(self.source_column), list(self.boundaries)
+        source, boundaries = self.source_column, list(map(float, self.boundaries))
         if not isinstance(source, Numeric):
             raise ModelError(f"bucketized_column takes a numeric_column, not {type(source).__name__}")
         if boundaries != sorted(set(boundaries)) or not boundaries:
             raise ModelError(f"bucketized_column({source.key!r}): the boundaries must ascend, not {boundaries}")
-        _set(self, "boundaries", tuple(map(float, boundaries)))
-
-    @property
-    def name(self) -> str:
-        return f"{self.source_column.name}_bucketized"
-
-    @property
-    def parse_spec(self) -> dict[str, Any]:
-        return self.source_column.parse_spec
-
-    @property
-    def size(self) -> int:
-        return (len(self.boundaries) + 1) * self.source_column.width
+        self.boundaries = boundaries
+        self.name = f"{source.name}_bucketized"
+        self.parse_spec = source.parse_spec
+        self.size = (len(boundaries) + 1) * source.width
 
     def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
         buckets = self._buckets(features)
@@ -164,19 +147,14 @@ class Bucketized(Dense, Categorical):
         return tf.reshape(chosen, [-1, self.size])
 
     def _buckets(self, features: Mapping[str, Any]) -> tf.Tensor:
-        layer = keras.layers.Discretization(bin_boundaries=list(self.boundaries))
+        layer = keras.layers.Discretization(bin_boundaries=self.boundaries)
         return tf.cast(layer(self.source_column.dense(features)), tf.int64)
 
 
-@dataclass(frozen=True)
 class OfOneFeature(Categorical):
     """Base class of categorical columns that read one feature."""
 
     key: str
-
-    @property
-    def parse_spec(self) -> dict[str, Any]:
-        return {self.key: tf.io.VarLenFeature(getattr(self, "dtype", tf.int64))}
 
     def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
         ids, there = self.given(features)
@@ -186,11 +164,16 @@ class OfOneFeature(Categorical):
         values = _discrete(features, self.key)
         return self._numbered(values), ~_is_missing(values)
 
+    def _read(self, size: int, dtype: tf.DType) -> None:
+        """Set the name, the size, and the parse specification for values of a dtype."""
+        self.name, self.size = self.key, size
+        self.parse_spec = {self.key: tf.io.VarLenFeature(dtype)}
+
     def _numbered(self, values: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Vocabulary(OfOneFeature):
     """A categorical column of strings or integers with a vocabulary.
 
@@ -205,43 +188,39 @@ class Vocabulary(OfOneFeature):
         ModelError: the vocabulary is empty or has duplicates, or both `default_value` and `num_oov_buckets` are set.
     """
 
+    key: str
     vocabulary_list: Sequence[Any]
     dtype: tf.DType | None = None
     default_value: int = -1
     num_oov_buckets: int = 0
 
     def __post_init__(self) -> None:
-        words = tuple(word.item() if hasattr(word, "item") else word for word in self.vocabulary_list)
+        words = self.vocabulary_list = np.asarray(list(self.vocabulary_list)).tolist()
         if not words or len(set(words)) < len(words):
             raise ModelError(f"the vocabulary of the column {self.key!r} must have words, each of them once")
         if self.num_oov_buckets and self.default_value != -1:
             raise ModelError(f"the column {self.key!r} cannot have both num_oov_buckets and a default_value")
-        _set(self, "vocabulary_list", words)
-        _set(self, "dtype", self.dtype or (tf.string if isinstance(words[0], str | bytes) else tf.int64))
-
-    @property
-    def size(self) -> int:
-        return len(self.vocabulary_list) + self.num_oov_buckets
+        self._is_text = isinstance(words[0], str | bytes)
+        self._read(len(words) + self.num_oov_buckets, self.dtype or (tf.string if self._is_text else tf.int64))
 
     def _numbered(self, values: tf.Tensor) -> tf.Tensor:
-        words = list(self.vocabulary_list)
-        is_text = isinstance(words[0], str | bytes)
-        if is_text != (values.dtype == tf.string):
+        words = self.vocabulary_list
+        if self._is_text != (values.dtype == tf.string):
             raise ModelError(f"the column {self.key!r} has words like {words[0]!r}, the feature is {values.dtype.name}")
         # The lookup layers give 0 for out-of-vocabulary words and count the vocabulary from 1.
-        if is_text:
+        if self._is_text:
             layer = keras.layers.StringLookup(vocabulary=words, oov_token="[not in the vocabulary]")
         else:
             layer = keras.layers.IntegerLookup(vocabulary=words)
         found = tf.cast(layer(values), tf.int64)
         other = tf.constant(self.default_value, tf.int64)
         if self.num_oov_buckets:
-            texts = values if is_text else tf.as_string(values)
+            texts = values if self._is_text else tf.as_string(values)
             other = len(words) + tf.strings.to_hash_bucket_fast(texts, self.num_oov_buckets)
         return tf.where(found == 0, other, found - 1)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Hashed(OfOneFeature):
     """A categorical column of hashed strings or integers.
 
@@ -251,18 +230,18 @@ class Hashed(OfOneFeature):
         dtype: the dtype of the feature in a serialized `tf.train.Example`.
     """
 
+    key: str
     hash_bucket_size: int
     dtype: tf.DType = tf.string
 
-    @property
-    def size(self) -> int:
-        return self.hash_bucket_size
+    def __post_init__(self) -> None:
+        self._read(self.hash_bucket_size, self.dtype)
 
     def _numbered(self, values: tf.Tensor) -> tf.Tensor:
         return tf.cast(keras.layers.Hashing(self.hash_bucket_size)(values), tf.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Identity(OfOneFeature):
     """A categorical column whose values are integer ids from 0.
 
@@ -272,12 +251,12 @@ class Identity(OfOneFeature):
         default_value: the id for values out of range; if None, such a value is an error when the step runs.
     """
 
+    key: str
     num_buckets: int
     default_value: int | None = None
 
-    @property
-    def size(self) -> int:
-        return self.num_buckets
+    def __post_init__(self) -> None:
+        self._read(self.num_buckets, tf.int64)
 
     def _numbered(self, values: tf.Tensor) -> tf.Tensor:
         if values.dtype == tf.string:
@@ -291,7 +270,7 @@ class Identity(OfOneFeature):
             return tf.identity(values)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Crossed(Categorical):
     """A categorical column of hashed combinations of values.
 
@@ -309,29 +288,18 @@ class Crossed(Categorical):
     hash_key: int | None = None
 
     def __post_init__(self) -> None:
-        parts = tuple(key if isinstance(key, str) else checked(key) for key in self.keys)
-        if isinstance(self.keys, str) or len(parts) < 2:
+        if isinstance(self.keys, str) or len(self.keys) < 2:
             raise ModelError(f"crossed_column needs at least two keys, not {self.keys!r}")
-        for part in parts:
+        self.parse_spec = {}
+        for part in self.keys:
             if isinstance(part, Hashed) or not isinstance(part, str | Bucketized | OfOneFeature):
                 raise ModelError(
                     "crossed_column takes keys of features, bucketized columns and categorical ones of one feature "
                     f"that are not hashed, not {type(part).__name__}"
                 )
-        _set(self, "keys", parts)
-
-    @property
-    def name(self) -> str:
-        return "_X_".join(sorted(key if isinstance(key, str) else key.name for key in self.keys))
-
-    @property
-    def parse_spec(self) -> dict[str, Any]:
-        specs = [{k: tf.io.VarLenFeature(tf.string)} if isinstance(k, str) else k.parse_spec for k in self.keys]
-        return {key: feature for spec in specs for key, feature in spec.items()}
-
-    @property
-    def size(self) -> int:
-        return self.hash_bucket_size
+            self.parse_spec |= {part: tf.io.VarLenFeature(tf.string)} if isinstance(part, str) else part.parse_spec
+        self.name = "_X_".join(sorted(part if isinstance(part, str) else part.name for part in self.keys))
+        self.size = self.hash_bucket_size
 
     def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
         parts = []
@@ -353,41 +321,26 @@ class Crossed(Categorical):
 # -- dense representations of categorical columns ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OfCategorical(Dense):
-    """Base class of dense columns that wrap a categorical column."""
+@dataclass(eq=False)
+class Indicator(Dense):
+    """A multi-hot encoding of a categorical column: the count of each value per example.
+
+    Raises:
+        ModelError: the column is not categorical.
+    """
 
     categorical_column: Categorical
 
     def __post_init__(self) -> None:
-        if not isinstance(checked(self.categorical_column), Categorical):
-            kind = type(self.categorical_column).__name__
-            raise ModelError(f"{self.suffix}_column takes a categorical column, not {kind}")
-
-    suffix = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.categorical_column.name}_{self.suffix}"
-
-    @property
-    def parse_spec(self) -> dict[str, Any]:
-        return self.categorical_column.parse_spec
-
-
-@dataclass(frozen=True)
-class Indicator(OfCategorical):
-    """A multi-hot encoding of a categorical column: the count of each value per example."""
-
-    suffix = "indicator"
+        _wrap(self, self.categorical_column, "indicator")
 
     def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
         source = self.categorical_column
         return tf.reduce_sum(tf.one_hot(source.ids(features), source.size), axis=-2)
 
 
-@dataclass(frozen=True)
-class Embedded(OfCategorical):
+@dataclass(eq=False)
+class Embedded(Dense):
     """An embedding of a categorical column.
 
     Attributes:
@@ -402,44 +355,37 @@ class Embedded(OfCategorical):
         ModelError: the column is not categorical, or the combiner is unknown.
     """
 
+    categorical_column: Categorical
     dimension: int
     combiner: str = "mean"
     initializer: Any = None
     max_norm: float | None = None
     trainable: bool = True
 
-    suffix = "embedding"
-
     def __post_init__(self) -> None:
-        super().__post_init__()
+        _wrap(self, self.categorical_column, "embedding")
         check_combiner(self.combiner)
 
     def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
-        source, start = self.categorical_column, self.initializer
-        if start is None:
-            start = keras.initializers.TruncatedNormal(0.0, self.dimension**-0.5)
         layer = keras.layers.Embedding(
-            source.size,
+            self.categorical_column.size,
             self.dimension,
-            embeddings_initializer=start,
+            embeddings_initializer=self.initializer or keras.initializers.TruncatedNormal(0.0, self.dimension**-0.5),
             trainable=self.trainable,
             name=_layer_name(self.name),
         )
-        return _combined(layer, source.ids(features), self.combiner, self.max_norm)
+        return _combined(layer, self.categorical_column.ids(features), self.combiner, self.max_norm)
+
+
+def _wrap(column: Column, source: Any, suffix: str) -> None:
+    """Set the name and the parse specification of a dense column of a categorical column."""
+    if not isinstance(source, Categorical):
+        raise ModelError(f"{suffix}_column takes a categorical column, not {type(source).__name__}")
+    column.name, column.parse_spec = f"{source.name}_{suffix}", source.parse_spec
 
 
 def _combined(layer: Any, ids: tf.Tensor, combiner: str, max_norm: float | None = None) -> tf.Tensor:
-    """Combine the embedding vectors of each example; an example without values gets zeros.
-
-    Args:
-        layer: an embedding layer.
-        ids: int64 of shape (..., values), with -1 for missing values.
-        combiner: "sum", "mean" or "sqrtn".
-        max_norm: the maximum L2 norm of a vector; longer vectors are scaled down.
-
-    Returns:
-        A tensor of shape (..., width).
-    """
+    """Return the combined vectors of the ids of each example, (..., values); an example without values gets zeros."""
     vectors = layer(tf.maximum(ids, 0))
     if max_norm is not None:
         vectors = tf.clip_by_norm(vectors, max_norm, axes=-1)
@@ -473,9 +419,7 @@ def categorical_column_with_vocabulary_file(
     default_value: int | None = None,
     num_oov_buckets: int = 0,
 ) -> Vocabulary:
-    """Return a categorical column with the vocabulary of a file.
-
-    The file is read when the column is created.
+    """Return a categorical column with the vocabulary of a file, which is read now.
 
     Args:
         key: the name of the feature.
@@ -484,19 +428,16 @@ def categorical_column_with_vocabulary_file(
         dtype, default_value, num_oov_buckets: see `categorical_column_with_vocabulary_list`.
 
     Raises:
-        ModelError: the file cannot be read, or has fewer than `vocabulary_size` words.
+        ModelError: the file has fewer than `vocabulary_size` words.
+        OSError: the file cannot be read.
     """
-    try:
-        text = Path(vocabulary_file).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"the vocabulary of {key!r} cannot be read from {vocabulary_file}: {error}") from error
+    text = Path(vocabulary_file).read_bytes().decode()
     # Not splitlines(), which also splits at the line separators of Unicode; TensorFlow reads such a line as one word.
     lines = text.replace("\r", "").removesuffix("\n").split("\n") if text else []
     if vocabulary_size is not None and vocabulary_size > len(lines):
         raise ModelError(f"{vocabulary_file} has {len(lines)} words, fewer than the vocabulary_size {vocabulary_size}")
     words = [word if dtype == tf.string else int(word) for word in lines[:vocabulary_size]]
-    default = -1 if default_value is None else default_value
-    return categorical_column_with_vocabulary_list(key, words, dtype, default, num_oov_buckets)
+    return Vocabulary(key, words, dtype, -1 if default_value is None else default_value, num_oov_buckets)
 
 
 # -- dense features with a dimension of values ------------------------------------------------------------------------
@@ -545,7 +486,14 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> 
     Raises:
         ModelError: there are no columns, two have the same name, or one is categorical.
     """
-    return tf.concat([_numbers(column, features) for column in ordered(feature_columns)], axis=1)
+    columns = ordered(feature_columns)
+    for column in columns:
+        if not isinstance(column, Dense):
+            raise ModelError(
+                f"the column {column.name!r} is categorical: a network of layers takes numbers, so give it an "
+                "indicator_column or an embedding_column of it"
+            )
+    return tf.concat([column.dense(features) for column in columns], axis=1)
 
 
 def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]:
@@ -572,18 +520,13 @@ def linear_model(features: Mapping[str, Any], feature_columns: Iterable[Any], un
             total += _combined(layer, column.ids(features), combiner)
         else:
             layer = keras.layers.Dense(units, use_bias=False, kernel_initializer="zeros", name=name)
-            total += layer(_numbers(column, features))
+            total += layer(column.dense(features))
     return total
 
 
 def ordered(feature_columns: Iterable[Any]) -> list[Any]:
-    """Return columns sorted by name.
-
-    Raises:
-        ModelError: there are no columns, or two have the same name.
-    """
-    given = feature_columns if isinstance(feature_columns, Iterable) else [feature_columns]
-    found = sorted(map(checked, given), key=lambda column: str(column.name))
+    """Return columns sorted by name; they must have different names, and there must be one at least."""
+    found = sorted(map(checked, feature_columns), key=lambda column: column.name)
     for one, other in pairwise(found):
         if one.name == other.name:
             raise ModelError(f"feature_columns has two columns {one.name!r}")
@@ -593,33 +536,13 @@ def ordered(feature_columns: Iterable[Any]) -> list[Any]:
 
 
 def checked(column: Any) -> Any:
-    """Check that an object is a column of this package, and return it.
-
-    Raises:
-        ModelError: the object is of another type.
-    """
-    if isinstance(column, Column):
-        return column
-    raise ModelError(
-        f"feature_columns: {type(column).__name__} is no column of prototrain.estimator.feature_column, which has the "
-        "names of tf.feature_column"
-    )
+    """Return a column, or raise an error if it is not of this module."""
+    if not isinstance(column, Column):
+        raise ModelError(f"feature_columns: {type(column).__name__} is no column of estimator.feature_column")
+    return column
 
 
 def check_combiner(combiner: str) -> None:
-    """Check that a combiner is "mean", "sqrtn" or "sum".
-
-    Raises:
-        ModelError: the combiner is unknown.
-    """
+    """Raise an error if a combiner is unknown."""
     if combiner not in _COMBINERS:
         raise ModelError(f"there is no combiner {combiner!r}; there are {', '.join(_COMBINERS)}")
-
-
-def _numbers(column: Any, features: Mapping[str, Any]) -> tf.Tensor:
-    if isinstance(column, Dense):
-        return column.dense(features)
-    raise ModelError(
-        f"the column {column.name!r} is categorical: a network of layers takes numbers, so give it an "
-        "indicator_column or an embedding_column of it"
-    )

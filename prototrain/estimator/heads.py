@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ModelError
@@ -132,28 +133,17 @@ class Head:
 
 
 class _ClassHead(Head):
-    """Base class of classification heads.
+    """Base class of classification heads, with the names of the classes and thresholds for further metrics."""
 
-    Args:
-        n_classes: the number of classes.
-        least: the minimum number of classes.
-        vocabulary: the names of the classes.
-        thresholds: the thresholds for accuracy, precision and recall.
-    """
-
-    def __init__(self, n_classes: int, least: int, vocabulary: Any, thresholds: Any, *of_head: Any) -> None:
+    def __init__(self, n_classes: int, vocabulary: Any, thresholds: Any, *of_head: Any) -> None:
         super().__init__(*of_head)
-        if not isinstance(n_classes, int) or n_classes < least:
-            raise ModelError(
-                f"{type(self).__name__}: n_classes must be at least {least}, not {n_classes!r}; see BinaryClassHead"
-            )
+        if n_classes < 2:
+            raise ModelError(f"{type(self).__name__}: n_classes must be at least 2, not {n_classes}")
         self.n_classes = n_classes
         self._vocabulary = None if vocabulary is None else list(vocabulary)
         if self._vocabulary is not None and len(self._vocabulary) != n_classes:
             raise ModelError(f"label_vocabulary has {len(self._vocabulary)} labels for {n_classes} classes")
         self._thresholds = tuple(thresholds or ())
-        if not all(0 < threshold < 1 for threshold in self._thresholds):
-            raise ModelError(f"thresholds must lie between 0 and 1, not {self._thresholds}")
 
     def export_outputs(self, logits: Any) -> dict[str, Any]:
         found = self.predictions(logits)
@@ -180,24 +170,26 @@ class _ClassHead(Head):
 
     def _numbered(self, labels: tf.Tensor) -> tf.Tensor:
         """Return labels as class ids, with -1 for out-of-vocabulary labels."""
-        is_text = labels.dtype == tf.string
-        if is_text and self._vocabulary is not None:
-            layer = keras.layers.StringLookup(vocabulary=self._vocabulary, oov_token="[not in the vocabulary]")
-            return tf.cast(layer(labels), tf.int64) - 1
-        if is_text:
-            raise ModelError("the labels of the head are texts, so it needs a label_vocabulary")
-        if self._vocabulary is not None:
-            raise ModelError(f"the labels of the head are {labels.dtype.name}, no texts, so leave out label_vocabulary")
-        return labels
+        if (labels.dtype == tf.string) != (self._vocabulary is not None):
+            raise ModelError(
+                f"the labels are {labels.dtype.name}: texts need a label_vocabulary, numbers must not have it"
+            )
+        if self._vocabulary is None:
+            return labels
+        layer = keras.layers.StringLookup(vocabulary=self._vocabulary, oov_token="[not in the vocabulary]")
+        return tf.cast(layer(labels), tf.int64) - 1
+
+    def _ids(self, labels: tf.Tensor) -> tf.Tensor:
+        """Return labels as int64 class ids."""
+        found = self._numbered(labels)
+        if not found.dtype.is_integer:
+            raise ModelError(f"{type(self).__name__}: the labels must be whole numbers, not {found.dtype.name}")
+        return _checked_range(tf.cast(found, tf.int64), self.n_classes)
 
     def _of_scores(self, labels: Any, scores: Any, weights: Any, spread: Any) -> Metrics:
-        """Return AUC metrics, and accuracy, precision and recall at each threshold.
+        """Return AUC metrics, and accuracy, precision and recall at each threshold, of scores from 0 to 1.
 
-        Args:
-            labels: 0 or 1.
-            scores: from 0 to 1.
-            weights: one weight per example.
-            spread: one weight per score; an example may have several scores.
+        An example may have several scores: `weights` has one weight per example, `spread` one per score.
         """
         m = keras.metrics
         found = _metric(m.AUC, "auc", labels, scores, weights=spread)
@@ -235,7 +227,7 @@ class BinaryClassHead(_ClassHead):
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
     ) -> None:
-        super().__init__(2, 2, label_vocabulary, thresholds, weight_column, loss_reduction, loss_fn)
+        super().__init__(2, label_vocabulary, thresholds, weight_column, loss_reduction, loss_fn)
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         return tf.cast(_checked_range(self._numbered(_as_rows(labels, logits, 1)), 2), tf.float32)
@@ -263,7 +255,7 @@ class MultiClassHead(_ClassHead):
     """Head for exclusive classes with one logit per class and a softmax cross entropy loss.
 
     Args:
-        n_classes: the number of classes, at least three.
+        n_classes: the number of classes, at least two.
         weight_column, label_vocabulary, loss_reduction, loss_fn: see `BinaryClassHead`.
 
     Raises:
@@ -278,14 +270,11 @@ class MultiClassHead(_ClassHead):
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
     ) -> None:
-        super().__init__(n_classes, 3, label_vocabulary, None, weight_column, loss_reduction, loss_fn)
+        super().__init__(n_classes, label_vocabulary, None, weight_column, loss_reduction, loss_fn)
         self.logits_dimension = n_classes
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
-        found = self._numbered(_as_rows(labels, logits, 1))
-        if not found.dtype.is_integer:
-            raise ModelError(f"MultiClassHead: the labels must be whole numbers, not {found.dtype.name}")
-        return _checked_range(tf.cast(found, tf.int64), self.n_classes)
+        return self._ids(_as_rows(labels, logits, 1))
 
     def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         found = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels[..., 0], logits=logits)
@@ -324,18 +313,14 @@ class MultiLabelHead(_ClassHead):
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
     ) -> None:
-        super().__init__(n_classes, 2, label_vocabulary, thresholds, weight_column, loss_reduction, loss_fn)
+        super().__init__(n_classes, label_vocabulary, thresholds, weight_column, loss_reduction, loss_fn)
         self.logits_dimension = n_classes
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         if isinstance(labels, tf.RaggedTensor):
             labels = labels.to_sparse()
         if isinstance(labels, tf.SparseTensor):
-            numbers = self._numbered(labels.values)
-            if not numbers.dtype.is_integer:
-                raise ModelError(f"MultiLabelHead: the labels must be whole numbers, not {numbers.dtype.name}")
-            ids = _checked_range(tf.cast(numbers, tf.int64), self.n_classes)
-            labels = tf.sparse.to_indicator(labels.with_values(ids), self.n_classes)
+            labels = tf.sparse.to_indicator(labels.with_values(self._ids(labels.values)), self.n_classes)
         found = _as_rows(labels, logits, self.n_classes)
         if found.dtype == tf.string:
             raise ModelError("MultiLabelHead: give labels that are texts as a tf.SparseTensor or a tf.RaggedTensor")
@@ -361,7 +346,7 @@ class RegressionHead(Head):
         inverse_link_fn: a function from logits to predictions; the identity if None.
 
     Raises:
-        ModelError: an argument is invalid.
+        ModelError: the `loss_reduction` is unknown.
     """
 
     def __init__(
@@ -373,8 +358,6 @@ class RegressionHead(Head):
         inverse_link_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
     ) -> None:
         super().__init__(weight_column, loss_reduction, loss_fn)
-        if label_dimension < 1:
-            raise ModelError(f"RegressionHead: label_dimension must be at least 1, not {label_dimension}")
         self.logits_dimension = label_dimension
         self._inverse_link_fn = inverse_link_fn
 
@@ -458,8 +441,6 @@ def _as_rows(labels: Any, logits: tf.Tensor, width: int | None = None) -> tf.Ten
     """Return labels of shape (examples, width) from that shape or from (examples,)."""
     if labels is None:
         raise ModelError("the head needs labels to train and to evaluate: input_fn must give (features, labels)")
-    if isinstance(labels, Mapping):
-        raise ModelError(f"the head takes one tensor of labels, not a dict of {', '.join(labels)}")
     given = found = tf.convert_to_tensor(labels)
     found = tf.cast(found, tf.int64) if found.dtype == tf.bool else found
     if found.shape.rank == logits.shape.rank - 1:
@@ -470,16 +451,15 @@ def _as_rows(labels: Any, logits: tf.Tensor, width: int | None = None) -> tf.Ten
 
 
 def _checked_range(labels: tf.Tensor, n_classes: int) -> tf.Tensor:
-    """Check that labels are class ids, and return them; in a traced step, the check runs with the step."""
+    """Return labels, checked to be class ids; in a traced step, the check runs with the step."""
     fits = tf.reduce_all((labels >= 0) & (labels <= n_classes - 1))
     what = f"labels must be from 0 to {n_classes - 1}, or in the label_vocabulary"
-    if tf.executing_eagerly():
-        if not bool(fits):
-            shown = sorted({float(label) for label in tf.reshape(labels, [-1])})[:5]
-            raise ModelError(f"{what}; the first batch has {shown}")
-        return labels
-    with tf.control_dependencies([tf.debugging.Assert(fits, [what, labels])]):
-        return tf.identity(labels)
+    if not tf.executing_eagerly():
+        with tf.control_dependencies([tf.debugging.Assert(fits, [what, labels])]):
+            return tf.identity(labels)
+    if not fits:
+        raise ModelError(f"{what}; the first batch has {np.unique(labels).tolist()[:5]}")
+    return labels
 
 
 def _weights_of(features: Any, column: Any, losses: tf.Tensor) -> tf.Tensor | None:

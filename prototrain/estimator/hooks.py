@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -24,20 +24,16 @@ class SessionRunArgs(NamedTuple):
     Attributes:
         fetches: a name, or a list or dict of names, of scalars of the step such as "loss", or "global_step".
         feed_dict: must be None or empty; a step cannot be fed.
-        options: ignored.
     """
 
     fetches: Any
     feed_dict: Any = None
-    options: Any = None
 
 
 class SessionRunValues(NamedTuple):
     """The values of a step; `results` has the structure of `fetches`, with a number for each name."""
 
     results: Any
-    options: None = None
-    run_metadata: None = None
 
 
 class SessionRunHook:
@@ -76,13 +72,6 @@ class HookCallback(Callback):
     """Adapts an object with the methods of `SessionRunHook` to a callback.
 
     A hook with `before_run` or `after_run` reduces each compiled call to one step.
-
-    Args:
-        hook: an object with some of the methods `begin`, `before_run`, `after_run` and `end`.
-
-    Raises:
-        CallbackError: the hook defines `after_create_session`; during training, if it feeds values or requests a value
-            that is not a scalar of the step.
     """
 
     priority = Priority.DECIDE  # a hook may request scalars that other callbacks record at the step
@@ -140,28 +129,25 @@ class HookCallback(Callback):
                 return float(self.trainer.outputs[name])
         known = ", ".join([*self.trainer.outputs, "global_step"])
         raise CallbackError(
-            f"{self.name}.before_run asks for {wanted!r}, which is no scalar of a step; name some of {known}, or use "
-            "the callback ProcessTensors for other tensors"
+            f"{self.name}.before_run asks for {wanted!r}, which is no scalar of a step; name some of {known}"
         )
 
 
 def as_callbacks(hooks: Iterable[Any] | None) -> list[Callback]:
-    """Turn hooks into callbacks.
-
-    Raises:
-        CallbackError: an object is neither a callback nor has the methods of `SessionRunHook`, or is a hook of
-            TensorFlow 1.
-    """
+    """Return hooks as callbacks; a CallbackError for objects without methods of `SessionRunHook`."""
     found: list[Callback] = []
     for hook in hooks or ():
-        own = type(hook).__module__.startswith("tensorflow")
-        if own or not (isinstance(hook, Callback) or any(_has_own(hook, method) for method in _METHODS)):
-            what = "a hook of TensorFlow 1's sessions" if own else "neither a callback nor a SessionRunHook"
-            raise CallbackError(f"hooks: {type(hook).__name__} is {what}; take one of prototrain.callbacks")
         if isinstance(hook, LoggingTensorHook):
             found.append(hook.every(steps=hook.steps, seconds=hook.seconds))
+        elif isinstance(hook, Callback):
+            found.append(hook)
+        elif any(_has_own(hook, method) for method in _METHODS):
+            found.append(HookCallback(hook))
         else:
-            found.append(hook if isinstance(hook, Callback) else HookCallback(hook))
+            raise CallbackError(
+                f"hooks: {type(hook).__name__} is neither a callback nor a SessionRunHook with its own methods "
+                "(TensorFlow's hooks need a session; take a callback)"
+            )
     return found
 
 
@@ -200,13 +186,13 @@ class LoggingTensorHook(ProcessTensors):
     ) -> None:
         if (every_n_iter is None) == (every_n_secs is None):
             raise CallbackError("LoggingTensorHook: give every_n_iter or every_n_secs, one of the two")
-        self.tensors = dict(tensors) if isinstance(tensors, Mapping) else {name: name for name in tensors}
-        self.steps, self.seconds = every_n_iter, every_n_secs
+        by_tag = dict(tensors) if isinstance(tensors, Mapping) else {name: name for name in tensors}
+        self.given = {tag: tensor for tag, tensor in by_tag.items() if not isinstance(tensor, str)}
+        self.tags, self.steps, self.seconds = list(by_tag), every_n_iter, every_n_secs
         self._formatter = formatter
-        given = self.tensors.items()
-        super().__init__([value.removesuffix(":0") if isinstance(value, str) else tag for tag, value in given])
+        super().__init__([tag if tag in self.given else by_tag[tag].removesuffix(":0") for tag in by_tag])
 
-    def watches(self) -> Collection[str] | None:
+    def watches(self) -> list[str]:
         return [name for name in self.names if name not in _OF_STEP]
 
     def trigger(self) -> None:
@@ -216,7 +202,7 @@ class LoggingTensorHook(ProcessTensors):
             raise CallbackError(
                 f"LoggingTensorHook: there is no {missing[0]!r} in the step; there are {', '.join(seen)}"
             )
-        arrays = {tag: np.asarray(seen[name]) for tag, name in zip(self.tensors, self.names, strict=True)}
+        arrays = {tag: np.asarray(seen[name]) for tag, name in zip(self.tags, self.names, strict=True)}
         values = {tag: array[()] if array.ndim == 0 else array for tag, array in arrays.items()}
         with np.printoptions(suppress=True):
             line = ", ".join(f"{tag} = {value}" for tag, value in values.items())
@@ -225,17 +211,14 @@ class LoggingTensorHook(ProcessTensors):
 
 def logged(hooks: Iterable[Any]) -> dict[str, Any]:
     """Return the tensors that the `LoggingTensorHook`s of a `model_fn` print, by label."""
-    found = {tag: one for tag, one in _to_print(hooks) if not isinstance(one, str)}
+    found = {tag: one for hook in hooks if isinstance(hook, LoggingTensorHook) for tag, one in hook.given.items()}
     return {tag: one.result() if isinstance(one, keras.metrics.Metric) else one for tag, one in found.items()}
 
 
 def wanted(hooks: Iterable[Any]) -> set[str]:
-    """Return the names of the tensors that `LoggingTensorHook`s print."""
-    return {name.removesuffix(":0") for _, name in _to_print(hooks) if isinstance(name, str)} - set(_OF_STEP)
-
-
-def _to_print(hooks: Iterable[Any]) -> list[tuple[str, Any]]:
-    return [item for hook in hooks if isinstance(hook, LoggingTensorHook) for item in hook.tensors.items()]
+    """Return the names of the tensors that `LoggingTensorHook`s print and that `model_fn` did not give them."""
+    logging = [hook for hook in hooks if isinstance(hook, LoggingTensorHook)]
+    return {name for hook in logging for name in hook.watches() if name not in hook.given}
 
 
 def find_tensors(names: Iterable[str]) -> dict[str, Any]:

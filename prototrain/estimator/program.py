@@ -21,7 +21,7 @@ from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 from prototrain.model.build_call import present_call
 from prototrain.step.trace import tower_trace
 
-_GUIDE = 'see the table in "From tf.estimator" of the documentation'
+_GUIDE = 'see "Names of tf.estimator" in the documentation'
 
 
 @dataclass(eq=False)
@@ -30,11 +30,7 @@ class Program:
 
     Attributes:
         call: the `model_fn`, which takes features, labels and mode by name.
-        mode: see `ModeKeys`.
         read: returns the dataset.
-        config: the keys of the trainer.
-        name: the name of the `model_fn`, for tables.
-        source: the source file of the `model_fn`, or None if unknown.
         features_of: a function from a batch to the features, for data that does not come from an `input_fn`.
         spec: the result of the first call.
         wanted: names of further tensors of the training step that hooks print.
@@ -58,9 +54,6 @@ class Program:
         """Return the dataset under the name "trn".
 
         Elements are dicts of tensors named "features" or "features/<name>", and "labels" or "labels/<name>".
-
-        Raises:
-            DataError: the `input_fn` returns something other than a dataset of (features, labels), or an empty dataset.
         """
         dataset = self.read()
         if self.features_of is not None:
@@ -79,11 +72,7 @@ class Program:
         return {"trn": dataset.map(by_name)}
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
-        """Call the `model_fn` and return its tensors by name, including the scalars to report.
-
-        Raises:
-            ModelError: the `model_fn` needs TensorFlow 1, or its result lacks a value that the mode requires.
-        """
+        """Call the `model_fn` and return its tensors by name, including the scalars to report."""
         if self.features_of is not None:
             features, labels = self.features_of(inputs), None
         else:
@@ -99,7 +88,7 @@ class Program:
         if self.mode == ModeKeys.PREDICT:
             return predictions if self.features_of is None else self._exported(spec)
         metrics = {name: metric for name, metric in spec.eval_metric_ops.items() if tf.is_tensor(metric)}
-        more = {**predictions, **logged(spec.hooks), **metrics} if self.mode == ModeKeys.TRAIN else metrics
+        more = {**predictions, **logged(spec.training_hooks), **metrics} if self.mode == ModeKeys.TRAIN else metrics
         found = {"loss": spec.loss, **{name: value for name, value in more.items() if name != "loss"}}
         found |= {} if spec.loss_weight is None else {"loss_weight": spec.loss_weight}
         return {**find_tensors(self.wanted - found.keys()), **found} if self.mode == ModeKeys.TRAIN else found
@@ -137,18 +126,9 @@ def _flat(parts: tuple[Any, Any]) -> dict[str, Any]:
 
 
 def calling(function: Callable[..., Any], what: str, **available: Any) -> Callable[..., Any]:
-    """Wrap a user function so that it receives only the arguments that its signature names.
+    """Return a user function as one of keyword arguments, which passes on those that the signature names.
 
-    Args:
-        function: takes some of the available arguments by name.
-        what: the name of the function in messages.
-        available: the arguments by name; the caller may override them.
-
-    Returns:
-        A function of keyword arguments.
-
-    Raises:
-        ModelError: `function` is not callable, or requires another argument.
+    The caller may override the available arguments. `what` is the name of the function in messages.
     """
     if not callable(function):
         raise ModelError(f"{what} must be a function, not {type(function).__name__}")
@@ -168,11 +148,7 @@ def calling(function: Callable[..., Any], what: str, **available: Any) -> Callab
 
 
 def checked(spec: Any, mode: str) -> EstimatorSpec:
-    """Check the result of a `model_fn`, and convert `train_op` to a tuple of `OptimizerSpec`s and the loss to a scalar.
-
-    Raises:
-        ModelError: the result is not an `EstimatorSpec`, lacks a value that the mode requires, or has an invalid one.
-    """
+    """Return the checked result of a `model_fn`, with a tuple of `OptimizerSpec`s and a scalar loss."""
     if not isinstance(spec, EstimatorSpec):
         raise ModelError(f"model_fn must return an EstimatorSpec, not {type(spec).__name__}")
     if mode == ModeKeys.PREDICT:
@@ -213,28 +189,21 @@ def _optimizer_spec(train_op: Any) -> OptimizerSpec:
 # In TensorFlow 2, `tf.compat.v1.trainable_variables` and similar functions return empty lists, and a weight decay that
 # uses them would silently be 0. All of these functions call `tf.Graph.get_collection`.
 _KEYS = tf.compat.v1.GraphKeys
-_GONE = {
-    _KEYS.GLOBAL_STEP: "give a learning rate that depends on the step to OptimizerSpec(optimizer, learning_rate=...)",
-    _KEYS.LOSSES: "add the losses of a model_fn up, and give the sum to EstimatorSpec",
-    **dict.fromkeys(
-        (_KEYS.MODEL_VARIABLES, _KEYS.WEIGHTS, _KEYS.BIASES, _KEYS.MOVING_AVERAGE_VARIABLES),
-        "tf.compat.v1.trainable_variables() has those that are trained",
-    ),
-}
+_GONE = (_KEYS.GLOBAL_STEP, _KEYS.LOSSES, _KEYS.MODEL_VARIABLES, _KEYS.WEIGHTS, _KEYS.BIASES)
 _get_collection = tf.Graph.get_collection
 
 
 def _collection(self: tf.Graph, name: str, scope: str | None = None) -> Any:
     """Return a collection of the current `model_fn` call; elsewhere, TensorFlow's collection."""
     call = present_call()
-    if call is not None and name in _GONE:
-        raise ModelError(f"model_fn asks for TensorFlow 1's collection of {name}, which is gone; {_GONE[name]}")
-    if call is not None and name == _KEYS.REGULARIZATION_LOSSES:
-        if scope is not None:
-            raise ModelError("model_fn asks for the regularization losses of a scope, which are not known by scopes")
+    if call is None:
+        return _get_collection(self, name, scope)
+    if name in _GONE or (name == _KEYS.REGULARIZATION_LOSSES and scope is not None):
+        raise ModelError(f"model_fn asks for TensorFlow 1's collection of {name}, which is gone; {_GUIDE}")
+    if name == _KEYS.REGULARIZATION_LOSSES:
         return [tf.cast(loss, tf.float32) for loss in call.take_losses()]
     # tf.custom_gradient requests GLOBAL_VARIABLES.
-    if call is not None and name in (_KEYS.TRAINABLE_VARIABLES, _KEYS.GLOBAL_VARIABLES):
+    if name in (_KEYS.TRAINABLE_VARIABLES, _KEYS.GLOBAL_VARIABLES):
         return [one for one in call.trainable_variables() if scope is None or re.match(scope, one.name)]
     return _get_collection(self, name, scope)
 

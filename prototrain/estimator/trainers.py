@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -80,8 +80,7 @@ class ProgramTrainer(TowerTrainer):
 
     def learning_rates(self) -> list[Callback]:
         """Return callbacks for the learning rates that depend on the step."""
-        found = [(number, part.spec) for number, part in enumerate(self.parts) if part.spec.learning_rate is not None]
-        return [RateOfPart(spec.rate, number) for number, spec in found]
+        return [RateOfPart(part) for part in self.parts if part.spec.learning_rate is not None]
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
@@ -90,13 +89,7 @@ class ProgramTrainer(TowerTrainer):
 
 
 class Part(NamedTuple):
-    """One optimizer and its variables.
-
-    Attributes:
-        spec: the `OptimizerSpec` from `model_fn`.
-        optimizer: the optimizer of this trainer.
-        ids: the ids of the variables that it trains.
-    """
+    """The optimizer of this trainer for an `OptimizerSpec`, and the ids of the variables that it trains."""
 
     spec: OptimizerSpec
     optimizer: keras.optimizers.Optimizer
@@ -122,16 +115,11 @@ def _chosen(spec: OptimizerSpec, trainable: dict[str, Any], *, is_alone: bool) -
 
 
 class RateOfPart(LearningRate):
-    """Sets the learning rate of one of several optimizers; see `LearningRate`.
+    """Sets the learning rate of one of several optimizers; see `LearningRate`."""
 
-    Args:
-        schedule: a function from the step to the learning rate.
-        number: the index of the optimizer, from 0.
-    """
-
-    def __init__(self, schedule: Callable[[Any], Any], number: int) -> None:
-        super().__init__(schedule)
-        self._number = number
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.spec.rate)
+        self._optimizer = part.optimizer
 
     @property
     def name(self) -> str:
@@ -139,8 +127,7 @@ class RateOfPart(LearningRate):
 
     @property
     def optimizer(self) -> keras.optimizers.Optimizer:
-        trainer: Any = self.trainer
-        return trainer.parts[self._number].optimizer
+        return self._optimizer
 
 
 class EstimatorTrainer(ProgramTrainer, SimpleTrainer):
@@ -152,11 +139,7 @@ class ReplicatedEstimatorTrainer(ProgramTrainer, SyncReplicatedTrainer):
 
 
 class BuiltProgram(BuiltModel):
-    """A `Program` for evaluation and prediction.
-
-    Args:
-        program: the program in the mode EVAL or PREDICT.
-    """
+    """A `Program` in the mode EVAL or PREDICT."""
 
     model: Program
 
@@ -165,17 +148,7 @@ class BuiltProgram(BuiltModel):
         settle(self)
 
     def measure(self, steps: int | None) -> dict[str, Any] | None:
-        """Evaluate the model on its dataset.
-
-        Args:
-            steps: the number of batches, or None for all.
-
-        Returns:
-            The loss, the metrics and "global_step" by name, or None if a stop was requested before the end.
-
-        Raises:
-            DataError: the dataset is infinite and `steps` is None.
-        """
+        """Evaluate `steps` batches, or all if None; returns None if a stop was requested before the end."""
         if steps is None and int(self.datasets["trn"].cardinality()) == tf.data.INFINITE_CARDINALITY:
             raise DataError("the dataset of input_fn has no end, so say how many batches to evaluate: steps=...")
         metrics = self.model.metrics
@@ -189,22 +162,14 @@ class BuiltProgram(BuiltModel):
         return {**found, **measured, "global_step": self.step}
 
     def take_over(self, trainer: Trainer) -> None:
-        """Copy the weights and the step of a trainer, and share its stop request.
-
-        Raises:
-            CheckpointError: the variables differ.
-        """
+        """Copy the weights and the step of a trainer, and share its stop request."""
         theirs = {name: components(variable)[0] for name, variable in trainer.model_variables.items()}
         self.assign(theirs, "of the run", cure="model_fn must make the same layers in the modes TRAIN and EVAL")
         self.counter.step, self.stop = trainer.global_step, trainer.stop
 
 
 def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramTrainer:
-    """Return a trainer for one device, or for the devices of a `tf.distribute.MirroredStrategy`.
-
-    Raises:
-        ConfigError: the strategy is of another type.
-    """
+    """Return a trainer for one device, or for the devices of a `tf.distribute.MirroredStrategy`."""
     if distribute is None:
         return EstimatorTrainer(program, experiment=experiment)
     if type(distribute) is not tf.distribute.MirroredStrategy:
@@ -220,11 +185,7 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
 
 
 def settle(built: BuiltModel) -> dict[str, tf.Variable]:
-    """Set the batch size of a built model and remove the variables of metrics and optimizers.
-
-    Returns:
-        The metrics' variables by name.
-    """
+    """Set the batch size of a built model, remove the variables of metrics and optimizers, and return the former."""
     metrics: dict[str, tf.Variable] = {}
     for name, variable in list(built.variables.items()):
         is_metric = variable.synchronization == tf.VariableSynchronization.ON_READ
@@ -237,16 +198,8 @@ def settle(built: BuiltModel) -> dict[str, tf.Variable]:
 
 
 def warm_start(built: BuiltModel, settings: WarmStartSettings) -> str:
-    """Load matching variables of a checkpoint into a model.
-
-    Returns:
-        A table of the variables and whether each was loaded.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read, lacks a variable named in `settings`, or no variable matches.
-        ModelError: the model lacks a variable named in `settings`.
-    """
-    names = settings.var_name_to_prev_var_name or {}
+    """Load matching variables of a checkpoint into a model; returns a table of what was loaded."""
+    names, patterns = settings.var_name_to_prev_var_name or {}, settings.vars_to_warm_start
     if unknown := [name for name in names if name not in built.variables]:
         listed = ", ".join(built.variables)
         raise ModelError(f"WarmStartSettings: model_fn has no variable {unknown[0]!r}; it has {listed}")
@@ -259,5 +212,6 @@ def warm_start(built: BuiltModel, settings: WarmStartSettings) -> str:
             )
         return {**there, **{name: there[old] for name, old in names.items()}}
 
-    ignore = [f"(?:{settings.exclude}).*"]  # matches from the start of a name
+    chosen = "|".join(f"(?:{pattern})" for pattern in ([patterns] if isinstance(patterns, str) else patterns))
+    ignore = [f"(?!{chosen}).*"]  # matches from the start of a name
     return built.load_weights(settings.ckpt_to_initialize_from, ignore=ignore, prepare=as_here)

@@ -54,8 +54,7 @@ class AsyncPredictor:
             inputs: arrays or numbers without a batch dimension, in the predictor's order.
 
         Returns:
-            A future of the output arrays in the predictor's order, without a batch dimension. If the call fails, the
-            future raises its exception.
+            A future of the output arrays without a batch dimension, or of the exception that the call raised.
 
         Raises:
             ModelError: the predictor is closed.
@@ -73,11 +72,7 @@ class AsyncPredictor:
         return self.submit(*inputs).result()
 
     def close(self, *, cancel: bool = False) -> None:
-        """Answer the waiting requests and stop the thread. Later requests raise an error.
-
-        Args:
-            cancel: whether to cancel the waiting requests instead of answering them.
-        """
+        """Answer the waiting requests, or cancel them, and stop the thread. Later requests raise an error."""
         with self._changed:
             self._is_closed = True
             for _, future in self._requests if cancel else ():

@@ -39,8 +39,7 @@ class Predictor:
 
     def __init__(self, built: Any, input_names: Sequence[str], output_names: Sequence[str]) -> None:
         self._built = built
-        self.input_names = _names(input_names, "input_names")
-        self.output_names = _names(output_names, "output_names")
+        self.input_names, self.output_names = list(input_names), list(output_names)
         self._specs = {name: self._spec(name) for name in self.input_names}
         try:
             from_paths(self._specs, built.element_spec)
@@ -77,7 +76,7 @@ class Predictor:
                 self._function = self._of_each_shape
         except tf.errors.OpError as error:
             raise ModelError(f"the model failed on {self._shown(values)}: {cause(error)}") from error
-        return [tf.nest.map_structure(_as_array, output) for output in outputs]
+        return [tf.nest.map_structure(_as_array, out) for out in outputs]
 
     def _run(self, values: list[Any]) -> list[Any]:
         inputs = from_paths(dict(zip(self.input_names, values, strict=True)), self._built.element_spec)
@@ -89,11 +88,8 @@ class Predictor:
                 raise
             raise ModelError(f"build() asks for {name!r}; the predictor is given: {', '.join(inputs)}") from error
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            seen = {name: spec for name, spec in self._specs.items() if spec is not None}
-            trained = f" (a training batch has {_in_words(seen)})" if seen else ""
-            raise ModelError(f"build() cannot handle {self._shown(values)}{trained}: {in_one_line(error)}") from error
-        missing = [name for name in self.output_names if name not in net]
-        if missing:
+            raise ModelError(f"build() cannot handle {self._shown(values)}: {in_one_line(error)}") from error
+        if missing := [name for name in self.output_names if name not in net]:
             raise ModelError(f"the model has no output {', '.join(map(repr, missing))}; it has: {', '.join(net)}")
         outputs = [net[name] for name in self.output_names]
         returned = set(map(id, _components(outputs)))
@@ -113,7 +109,8 @@ class Predictor:
         return None
 
     def _shown(self, values: list[Any]) -> str:
-        return _in_words(dict(zip(self.input_names, values, strict=True)))
+        paths = by_path(dict(zip(self.input_names, values, strict=True)))
+        return ", ".join(f"{path!r} of shape {value.shape}" for path, value in paths.items())
 
 
 class DatasetPredictor:
@@ -169,19 +166,14 @@ class DatasetPredictor:
             An array for each of the predictor's outputs.
 
         Raises:
-            DataError: the dataset is empty or infinite, or the outputs of its batches cannot be concatenated.
+            DataError: the dataset is empty or infinite.
         """
         if isinstance(self._dataset, tf.data.Dataset) and self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise DataError("the dataset has no end; leave out its repeat(), or take() a part of it")
         found = list(self)
         if not found:
             raise DataError("the dataset is empty")
-        try:
-            return [np.concatenate(parts) for parts in zip(*found, strict=True)]
-        except ValueError as error:
-            raise DataError(
-                f"the outputs of the batches do not fit together; take those of each batch in a loop: {error}"
-            ) from error
+        return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
     def _inputs(self, batch: Any) -> list[Any]:
         names = self._predictor.input_names
@@ -189,28 +181,17 @@ class DatasetPredictor:
             return list(batch[: len(names)])
         if not isinstance(batch, Mapping):
             raise DataError(f"a batch must be a dict, or have {', '.join(names)} in this order; got {batch!r:.60}")
-        try:
-            return [at_path(batch, name) for name in names]
-        except KeyError as error:
-            raise DataError(f"a batch has no {error}; it has: {', '.join(map(str, batch))}") from error
-
-
-def _names(names: Sequence[str], what: str) -> list[str]:
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ModelError(f"{what} must be a list of names, such as ['images'], not {names!r}")
-    return list(names)
+        if missing := [name for name in names if not has_path(batch, name)]:
+            raise DataError(f"a batch has no {missing[0]!r}; it has: {', '.join(map(str, batch))}")
+        return [at_path(batch, name) for name in names]
 
 
 def _as_array(output: Any) -> Any:
-    return output.numpy() if isinstance(output, tf.Tensor) else output
+    return output.numpy() if isinstance(output, tf.Tensor) else output  # not for ragged tensors
 
 
 def _components(value: Any) -> list[Any]:
     return list(tf.nest.flatten(value, expand_composites=True))
-
-
-def _in_words(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{path!r} of shape {getattr(one, 'shape', '()')}" for path, one in by_path(values).items())
 
 
 def _as_tensors(value: Any) -> Any:
@@ -227,8 +208,7 @@ def _convert(name: str, spec: Any, value: Any) -> Any:
     """Convert an input to the dtypes and structure of a training batch."""
     if isinstance(spec, Mapping | tuple | list):
         items = list(spec.items() if isinstance(spec, Mapping) else enumerate(spec))
-        missing = [str(key) for key, _ in items if not has_path(value, str(key))]
-        if missing:
+        if missing := [str(key) for key, _ in items if not has_path(value, str(key))]:
             raise ModelError(f"input {name!r} must be a structure as in a training batch; it has no {missing[0]!r}")
         inside = {key: _convert(f"{name}/{key}", one, at_path(value, str(key))) for key, one in items}
         return inside if isinstance(spec, Mapping) else tuple(inside.values())

@@ -24,15 +24,13 @@ _STYLES = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """The look of curves.
+    """The look of curves."""
 
-    Attributes:
-        log: whether the axis of values is logarithmic.
-        smooth: the weight of the previous average in a moving average, at least 0 and less than 1; 0 for no smoothing.
-    """
+    log: bool = False  # a logarithmic axis of values
+    smooth: float = 0.0  # the weight of the previous average in a moving average, at least 0 and less than 1
 
-    log: bool = False
-    smooth: float = 0.0
+
+PLAIN = Look()
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,7 @@ class Curve:
         colour, dash: the numbers of its colour and its line style. With several runs, each run has a colour and each
             scalar a line style. With a single run, each scalar has a colour.
         pale: whether it shows the raw values behind their moving average.
-        xs: the steps.
-        ys: the value at each step.
+        xs, ys: the steps and the values.
     """
 
     label: str
@@ -54,9 +51,6 @@ class Curve:
     pale: bool
     xs: Sequence[float]
     ys: Sequence[float]
-
-
-_PLAIN = Look()
 
 
 def picture_path(text: str) -> Path:
@@ -70,17 +64,16 @@ def picture_path(text: str) -> Path:
 # -- selection --------------------------------------------------------------------------------------------------------
 
 
-def charts(runs: Sequence[Run], names: Sequence[str], look: Look = _PLAIN) -> dict[str, list[Curve]]:
+def charts(runs: Sequence[Run], names: Sequence[str], look: Look = PLAIN) -> dict[str, list[Curve]]:
     """Return the curves of scalars, with a few thousand points each, by the title of their chart."""
-    columns = [run.columns([name for name in names if name in run.ranges]) for run in runs]
     several, found = len(runs) > 1, {}
     for tag, of_chart in by_tag(names).items():
         curves = []
-        for number, (run, of_run) in enumerate(zip(runs, columns, strict=True)):
+        for number, run in enumerate(runs):
             for index, name in enumerate(of_chart):
-                if name not in of_run:
+                if name not in run.ranges:
                     continue
-                xs, ys = of_run[name].steps, of_run[name].values
+                xs, ys = map(list, zip(*run.scalars[name], strict=True))
                 label, style = (f"{run.name} {name}", (number, index)) if several else (name, (index, 0))
                 if look.smooth:
                     curves.append(Curve(f"{label}, raw", *style, True, *_picked(xs, ys)))
@@ -90,25 +83,20 @@ def charts(runs: Sequence[Run], names: Sequence[str], look: Look = _PLAIN) -> di
     return found
 
 
-def _picked(xs: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
-    places = shown(values)
-    return [xs[place] for place in places], [values[place] for place in places]
+def _picked(xs: Sequence[float], values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the points to draw: the lowest and the highest of each group of neighbours, which keeps every peak.
 
-
-def shown(values: Sequence[float]) -> list[int]:
-    """Return the indices of the points to draw: the lowest and the highest of each group of neighbours.
-
-    This keeps every peak. A group without finite values becomes a gap.
+    A group without finite values becomes a gap.
     """
     if len(values) <= 2 * _GROUPS:
-        return list(range(len(values)))
+        return xs, values
     length = -(-len(values) // _GROUPS)
     places = {0, len(values) - 1}
     for start in range(0, len(values), length):
         group = [(value, place) for place, value in enumerate(values[start : start + length], start)]
         finite = [pair for pair in group if math.isfinite(pair[0])] or group[:1]
         places |= {min(finite)[1], max(finite)[1]}
-    return sorted(places)
+    return [xs[place] for place in sorted(places)], [values[place] for place in sorted(places)]
 
 
 def moving_average(values: Sequence[float], weight: float) -> Iterator[float]:
@@ -121,12 +109,6 @@ def moving_average(values: Sequence[float], weight: float) -> Iterator[float]:
         yield total / weights if weights else math.nan
 
 
-def is_constant(runs: Sequence[Run], names: Sequence[str]) -> bool:
-    """Return whether a chart of the scalars would show only horizontal lines."""
-    ranges = [run.ranges[name] for run in runs for name in names if name in run.ranges]
-    return all(found.lowest[0] == found.highest[0] or math.isnan(found.lowest[0]) for found in ranges)
-
-
 def by_tag(names: Sequence[str]) -> dict[str, list[str]]:
     """Group the scalars that share a chart, whose names differ only before the first slash."""
     groups: dict[str, list[str]] = {}
@@ -137,11 +119,7 @@ def by_tag(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
-    """Expand names and patterns with ``*``. A run need not have scalars for every pattern.
-
-    Raises:
-        ExperimentError: a run has no scalars or lacks a name, or no run has a scalar for a pattern.
-    """
+    """Expand names, which each run must have, and patterns with ``*``, for which one run must have a scalar."""
     known = list(dict.fromkeys(name for run in runs for name in run.ranges))
     for run in runs:
         if not run.ranges:
@@ -160,10 +138,9 @@ def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
 # -- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = _PLAIN) -> bytes:
+def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = PLAIN) -> bytes:
     """Draw scalars of runs, with one chart per tag; returns the content of a file in one of the `FORMATS`."""
     try:
-        import matplotlib  # noqa: F401 - it may be gone although its parts were imported before
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ExperimentError("curves are drawn with matplotlib; pip install 'prototrain[plot]'") from error

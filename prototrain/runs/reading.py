@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,33 +35,6 @@ class Range:
     last: float
     lowest: tuple[float, int]
     highest: tuple[float, int]
-
-
-@dataclass
-class Metrics:
-    """A summary of all rows.
-
-    Attributes:
-        ranges: the range of each scalar, by name, in the order of first appearance.
-        last_step, last_time: the step of the last row, and its time in seconds since the epoch; None if there is none.
-    """
-
-    ranges: dict[str, Range] = field(default_factory=dict)
-    last_step: int | None = None
-    last_time: float | None = None
-
-
-@dataclass(frozen=True)
-class Column:
-    """The values of a scalar.
-
-    Attributes:
-        steps: the step of each value.
-        values: NaN where the file has null.
-    """
-
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,18 +76,14 @@ class Run:
 
     @cached_property
     def scalars(self) -> dict[str, list[tuple[int, float]]]:
-        """All (step, value) pairs by scalar name, as in the file when first read."""
-        columns = self.columns(None).items()
-        return {name: list(zip(column.steps, column.values, strict=True)) for name, column in columns}
-
-    def columns(self, names: Iterable[str] | None) -> dict[str, Column]:
-        """Return the steps and values of the given scalars, or of all scalars if None, as currently in the file.
-
-        Raises:
-            ExperimentError: the file cannot be read.
-        """
+        """All (step, value) pairs by scalar name, as in the file when first read; null is read as NaN."""
+        found: dict[str, list[tuple[int, float]]] = {}
         with _reading(self.directory):
-            return read_columns(Experiment(self.directory).metrics, names)
+            for row in rows_of(Experiment(self.directory).metrics):
+                for name, value in row.items():
+                    if name not in ("step", "time") and (number := _number(value)) is not None:
+                        found.setdefault(name, []).append((row["step"], number))
+        return found
 
     @property
     def steps(self) -> str:
@@ -177,15 +146,15 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         )
     with _reading(directory):
         attempts = read_attempts(experiment.record)
-        metrics = read_metrics(experiment.metrics)
+        ranges, last_row = read_ranges(experiment.metrics)
         checkpoints = checkpoint_steps(experiment.checkpoints)
         running = (not attempts or attempts[-1].state == "running") and experiment.is_running()
     has_config = (directory / "config.json").exists()
-    traces = [*([] if metrics.last_step is None else [metrics.last_step]), *checkpoints[-1:]]
+    traces = [*([] if last_row is None else [last_row["step"]]), *checkpoints[-1:]]
     last = attempts[-1] if attempts else Attempt(started=math.nan)
     ended = last.state != "running"
     # An attempt without a recorded end lasts until now if it is running, else until its last row.
-    until = clock() if running else metrics.last_time
+    until = clock() if running else (last_row or {}).get("time")
     rest = 0.0 if last.seconds is not None or until is None or not attempts else max(0.0, until - last.started)
     changes: Any = last.changes
     return Run(
@@ -202,7 +171,7 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         config=read_object(directory / "config.json") if has_config else {},
         environment=read_object(experiment.environment),
         attempts=attempts,
-        ranges=metrics.ranges,
+        ranges=ranges,
     )
 
 
@@ -235,15 +204,12 @@ def flat(entries: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-# -- metrics.jsonl ---------------------------------------------------------------------------------------------------
-
-
-def read_metrics(path: Path) -> Metrics:
-    """Summarise a metrics.jsonl. The summary is empty if the file does not exist."""
-    metrics = Metrics()
+def read_ranges(path: Path) -> tuple[dict[str, Range], dict[str, Any] | None]:
+    """Return the range of each scalar in a metrics.jsonl, in the order of first appearance, and the last row."""
     kept: dict[str, list[Any]] = {}  # last value, lowest with its step, highest with its step
+    row = None
     for row in rows_of(path):
-        step = metrics.last_step = row["step"]
+        step = row["step"]
         for name, value in row.items():
             if value.__class__ is not float and (value := _number(value)) is None:
                 continue
@@ -256,27 +222,8 @@ def read_metrics(path: Path) -> Metrics:
                 one[1], one[2] = value, step
             if value > one[3] or one[3] != one[3]:
                 one[3], one[4] = value, step
-    metrics.last_time = kept["time"][0] if "time" in kept else None
-    metrics.ranges = {
-        name: Range(last, (lowest, at), (highest, then))
-        for name, (last, lowest, at, highest, then) in kept.items()
-        if name not in ("step", "time")
-    }
-    return metrics
-
-
-def read_columns(path: Path, names: Iterable[str] | None = None) -> dict[str, Column]:
-    """Read all values of the given scalars, or of all scalars if None, by name."""
-    columns = {name: Column() for name in names or ()}
-    for row in rows_of(path):
-        for name, found in row.items():
-            if name in ("step", "time") or (names is not None and name not in columns):
-                continue
-            if (value := _number(found)) is not None:
-                column = columns.setdefault(name, Column())
-                column.steps.append(row["step"])
-                column.values.append(value)
-    return columns
+    ranges = {name: Range(last, (low, at), (high, then)) for name, (last, low, at, high, then) in kept.items()}
+    return {name: found for name, found in ranges.items() if name not in ("step", "time")}, row
 
 
 def _number(value: Any) -> float | None:

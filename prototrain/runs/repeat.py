@@ -13,12 +13,10 @@ from prototrain.config.schema import LOCATION_KEYS
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ConfigError, ExperimentError
 from prototrain.experiment import Experiment
-from prototrain.experiment.facts import differences
+from prototrain.experiment.facts import changes
 from prototrain.experiment.record import read_attempts
 from prototrain.experiment.rows import rows_of
 from prototrain.system.terminal import plain_table
-
-_FORM = {"trainer": str, "modules": dict, "callbacks": list, "facts": dict, "versions": dict, "data": dict}
 
 
 class Repeat:
@@ -29,10 +27,6 @@ class Repeat:
         trainer: the class of its trainer, as ``module:name``.
         towers: its devices, in the form of `--towers`; None if its trainer takes no towers.
         modules: the paths of its modules and of their copies, by name.
-
-    Raises:
-        ExperimentError: the directory is not an experiment, or the run cannot be repeated.
-        ConfigError: a file is damaged, or the run has another model.
     """
 
     def __init__(self, directory: str, model: str | None = None) -> None:
@@ -41,8 +35,6 @@ class Repeat:
         if not experiment.environment.is_file():
             raise ExperimentError(f"--from: {directory} is not an experiment: it has no environment.json")
         self._environment = found = read_object(experiment.environment)
-        if not all(isinstance(found.get(key), kind) for key, kind in _FORM.items()):
-            raise ExperimentError(f"--from: {experiment.environment} lacks entries that a run writes")
         if not isinstance(found.get("model"), str) or found["trainer"].startswith("__main__:"):
             raise ExperimentError(
                 f"--from: {directory} is of a script ({' '.join(map(str, found.get('command', [])))}), which makes its "
@@ -93,15 +85,11 @@ class Repeat:
     def differences(self, now: dict[str, Any], config: Config) -> list[str]:
         """Describe the differences between the run and another one with this environment.json and config."""
         then = self._environment
-        found = differences(_settings(then), _settings(now))
+        found = changes(_settings(then), _settings(now))
         changed = differing([read_object(self._experiment.directory / "config.json"), config])
         found += [f"config {key} was {was} and is {value}" for key, (was, value) in changed if key not in LOCATION_KEYS]
         stages = first_difference(then["data"]["stages"], now["data"]["stages"])
         found += [] if stages is None else [stages]
-        digests = ("file names", "file sizes")
-        found += [f"data has other {name}" for name in digests if then["data"].get(name) != now["data"][name]]
-        found += [f"callback {name} is missing" for name in then["callbacks"] if name not in now["callbacks"]]
-        found += [f"callback {name} is new" for name in now["callbacks"] if name not in then["callbacks"]]
         resumed = [one.start for one in read_attempts(self._experiment.record) if "changed: " in (one.start or "")]
         return found + [f"the run itself was {line}" for line in resumed]
 
@@ -139,6 +127,6 @@ class Announcement(Callback):
 
 
 def _settings(environment: dict[str, Any]) -> dict[str, Any]:
-    names = {"platform": "platform", "devices": "devices", "working directory": "directory"}
-    other = {name: environment.get(key) for name, key in names.items()}
-    return {**environment["versions"], **environment["facts"], **other}
+    names = ("versions", "callbacks", "platform", "devices", "directory")
+    data = {f"data {name}": environment["data"].get(name) for name in ("file names", "file sizes")}
+    return {**environment["facts"], **data, **{name: environment.get(name) for name in names}}

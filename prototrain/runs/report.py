@@ -9,7 +9,7 @@ import json
 import math
 import shlex
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -21,9 +21,9 @@ from tabulate import tabulate
 
 from prototrain.config.values import as_text
 from prototrain.experiment import Experiment
-from prototrain.experiment.record import Attempt
+from prototrain.experiment.record import Attempt, Outcome
 from prototrain.runs import Run, flat, short_names
-from prototrain.runs.curves import Curve, Look, by_tag, charts, choose_scalars, is_constant
+from prototrain.runs.curves import PLAIN, Curve, Look, charts, choose_scalars
 from prototrain.system.terminal import in_digits, in_words
 
 _LOG_LINES = 100
@@ -53,31 +53,20 @@ $scripts
 """)
 
 
-def write_page(
-    runs: Sequence[Run],
-    *,
-    scalars: Sequence[str] | None = None,
-    look: Look | None = None,
-) -> str:
-    """Return the HTML page about some runs.
-
-    Args:
-        runs: the runs, with different names.
-        scalars: names and patterns of the scalars to draw; None for all.
-        look: the look of the curves.
+def write_page(runs: Sequence[Run], *, scalars: Sequence[str] | None = None, look: Look = PLAIN) -> str:
+    """Return the HTML page about some runs with different names, with curves of all scalars or of some patterns.
 
     Raises:
         ExperimentError: there is no such scalar.
         OSError: a file cannot be read.
     """
-    look = look or Look()
     if len(runs) > 1:
         runs = [replace(run, name=name) for run, name in zip(runs, short_names(runs), strict=True)]
-    places, data, constant = _curves(runs, scalars, look)
+    places, data = _curves(runs, scalars, look)
     drawing = _asset("uPlot.iife.min.js", "draw.js")
     sections = {
         "": _summary(runs),
-        "Curves": places + constant + (_HINT if places else ""),
+        "Curves": places and places + _HINT,
         "Scalars": _scalars(runs),
         "Config": _config(runs),
     }
@@ -144,37 +133,26 @@ def command_of(environment: dict[str, Any]) -> str | None:
     return shlex.join(["prototrain" if is_own else first, *rest])
 
 
-def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> tuple[str, str, str]:
-    """Return the HTML elements of the charts, the curves as JSON, and a paragraph about the constant scalars."""
+def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> tuple[str, str]:
+    """Return the HTML elements of the charts, and the curves as JSON."""
     having = [run for run in runs if run.ranges]
-    known = list(dict.fromkeys(name for run in runs for name in run.ranges))
-    names = known if scalars is None else choose_scalars(having, scalars) if having else []
-    level = [name for chart in by_tag(names).values() if is_constant(runs, chart) for name in chart]
-    words = ", ".join(
-        f"{name} = {in_digits(run.ranges[name].last)}{f' ({run.name})' if len(runs) > 1 else ''}"
-        for name in level
-        for run in runs
-        if name in run.ranges
-    )
-    constant = f"<p>constant: {html.escape(words)}</p>" if words else ""
-    found = charts(runs, [name for name in names if name not in level], look)
+    if not having:
+        return "", ""
+    found = charts(runs, choose_scalars(having, ["*"] if scalars is None else scalars), look)
     drawn: list[dict[str, Any]] = []
     for title, curves in found.items():
         shown = [_in_json(curve, look) for curve in curves]
         is_log = look.log and any(value is not None for curve in shown for value in curve["y"])
         drawn.append({"id": f"chart-{len(drawn)}", "title": title, "log": is_log, "lines": shown})
-    if not drawn:
-        return "", "", constant
     places = "".join(f'<div id="{chart["id"]}"></div>' for chart in drawn)
     data = json.dumps({"charts": drawn}).replace("<", "\\u003c")
-    return f'<div class="charts">{places}</div>', data, constant
+    return f'<div class="charts">{places}</div>', data
 
 
 def _in_json(curve: Curve, look: Look) -> dict[str, Any]:
-    pairs = sorted(dict(zip(curve.xs, curve.ys, strict=True)).items())
-    ys = [y if math.isfinite(y) and (y > 0 or not look.log) else None for _, y in pairs]
+    ys = [y if math.isfinite(y) and (y > 0 or not look.log) else None for y in curve.ys]
     style = {"label": curve.label, "colour": curve.colour, "dash": curve.dash, "pale": curve.pale}
-    return {**style, "x": [x for x, _ in pairs], "y": ys}
+    return {**style, "x": curve.xs, "y": ys}
 
 
 def _scalars(runs: Sequence[Run]) -> str:
@@ -213,25 +191,10 @@ def _environment(run: Run) -> str:
 
 
 def _time(run: Run) -> str:
-    headers = ["started", "start", "steps", "time", "steps/s", "end"]
-    rows = [_row_of(attempt) for attempt in run.attempts]
-    if any(attempt.workers is not None for attempt in run.attempts):
-        headers += ["workers", "started again because"]
-        rows = [[*row, one.workers, one.cause] for row, one in zip(rows, run.attempts, strict=True)]
-    attempts = _table(rows, headers)
-    ended = [attempt for attempt in run.attempts if attempt.seconds is not None]
-    total = sum(attempt.seconds or 0.0 for attempt in ended)
-    seconds: Counter[str] = Counter()
-    for attempt in ended:
-        seconds.update(attempt.callbacks)
-        seconds.update({name: taken for name, taken in attempt.loop.items() if name != "waiting for input"})
-    waiting = sum(attempt.loop.get("waiting for input", 0.0) for attempt in ended)
-    if not total:
-        return attempts
-    shares = [*seconds.most_common(), ("everything else", max(total - sum(seconds.values()), 0.0))]
-    shares.append(("waiting for input, a part of the steps", waiting))
-    rows = [[name, f"{taken:.2f}", f"{taken / total:.1%}"] for name, taken in shares]
-    return f"{attempts}\n<h3>Where the time went</h3>\n{_table(rows, ['', 'seconds', 'share'])}"
+    headers = ["started", "start", "steps", "time", "steps/s", "end", "workers", "started again because"]
+    several = any(attempt.workers is not None for attempt in run.attempts)
+    columns = len(headers) if several else -2
+    return _table([_row_of(attempt)[:columns] for attempt in run.attempts], headers[:columns])
 
 
 def _row_of(attempt: Attempt) -> list[Any]:
@@ -240,8 +203,8 @@ def _row_of(attempt: Attempt) -> list[Any]:
         steps = f"{attempt.first_step} to {attempt.step}"
         speed = in_digits((attempt.step - attempt.first_step) / attempt.seconds) if attempt.seconds else None
     taken = None if attempt.seconds is None else in_words(attempt.seconds)
-    end = attempt.state if attempt.reason is None else f"{attempt.state}: {attempt.reason}"
-    return [_moment(attempt.started), attempt.start, steps, taken, speed, end]
+    end = str(Outcome(attempt.state, attempt.reason))
+    return [_moment(attempt.started), attempt.start, steps, taken, speed, end, attempt.workers, attempt.cause]
 
 
 # -- pieces of HTML ---------------------------------------------------------------------------------------------------

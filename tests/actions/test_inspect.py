@@ -34,4 +34,4 @@ def test_callbacks_are_listed_in_execution_order() -> None:
     callbacks = [SaveOnExit(), Summaries().every(steps=1, epochs=2), ExponentialMovingAverage(0.9), JSONWriter()]
     rows = [line.split() for line in str(inspect.callback_table(callbacks)).splitlines()[2:]]
     assert [row[1] for row in rows] == ["Summaries", "ExponentialMovingAverage", "JSONWriter", "SaveOnExit"]
-    assert " ".join(rows[0][2:]) == "every 1 steps and every 2 epochs and at the end after_run yes"
+    assert " ".join(rows[0][2:]) == "every 1 steps and every 2 epochs and at the end"

@@ -70,6 +70,7 @@ def special(inputs: Any, train_phase: bool) -> Any:
     net.pair = tf.ones([size, 2])
     net.ragged = tf.RaggedTensor.from_row_lengths(tf.range(size), tf.ones([size], tf.int32))
     net.uneven = tf.ones([size, size])
+    net.complex = tf.cast(net.pair, tf.complex64)
     return net
 
 
@@ -89,10 +90,15 @@ def test_strings_vectors_and_non_finite_values(
     ("arguments", "error", "words"),
     [
         ((), PrototrainError, "predict: name the outputs"),
-        (("--outputs", "loss"), ModelError, r"'loss' is a .* of shape \(\), not a tensor with a row for each of 8"),
+        (
+            ("--outputs", "loss"),
+            ModelError,
+            r"'loss' is a .* of shape \(\), not a dense tensor with a row for each of 8",
+        ),
         (("--outputs", "x", "--keep", "id"), DataError, "a batch has no 'id'; it has: x, y"),
-        (("--outputs", "uneven", ".npz"), ModelError, r"rows of shape \(8,\) and of shape \(4,\)"),
-        (("--outputs", "ragged", ".npz"), ModelError, "is ragged"),
+        (("--outputs", "uneven", ".npz"), ModelError, "do not fit into one array; take .jsonl"),
+        (("--outputs", "ragged", ".npz"), ModelError, "'ragged' is a RaggedTensor of shape"),
+        (("--outputs", "complex"), ModelError, "is complex"),
         (("--outputs", "bytes"), ModelError, "not UTF-8"),
     ],
 )

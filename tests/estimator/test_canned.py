@@ -89,7 +89,7 @@ def test_wide_and_deep_with_exporters(tmp_path: Path, capsys: pytest.CaptureFixt
     np.testing.assert_allclose(served["regression"](examples=tf.constant([one]))["outputs"], [expected], rtol=1e-4)
 
 
-class Fake:
+class FakeEstimator:
     """An estimator that exports an empty directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -102,26 +102,40 @@ class Fake:
         return str(place)
 
 
+class FakeModel:
+    """A model whose evaluation at each step has a given loss."""
+
+    stop = None
+
+    def __init__(self, trainer: CountingTrainer, losses: Any) -> None:
+        self.trainer, self.losses, self.evaluated = trainer, losses, list[int]()
+
+    def take_over(self, trainer: Any) -> None:
+        self.evaluated.append(trainer.global_step)
+
+    def measure(self, steps: int | None) -> dict[str, Any]:
+        step = self.trainer.global_step
+        return {"loss": self.losses[step - 1], "global_step": step}
+
+
+def test_evaluation_throttling() -> None:
+    trainer = CountingTrainer()
+    built: Any = FakeModel(trainer, [1.0] * 6)
+    spec = EvalSpec(data, start_delay_secs=2, throttle_secs=3)
+    trainer.train([ThrottledValidation(built, spec, lambda: trainer.global_step).every(steps=1)], max_steps=6)
+    assert built.evaluated == [2, 5, 6]
+
+
 def test_exporters(tmp_path: Path) -> None:
     def run(max_steps: int, losses: list[float]) -> list[Any]:
         trainer = CountingTrainer(experiment=tmp_path / "run")
-
-        class Built:
-            stop = None
-
-            def take_over(self, trainer: Any) -> None:
-                pass
-
-            def measure(self, steps: int | None) -> dict[str, Any]:
-                return {"loss": losses[trainer.global_step - 1], "global_step": trainer.global_step}
-
-        built: Any = Built()
+        built: Any = FakeModel(trainer, losses)
         evaluation = ThrottledValidation(built, EvalSpec(data, start_delay_secs=0, throttle_secs=0))
         exports = Exports(fake, evaluation, exporters)
         trainer.train([evaluation.every(steps=1), exports.every(steps=1)], max_steps=max_steps)
         return exports.results
 
-    fake: Any = Fake(tmp_path)
+    fake: Any = FakeEstimator(tmp_path)
     receiver: Any = lambda: None  # noqa: E731
     best = estimator.BestExporter(serving_input_receiver_fn=receiver, exports_to_keep=2)
     exporters = [best, estimator.LatestExporter("latest", receiver, exports_to_keep=1)]

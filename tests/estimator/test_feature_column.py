@@ -57,7 +57,7 @@ def test_columns_equal_tensorflow(tmp_path: Path) -> None:
         assert (mine.name, mine.parse_spec) == (theirs.name, theirs.parse_example_spec)
 
 
-@pytest.mark.parametrize("text", ["a\u2028b\nc\x0bd\ne", "a\r\nb\r\n", "\u0085\na"])
+@pytest.mark.parametrize("text", ["a\u2028b\nc\x0bd\ne", "a\r\nb\r\n"])
 def test_vocabulary_files_are_read_as_by_tensorflow(tmp_path: Path, text: str) -> None:
     file = tmp_path / "words"
     file.write_bytes(text.encode())
@@ -75,12 +75,10 @@ def test_vocabulary_files_are_read_as_by_tensorflow(tmp_path: Path, text: str) -
 
 def test_sparse_and_empty_features() -> None:
     words = FEATURES["words"]
-    sparse = tf.sparse.from_dense(words)
     column = feature_column.categorical_column_with_vocabulary_list("words", ["a", "b", "c"])
-    for given in (words, sparse, tf.RaggedTensor.from_sparse(tf.sparse.from_dense(words[:2]))):
-        expected = [[1, 1, 0], [0, 2, 0], [0, 0, 1], [0, 0, 0]][
-            : len(given.to_list()) if hasattr(given, "to_list") else 4
-        ]
+    expected = [[1, 1, 0], [0, 2, 0], [0, 0, 1], [0, 0, 0]]
+    ragged = tf.ragged.constant([["a", "b"], ["b", "b"], ["c"], []])
+    for given in (words, tf.sparse.from_dense(words), ragged):
         np.testing.assert_array_equal(feature_column.indicator_column(column).dense({"words": given}), expected)
     layer: Any = lambda ids: tf.gather(tf.constant([[3.0, 4.0], [6.0, 8.0], [1.0, 0.0]]), ids)  # noqa: E731
     ids = column.ids(FEATURES)
@@ -106,7 +104,9 @@ CASES: dict[str, Any] = {
     "both num_oov_buckets and a default_value": lambda: f.categorical_column_with_vocabulary_list(
         "w", "ab", None, 1, 1
     ),
-    "cannot be read from /nowhere": lambda: f.categorical_column_with_vocabulary_file("word", "/nowhere"),
+    "has 0 words, fewer than the vocabulary_size 1": lambda: f.categorical_column_with_vocabulary_file(
+        "word", "/dev/null", 1
+    ),
     "at least two keys": lambda: f.crossed_column(["word"], 3),
     "not hashed, not Hashed": lambda: f.crossed_column(["age", f.categorical_column_with_hash_bucket("w", 3)], 3),
     "no combiner 'max'": lambda: f.embedding_column(f.categorical_column_with_identity("number", 3), 2, "max"),

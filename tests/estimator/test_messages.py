@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ from prototrain.estimator import (
     Estimator,
     EstimatorSpec,
     EvalSpec,
+    FinalExporter,
     ModeKeys,
     RunConfig,
     ServingInputReceiver,
     TrainSpec,
-    WarmStartSettings,
     train_and_evaluate,
 )
 from tests.estimator.programs import linear_fn, plain
@@ -49,8 +48,8 @@ OF_MODEL_FN = {
     r"eval_metric_ops\['a'\] must be a Keras metric or a scalar tensor, not tuple": lambda mode, loss: EstimatorSpec(
         mode, loss=loss, train_op=SGD(), eval_metric_ops={"a": (loss, loss)}
     ),
-    "collection of losses, which is gone; add the losses": lambda mode, loss: tf.compat.v1.losses.get_total_loss(),
-    "collection of global_step, which is gone; give a learn": lambda mode, loss: tf.compat.v1.train.get_global_step(),
+    "collection of losses, which is gone; see": lambda mode, loss: tf.compat.v1.losses.get_total_loss(),
+    "collection of global_step, which is gone; see": lambda mode, loss: tf.compat.v1.train.get_global_step(),
 }
 
 
@@ -90,18 +89,15 @@ OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
     "model_fn takes 'x', which is none of features, labels": lambda path: Estimator(lambda x: None, path),
     "config must be a .*RunConfig, not dict": lambda path: Estimator(linear_fn, path, {}),  # type: ignore[arg-type]
     "there are two model directories": lambda path: Estimator(linear_fn, path, RunConfig(str(path / "other"))),
-    "warm_start_from must be a directory or WarmStartSettings, not int": lambda path: Estimator(
-        linear_fn, path, warm_start_from=1
-    ),  # type: ignore[arg-type]
     "train_distribute must be a .*MirroredStrategy, not OneDeviceStrategy": lambda path: Estimator(
         linear_fn, path, RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("CPU:0"))
     ).train(plain, steps=1),
     "steps must be a positive whole number, not 0": train(steps=0),
     "steps or max_steps, not both": train(steps=1, max_steps=1),
     "there is no checkpoint in .* yet; call train": lambda path: Estimator(linear_fn, path).evaluate(plain),
-    "EvalSpec: exporters must be Exporters, each with another name": lambda path: EvalSpec(plain, exporters=[1]),
-    "vars_to_warm_start takes regular expressions": lambda path: WarmStartSettings("somewhere", [1]),
-    "receiver_tensors={name: tf.TensorSpec": lambda path: ServingInputReceiver({}, {"x": 1}),
+    "each of the exporters needs another name, not x, x": lambda path: EvalSpec(
+        plain, exporters=[FinalExporter("x", print)] * 2
+    ),
 }
 
 
@@ -133,7 +129,6 @@ def test_usage_errors(tmp_path: Path) -> None:
         "export_outputs has a, b; call one of them 'serving_default'": lambda: trained.export_saved_model(
             tmp_path / "e", lambda: ServingInputReceiver(spec, {"x": spec})
         ),
-        "must return a .*ServingInputReceiver, not int": lambda: trained.export_saved_model(tmp_path, lambda: 1),  # type: ignore[arg-type,return-value]
         "line/kernel is .* there and .* here; train in another": lambda: trained.evaluate(
             lambda: plain().map(lambda x, y: (tf.concat([x, x], 1), y))
         ),
@@ -147,17 +142,3 @@ def test_usage_errors(tmp_path: Path) -> None:
     for message, wrong in cases.items():
         with pytest.raises(PrototrainError, match=message):
             wrong()
-
-
-def test_save_signal_between_two_runs(tmp_path: Path) -> None:
-    handlers = []
-
-    def input_fn() -> Any:
-        handlers.append(signal.getsignal(signal.SIGUSR1))
-        raise OSError("on purpose")
-
-    run = Estimator(linear_fn, tmp_path)
-    for train in (lambda: run.train(input_fn), lambda: train_and_evaluate(run, TrainSpec(input_fn), EvalSpec(plain))):
-        with pytest.raises(OSError, match="on purpose"):
-            train()
-    assert len(handlers) == 2 and signal.SIG_DFL not in handlers

@@ -64,11 +64,9 @@ def test_single_points_are_visible() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a", "_b$x$", "--scalar", "vld/rate"], "a has no scalar 'vld/rate'; it has: trn/loss, vld/loss"),
         (["a", "--scalar", "loss"], "a has no scalar 'loss'; it has: trn/loss, vld/loss"),
         (["a", "--scalar", "tst/*"], "there is no scalar like 'tst/*'; there are: trn/loss, vld/loss"),
         (["none", "--scalar", "vld/loss"], "none has no scalars yet: there is nothing in none/metrics.jsonl"),
-        (["nowhere", "--scalar", "vld/loss"], "there is no directory nowhere"),
         ([".", "--scalar", "vld/loss"], ". is not an experiment: it has no environment.json"),
         (["a", "--scalar", "vld/loss", "-o", "nowhere/c.png"], "cannot write nowhere/c.png: No such file or directory"),
     ],
@@ -81,7 +79,7 @@ def test_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert plot("a", "--scalar", "vld/loss", "-o", "c.png") == 1
     said = capsys.readouterr().err
     assert said == "prototrain: error: curves are drawn with matplotlib; pip install 'prototrain[plot]'\n"
@@ -108,17 +106,8 @@ def test_smoothing() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["a", "-o", "c.png"],
-        ["a", "--scalar", "x", "-o", "c.jpg"],
-        ["a", "--scalar", "x"],
-        ["a", "--scalar", "x", "-o", "c.png", "--smooth", "1"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [["-o", "c.jpg"], [], ["-o", "c.png", "--smooth", "1"]])
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        plot(*arguments)
-    assert exit_.value.code == 2
+    with pytest.raises(SystemExit, match="2"):
+        plot("a", "--scalar", "x", *arguments)
     assert "(see prototrain plot --help)" in capsys.readouterr().err

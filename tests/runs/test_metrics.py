@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from prototrain.cli import main
-from prototrain.experiment.record import RunRecord, read_attempts
 from prototrain.experiment.rows import cut_back, superseded
 from prototrain.runs import Range, read_run
 from prototrain.runs.curves import charts
-from prototrain.runs.reading import read_columns, read_metrics
-from tests.made import make, running
+from prototrain.runs.reading import read_ranges
+from tests.made import make
 
 LINES = [
     b'{"step": 1, "time": 1.0, "a": 0.5, "b": null}', b'{"step": 2, "time": 2.0, "a": -1, "text": "x"}', b"[1]",
@@ -27,13 +26,10 @@ def test_invalid_lines(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("prototrain.experiment.rows._BLOCK_BYTES", block)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"\n".join(LINES))
-    found = read_metrics(path)
-    assert found.last_step == 7 and found.last_time == 6.5
-    assert list(found.ranges) == ["a", "b"] and found.ranges["b"] == Range(2.0, (2.0, 6), (2.0, 6))
-    assert math.isnan(found.ranges["a"].last) and found.ranges["a"].lowest == (-1.0, 2)
-    assert found.ranges["a"].highest == (0.5, 1)
-    column = read_columns(path)["a"]
-    assert column.steps == [1, 2, 6, 7] and column.values[:3] == [0.5, -1.0, 0.5]
+    found, last = read_ranges(path)
+    assert last is not None and last["step"] == 7
+    assert list(found) == ["a", "b"] and found["b"] == Range(2.0, (2.0, 6), (2.0, 6))
+    assert math.isnan(found["a"].last) and found["a"].lowest == (-1.0, 2) and found["a"].highest == (0.5, 1)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +54,6 @@ def test_resume_keeps_rows_up_to_its_step(
 
 
 # -- in the commands --------------------------------------------------------------------------------------------------
-
-
-def test_time_of_a_killed_run(tmp_path: Path) -> None:
-    rows = [{"step": step, "time": 1000.0 + 10 * step, "a": step} for step in range(1, 30)]
-    directory = make(tmp_path / "a", running(started=1000.0), rows=rows)
-    assert read_run(directory).seconds == 290
-    RunRecord(directory / "run.json", print).note()  # the next attempt
-    first, second = read_attempts(directory / "run.json")
-    assert (first.state, first.seconds, second.seconds) == ("running", 290.0, None)
-    assert read_run(directory).seconds == 290
 
 
 def test_downsampled_curves_show_every_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

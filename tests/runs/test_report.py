@@ -22,14 +22,13 @@ from tests.tiny import tiny_trainer
 
 
 class Page(HTMLParser):
-    """Collect the tags, texts and pictures of a page; every tag must be closed."""
+    """Collect the tags and texts of a page; every tag must be closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.text = path.read_text(encoding="utf-8")
         self.open: list[str] = []
         self.tags: set[str] = set()
-        self.images: list[tuple[str, bytes]] = []
         self.words: list[str] = []
         self.scripts: list[str] = []
         self.feed(self.text)
@@ -37,13 +36,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        if tag not in ("meta", "img"):
+        if tag != "meta":
             self.open.append(tag)
-        for name, value in attrs:
-            assert name not in ("href", "onclick", "onload")
-            if name == "src":
-                kind, _, data = str(value).partition(";base64,")
-                self.images.append((kind, base64.b64decode(data, validate=True)))
+        assert not {"href", "src", "onclick", "onload"} & dict(attrs).keys()
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -73,15 +68,8 @@ def report(experiment: Path) -> Page:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with validation and curves."""
     directory = tmp_path_factory.mktemp("report") / "trained"
-    trainer = tiny_trainer(directory)
-    trainer.train(
-        [
-            Validation().every(steps=10),
-            Summaries().every(steps=10),
-            JSONWriter(),
-        ],
-        max_steps=20,
-    )
+    callbacks = [Validation().every(steps=10), Summaries().every(steps=10), JSONWriter()]
+    tiny_trainer(directory).train(callbacks, max_steps=20)
     return directory
 
 
@@ -91,13 +79,12 @@ def page(trained: Path) -> Page:
 
 
 def test_page_of_a_run(page: Page) -> None:
-    headings = ["Curves", "Scalars", "Config", "Time", "Where the time went", "Environment"]
+    headings = ["Curves", "Scalars", "Config", "Time", "Environment"]
     assert [word for word in page.words if word in headings] == headings
     assert page.words[1:7] == ["trained", "state", "finished", "steps", "20 of 20", "best"]
     assert re.fullmatch(r"vld/loss [\d.]+ at step (10|20)", page.after("best")[0]) and page.after("command")
     assert page.after("versions.tensorflow") == [tf.__version__]
     assert page.after("model.batch_size") == ["8"]
-    assert "Validation" in page.words and "everything else" in page.words
     assert {line["label"] for line in page.charts["loss"]} == {"trn/loss", "vld/loss"}
     assert all(line["x"] == [10, 20] and all(line["y"]) for line in page.charts["loss"])
     assert not {"use_ema", "sources", "stages"} & set(re.split(r"\W+", page.text.partition("Environment</h2>")[2]))
@@ -108,8 +95,7 @@ def test_page_is_self_contained(page: Page) -> None:
     _, drawing = page.scripts
     digest = base64.b64encode(hashlib.sha256(drawing.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page.text
-    rest = re.sub(r"base64,[^\"]*", "", page.text.replace(drawing, ""))
-    assert re.search(r"url\(|@import|https?://", rest) is None
+    assert re.search(r"url\(|@import|https?://", page.text.replace(drawing, "")) is None
     assert re.search("fetch\\(|XMLHttpRequest|WebSocket|import\\(", drawing) is None
 
 
@@ -151,7 +137,7 @@ def test_text_is_escaped(tmp_path: Path) -> None:
     assert "b" not in page.tags and len(page.scripts) == 2 and evil in page.charts
     assert page.words[1] == "<b>&$title"
     assert page.after("model.key", 2) == [evil, evil]
-    assert page.words.count(evil) >= 5
+    assert page.words.count(evil) >= 4
     assert "The last 100 of 151 lines" in page.words
 
 
@@ -167,19 +153,14 @@ def test_empty_run(tmp_path: Path) -> None:
 
 def test_resumed_run(tmp_path: Path) -> None:
     killed = running(started=2000.0, first_step=150, start="resumed at step 150; data: ")
-    again = part(started=3000.0, first_step=150, step=200, seconds=10.0, callbacks={"Validation": 5.0, "New": 1.0})
+    again = part(started=3000.0, first_step=150, step=200, seconds=10.0)
     page = report(make(tmp_path / "a", part(state="interrupted", reason="SIGINT"), killed, again))
     assert page.after("fresh", 4) == ["0 to 150", "40 s", "3.75", "interrupted: SIGINT"]
     assert page.after("150 to 200", 3) == ["10 s", "5", "finished"]
-    assert page.after("Validation", 2) == ["15.00", "30.0%"]
-    assert page.after("everything else", 2) == ["32.00", "64.0%"]
 
 
-def test_constant_scalars_have_no_chart(tmp_path: Path) -> None:
-    rows = [{"step": step, "rate": 0.5, "trn/loss": step, "vld/loss": 3.0, "vld/x": 1.0} for step in (1, 2)]
-    make(tmp_path / "a", rows=rows)
-    page = report(tmp_path / "a")
-    assert page.after("Curves") == ["constant: rate = 0.5, vld/x = 1"]
-    assert {title: [line["y"] for line in lines] for title, lines in page.charts.items()} == {"loss": [[1, 2], [3, 3]]}
-    assert main(["report", str(tmp_path / "a"), "--scalar", "vld/*", "--log"]) == 0
-    assert Page(tmp_path / "a" / "report.html").scripts == []
+def test_log_axis(tmp_path: Path) -> None:
+    make(tmp_path / "a", rows=[{"step": step, "x": step - 1, "y": step} for step in (1, 2)])
+    assert main(["report", str(tmp_path / "a"), "--scalar", "x", "--log"]) == 0
+    charts = Page(tmp_path / "a" / "report.html").charts
+    assert {title: [line["y"] for line in lines] for title, lines in charts.items()} == {"x": [[None, 1]]}
