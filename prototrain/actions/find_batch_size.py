@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+import psutil
 import tensorflow as tf
 
 from prototrain.actions.files import add_plot, write_plot
@@ -82,6 +83,8 @@ def measure(model: ModelProtocol, start: int, largest: int, steps: int) -> tuple
     found: list[Measured] = []
     size = start
     while size <= largest:
+        if (why := _too_large(found)) is not None:
+            return found, why
         model.config["model.batch_size"] = size
         try:
             trainer = SimpleTrainer(model)
@@ -110,6 +113,19 @@ def _speed(trainer: SimpleTrainer, size: int, steps: int) -> float:
     stopwatch = CallbackFactory(trigger=lambda callback: times.append(time.perf_counter())).every(steps=steps)
     trainer.train([LearningRate(lambda step: tf.zeros([])), stopwatch], max_steps=(_TIMES + 1) * steps)
     return size * steps / max(min(end - begin for begin, end in pairwise(times)), 1e-9)
+
+
+def _too_large(found: Sequence[Measured]) -> str | None:
+    """Return why the next size is too large, or None.
+
+    Without a GPU the operating system kills a process that takes too much memory, so the size must be checked first.
+    """
+    if len(found) < 2 or tf.config.list_physical_devices("GPU"):
+        return None
+    wanted, free = 2 * (found[-1].memory - found[-2].memory), psutil.virtual_memory().available
+    if wanted < free:
+        return None
+    return f"the next size would take some {wanted / _MIB:,.0f} MiB more, and {free / _MIB:,.0f} MiB are free"
 
 
 def _peak() -> int:

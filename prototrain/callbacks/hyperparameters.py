@@ -419,8 +419,8 @@ class SetTrainable(Callback):
         trainable: whether to train the weights.
 
     Raises:
-        CallbackError: `trainable` is no bool; at setup, if no name matches, `at` was not called, several `SetTrainable` callbacks are not in
-            the order of their steps, or the trainer does not support freezing.
+        CallbackError: `trainable` is no bool; at setup, if no name matches, `at` was not called, several `SetTrainable`
+            callbacks are not in the order of their steps, or the trainer does not support freezing.
     """
 
     chief_only = False  # all workers must train the same weights

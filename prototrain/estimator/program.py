@@ -189,7 +189,10 @@ def _optimizer_spec(train_op: Any) -> OptimizerSpec:
 # In TensorFlow 2, `tf.compat.v1.trainable_variables` and similar functions return empty lists, and a weight decay that
 # uses them would silently be 0. All of these functions call `tf.Graph.get_collection`.
 _KEYS = tf.compat.v1.GraphKeys
-_GONE = (_KEYS.GLOBAL_STEP, _KEYS.LOSSES, _KEYS.MODEL_VARIABLES, _KEYS.WEIGHTS, _KEYS.BIASES)
+_GONE = (
+    *(_KEYS.GLOBAL_STEP, _KEYS.LOSSES, _KEYS.MODEL_VARIABLES, _KEYS.WEIGHTS, _KEYS.BIASES),
+    _KEYS.MOVING_AVERAGE_VARIABLES,
+)
 _get_collection = tf.Graph.get_collection
 
 
