@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
 from keras.src.models.functional import Functional as Functional  # the class of `keras.Model(inputs, outputs)`
+from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 from tensorflow.python.data.experimental.ops import distribute
@@ -230,6 +231,20 @@ def keras_seed() -> int | None:
     """Return the last seed of `keras.utils.set_random_seed`, or None if none was set since the last `clear_session`."""
     found: int | None = global_state.get_global_attribute(rng_utils.GLOBAL_RANDOM_SEED)
     return found
+
+
+def keras_random_state() -> list[int] | None:
+    """Return the state of Keras's global seed generator, or None if nothing has drawn from it."""
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    return None if generator is None else [int(number) for number in generator.state.numpy()]
+
+
+def set_keras_random_state(state: list[int] | None) -> None:
+    """Restore a state that `keras_random_state` returned. This may draw from Python's global random generator."""
+    if state is None:
+        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
+    else:
+        seed_generator.global_seed_generator().state.assign(state)
 
 
 @contextmanager

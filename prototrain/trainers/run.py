@@ -31,6 +31,7 @@ from prototrain.experiment.record import Outcome, RunRecord, read_past
 from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import FRESH, announcing, printable, some_of
 from prototrain.system.tracebacks import in_one_line, out_of_memory
+from prototrain.tf_private import keras_random_state, set_keras_random_state
 
 if TYPE_CHECKING:
     from prototrain.config import Config
@@ -424,7 +425,7 @@ class Run:
             "monitors": trainer.monitors.state_dict(),
             # If a stop came before this step's callbacks, they run after the resume and read these outputs.
             "outputs": encode(trainer.outputs, "what run_step() returned", loose=True),
-            "random": random_state(),
+            "random": {**random_state(), "keras": keras_random_state()},
             "facts": self._facts,
         }
         step = trainer.global_step
@@ -512,6 +513,7 @@ class Run:
                 trainer.monitors.load_state_dict(meta["monitors"])
                 trainer._go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
                 self._resumed = [f"resumed at step {checkpoint.step}", *trainer._after_restore()]
+                set_keras_random_state(meta["random"]["keras"])
                 set_random_state(meta["random"])
         except BaseException:
             step, epoch_num, outputs, is_whole = before

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from argparse import ArgumentParser
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from prototrain.actions import find_batch_size, find_lr
-from prototrain.actions.find_batch_size import Measured, suggest
+from prototrain.actions.find_batch_size import Measured, measure, suggest
 from prototrain.actions.find_lr import suggest_valley
 from prototrain.errors import ConfigError
 from prototrain.trainers.tower import SimpleTrainer
@@ -63,6 +63,18 @@ def test_find_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "try -s model.batch_size=" in out and picture.stat().st_size > 0 and model.config["model.batch_size"] == 8
     with pytest.raises(ConfigError, match=r"model.batch_size is 4, .*'trn' have 8 examples"):
         run(find_batch_size, tiny_model(), "--start", "4")
+
+
+def test_sizes_that_do_not_fit_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([140, 220])
+    monkeypatch.setattr(find_batch_size, "_peak", lambda: next(peaks) * 2**20)
+    monkeypatch.setattr(find_batch_size, "_speed", lambda trainer, size, steps: 1.0)
+    model = tiny_model()
+    model.datasets = lambda: tiny_datasets(model.config["model.batch_size"])
+    monkeypatch.setattr(find_batch_size.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * 2**20))
+    found, end = measure(model, 10, 4096, 1)
+    assert [one.size for one in found] == [10, 20]
+    assert end == "the next size would take some 160 MiB more, and 100 MiB are free"
 
 
 def test_smallest_fast_size_is_suggested() -> None:

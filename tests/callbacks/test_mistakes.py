@@ -48,7 +48,7 @@ ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]
     (
         lambda given: ScheduledHyperParamSetter("rate", given),
         ([(3, 1), (3, 2)], [(0, 1), (2.5, 2)]),
-        "ascending order of whole numbers",
+        "whole numbers in ascending order",
     ),
     (lambda given: ScheduledHyperParamSetter("rate", [(1, 1)], interp=given), ("cubic",), "interp must be"),
     (GraphProfiler, ({"steps": 0},), "at least 1"),

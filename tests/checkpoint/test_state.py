@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.callbacks import Callback, SaveOnExit
+from prototrain.callbacks import Callback, CallbackFactory, SaveOnExit
 from prototrain.checkpoint.state import StateEntries, check_fit
 from prototrain.checkpoint.store import Checkpoint, Checkpoints, Snapshot
 from prototrain.errors import CheckpointError
@@ -318,3 +318,20 @@ def test_message_about_differing_layer_numbers() -> None:
         check_fit(one, other, "x", cure="do this")
     with pytest.raises(CheckpointError, match="Keras numbers unnamed layers by process"):
         check_fit(one, {"dense_2/kernel": np.zeros([2])}, "x")
+
+
+def test_global_random_generators_of_a_callback_continue(tmp_path: Path) -> None:
+    def draws(experiment: Path, *parts: int) -> list[list[float]]:
+        found: list[list[float]] = []
+        for steps in parts:
+            draw = CallbackFactory(
+                trigger=lambda _: found.append([random.random(), np.random.random(), float(keras.random.uniform(()))])
+            )
+            CountingTrainer(experiment=experiment).train([draw.every(steps=2), SaveOnExit()], max_steps=steps)
+            keras.utils.set_random_seed(steps)  # as in another process
+        return found
+
+    keras.utils.set_random_seed(3)
+    expected = draws(tmp_path / "one", 8)
+    keras.utils.set_random_seed(3)
+    assert draws(tmp_path / "two", 4, 8) == expected
