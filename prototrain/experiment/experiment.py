@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
-from prototrain.system.files import LONGEST_NAME, PathLike, joined, local_path, url_of, write_atomic
+from prototrain.system.files import PathLike, joined, local_path, url_of, write_atomic
 
 if TYPE_CHECKING:
     from prototrain.config import Config
@@ -52,19 +52,12 @@ class Experiment:
         remote: the experiment at the URL; None for a local directory.
 
     Raises:
-        ExperimentError: the name is too long for a directory, or has a NUL.
         StorageError: the URL has an unknown scheme, or the library for it is not installed.
     """
 
     def __init__(self, directory: PathLike) -> None:
         self.remote = _remote(directory)
         self.directory = local_path(directory) if self.remote is None else self.remote.directory
-        longest = max(map(os.fsencode, self.directory.parts), key=len, default=b"")
-        if len(longest) > LONGEST_NAME or b"\0" in os.fsencode(self.directory):
-            raise ExperimentError(
-                f"{longest[:40].decode(errors='replace')!r}... cannot be the name of a directory: it has more than "
-                f"{LONGEST_NAME} bytes, or a NUL"
-            )
         self.checkpoints = self.directory / "checkpoints"
         self.summaries = self.directory / "summaries"
         self.metrics = self.directory / "metrics.jsonl"

@@ -8,11 +8,9 @@ import io
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import textwrap
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -104,18 +102,17 @@ class Table:
         from rich.console import Console
 
         lines = io.StringIO()
-        Console(file=lines, width=width, highlight=False, no_color=True).print(self.fitted(width, is_ruled=True))
+        Console(file=lines, width=width, highlight=False, no_color=True).print(self.fitted(width))
         return "\n".join(line.rstrip() for line in lines.getvalue().splitlines())
 
-    def fitted(self, width: int, *, is_ruled: bool = False) -> RichTable:
+    def fitted(self, width: int) -> RichTable:
         """Return a rich table for a width: columns in `cut` are made narrower first, then the others are folded."""
         from rich.box import Box
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        # The rule takes one column of the gap between two columns.
-        box, gap = (Box("    \n    \n -  \n" + 5 * "    \n"), 1) if is_ruled else (None, 2)
-        made = RichTable(box=box, padding=(0, gap, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
+        box = Box("    \n    \n -  \n" + 5 * "    \n")  # a rule below the headers
+        made = RichTable(box=box, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
         rows = [[self._text(cell) for cell in row] for row in self.rows]
         room = [max(map(len, cells)) for cells in zip(self.headers, *rows, strict=True)]
         lacking = sum(room) + 2 * (len(room) - 1) - width
@@ -225,30 +222,20 @@ def import_tensorflow() -> None:
 
 @contextmanager
 def _stderr_held_back() -> Iterator[None]:
-    """Context manager that drops what is written to stderr, unless the block fails. Ctrl-C ends the process at once.
-
-    Some messages are written by C++ code directly to the error stream of the process before any log level is read, so
-    the stream is redirected.
-    """
+    """Drop what is written to stderr, also by C++ code that reads no log level, unless the block fails."""
     sys.stderr.flush()
     kept = os.dup(2)
-    is_main = threading.current_thread() is threading.main_thread()
-    is_usual = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_usual:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save yet
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:
             said.seek(0)
             os.write(kept, said.read())
             raise
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-            if is_usual:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # -- numbers, times and names ------------------------------------------------------------------------------------------
