@@ -16,9 +16,8 @@ from prototrain.system.files import write_atomic
 
 def copy_source(source: Path, target: Path) -> None:
     """Copy a Python file, or the Python files in a package's directory. Each copy is written atomically."""
-    files = [source] if source.is_file() else sorted(source.rglob("*.py"))
-    for file in files:
-        copy = target / source.name / file.relative_to(source) if source.is_dir() else target / file.name
+    for file in [source] if source.is_file() else sorted(source.rglob("*.py")):
+        copy = target / file.relative_to(source.parent)
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(copy, file.read_bytes())
 

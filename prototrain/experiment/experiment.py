@@ -105,9 +105,6 @@ class Experiment:
     def lock(self, announce: Callable[[str], object] = print) -> str | None:
         """Create the directory if needed and lock it for this process. The lock is released when the process ends.
 
-        Args:
-            announce: called with a line of text, for example when the storage at a URL takes long.
-
         Returns:
             a line of text if a run died with the lock or the file system has no locks, else None.
 

@@ -62,12 +62,8 @@ class Lease:
     def take(self, copy: str, announce: Callable[[str], object]) -> Holder | None:
         """Take the lease once its holder has released it or is known to be dead; returns the last holder.
 
-        Args:
-            copy: the identifier of the local copy, which this process has locked.
-            announce: called with a line of text if the holder may be alive.
-
-        Raises:
-            ExperimentError: another run holds the lease.
+        `copy` is the identifier of the local copy, which this process has locked. Raises an `ExperimentError` if
+        another run holds the lease.
         """
         self._storage.listing(LEASE)  # unlike `read`, this names the reason if the storage refuses
         last = self.last()

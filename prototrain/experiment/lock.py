@@ -22,12 +22,7 @@ LOCK = ".lock"
 
 
 class DirectoryLock:
-    """A run's lock on an experiment directory.
-
-    Args:
-        directory: the directory to lock.
-        name: the name of the directory in messages; its path by default.
-    """
+    """A run's lock on an experiment directory. `name` is the directory's name in messages, by default its path."""
 
     def __init__(self, directory: Path, *, name: str | None = None) -> None:
         self._directory = directory
@@ -50,9 +45,8 @@ class DirectoryLock:
             self._directory.mkdir(parents=True, exist_ok=True)
             file = _open(self._directory / LOCK, "ab+")  # held while the run lasts
         except OSError as error:
-            raise ExperimentError(
-                f"cannot use the experiment directory {self._directory}: {error.strerror} ({error.filename})"
-            ) from error
+            why = f"{error.strerror} ({error.filename})"
+            raise ExperimentError(f"cannot use the experiment directory {self._directory}: {why}") from error
         holder = _holder(file)
         said = f"took over the lock of {holder}, which ended without giving it back" if holder else None
         try:

@@ -90,13 +90,10 @@ class Mirror:
     # -- download -----------------------------------------------------------------------------------------------------
 
     def download(self, *, whole: bool) -> list[str]:
-        """Update the local copy from the URL. Files appear atomically, and the meta.json of a checkpoint comes last.
+        """Update the local copy from the URL, with complete checkpoints if `whole`, or only their meta.json.
 
-        Args:
-            whole: whether to download complete checkpoints, or only their meta.json.
-
-        Returns:
-            the names of the objects of incomplete checkpoints, whose upload was interrupted.
+        Files appear atomically, and the meta.json of a checkpoint comes last. Returns the names of the objects of
+        incomplete checkpoints, whose upload was interrupted.
 
         Raises:
             ExperimentError: the URL holds several experiments or a name that no file can have, or another machine has
@@ -152,10 +149,7 @@ class Mirror:
 
         The order lets a run continue from the URL after a kill at any moment. The rows that lead up to a checkpoint are
         uploaded before it. The record, which tells whether there is a checkpoint, is read before the checkpoint is
-        uploaded and written afterwards.
-
-        Args:
-            check: called before a checkpoint is completed; raises an error to prevent that.
+        uploaded and written afterwards. `check` is called before a checkpoint is completed and may raise an error.
         """
         is_new, state = self._is_changed(RECORD), self._state(RECORD)
         record = (self._directory / RECORD).read_bytes() if is_new else b""

@@ -70,8 +70,7 @@ class Remote:
     def fetch(self, *, whole: bool = False) -> None:
         """Update the local copy, unless a run on this machine is working in it or was the last one at the URL.
 
-        Args:
-            whole: whether to download complete checkpoints, or only their meta.json.
+        Complete checkpoints are downloaded if `whole`, otherwise only their meta.json.
         """
         if self._is_open or is_locked(self.directory / LOCK):
             return
@@ -97,14 +96,9 @@ class Remote:
     # -- for a run ----------------------------------------------------------------------------------------------------
 
     def open(self, announce: Say = print, *, to_clear: bool = False) -> str | None:
-        """Take the lease and update the local copy, which this process has locked.
+        """Take the lease and update the local copy, which this process has locked, unless it is going to be cleared.
 
-        Args:
-            announce: called with a line of text, for example when the storage takes long.
-            to_clear: whether to skip the update, because everything is going to be deleted.
-
-        Returns:
-            a line of text if a run died with the lease, else None.
+        Returns a line of text if a run died with the lease, else None.
         """
         if self._is_open:
             return None
@@ -150,11 +144,7 @@ class Remote:
             raise self._lost
 
     def finish(self, announce: Say, *, patience: float | None = None) -> None:
-        """Upload all remaining changes and wait for the end of the upload.
-
-        Args:
-            announce: called with a line of text.
-            patience: how long a failed upload is tried again, in seconds; `LAST_SECONDS` if None.
+        """Upload all remaining changes, and try again for `patience` seconds (or `LAST_SECONDS`) if that fails.
 
         Raises:
             ExperimentError: another run has taken over.

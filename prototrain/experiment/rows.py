@@ -27,12 +27,9 @@ def is_repeatable(name: str) -> bool:
 
 
 class RepeatedRows:
-    """Compares rows with the rows of the same steps in an earlier attempt.
+    """Compares rows with those of the same steps in an earlier attempt, which begin in `path` at an offset in bytes.
 
-    Args:
-        path: the file of superseded rows.
-        offset: the position in the file, in bytes, at which the rows of the earlier attempt begin.
-        step: completed steps at the start of this attempt.
+    `step` is the number of completed steps at the start of this attempt.
     """
 
     def __init__(self, path: Path, offset: int, step: int) -> None:
@@ -42,11 +39,7 @@ class RepeatedRows:
         self._compared = 0  # the last step that has two rows
 
     def compare(self, row: Row, *, is_last: bool) -> tuple[bool, str] | None:
-        """Compare a row with the earlier row of the same step, if there is one.
-
-        Args:
-            row: the new row.
-            is_last: whether this is the last row of the attempt.
+        """Compare a row with the earlier row of the same step, if there is one. `is_last` marks the end of the attempt.
 
         Returns:
             once it is known, whether all scalars agree, and a line about the repeated steps or the first difference.
@@ -112,7 +105,14 @@ def cut_back(path: Path, step: int) -> tuple[Row, int] | None:
         return None
     row, begin, end = last_row(path, step)
     if end < path.stat().st_size:
-        _move(path, end, superseded(path))
+        with open(superseded(path), "a+b") as target, open(path, "rb") as file:
+            target.seek(max(target.seek(0, os.SEEK_END) - 1, 0))
+            if target.read(1) not in (b"", b"\n"):  # a killed process left an incomplete line
+                target.write(b"\n")
+            file.seek(end)
+            shutil.copyfileobj(file, target)
+            target.flush()
+            os.fsync(target.fileno())
         os.truncate(path, end)
         sync(path)
     return None if row is None else (row, begin)
@@ -134,15 +134,3 @@ def last_row(path: Path, step: float = math.inf) -> tuple[Row | None, int, int]:
 def superseded(path: Path) -> Path:
     """Return the path of the file for superseded rows."""
     return path.with_name("metrics.superseded.jsonl")
-
-
-def _move(path: Path, start: int, aside: Path) -> None:
-    """Append the content of a file from a position in bytes to another file."""
-    with open(aside, "a+b") as target, open(path, "rb") as file:
-        target.seek(max(target.seek(0, os.SEEK_END) - 1, 0))
-        if target.read(1) not in (b"", b"\n"):  # a killed process left an incomplete line
-            target.write(b"\n")
-        file.seek(start)
-        shutil.copyfileobj(file, target)
-        target.flush()
-        os.fsync(target.fileno())

@@ -55,9 +55,8 @@ def test_names_are_escaped_on_the_terminal(tmp_path: Path, capsys: pytest.Captur
     assert json.loads((first / "run.json").read_text())["parts"][0]["reason"] == evil
 
 
-@pytest.mark.parametrize("name", ["n" * 256, "fine/" + "n" * 300 + "/fine"])
-def test_too_long_name_of_a_directory(name: str, tmp_path: Path) -> None:
-    experiment = Experiment(tmp_path / name)
+def test_too_long_name_of_a_directory(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path / ("n" * 256))
     for use in (experiment.check_free, experiment.lock):
         with pytest.raises(ExperimentError, match="File name too long"):
             use()

@@ -263,7 +263,7 @@ def test_interrupted_uploads(stages: list[Path], tmp_path: Path) -> None:
         newest = Checkpoints(found.checkpoints, said.append).newest()
         assert not any("WARNING" in line for line in said)
         if newest is None:
-            assert past is None or not past.has_saved
+            assert past is None or not past[1]
         else:
             assert newest.step == max(steps)
             assert steps_of_rows(found.metrics)[: newest.step] == list(range(1, newest.step + 1))
