@@ -193,10 +193,8 @@ def verify(
 def _draw_interruptions(
     chance: random.Random, made: Sequence[tuple[str, int]], saves: Sequence[int], count: int
 ) -> list[tuple[str, int, int]]:
-    """Draw the interruptions of C, as (trainer, step, signal).
-
-    If possible, they come after the first checkpoint and not at a step with one, so that some steps are repeated.
-    """
+    """Draw the interruptions of C, as (trainer, step, signal)."""
+    # If possible after the first checkpoint and not at a step with one, so that some steps are repeated.
     later = [key for key in made[1:-1] if key[1] > min(saves, default=0)] or list(made[:-1]) or list(made)
     drawn = [key for key in later if key[1] not in saves] or later
     places = sorted(chance.sample(range(len(drawn)), k=min(count, len(drawn))))
@@ -245,15 +243,9 @@ def _run(
 
 
 def compare(first: Sequence[Event], other: Sequence[Event], ignored: Collection[str] = ()) -> Difference | None:
-    """Find the first difference between two runs.
+    """Return the first difference between a run without interruptions and another run, or None.
 
-    Args:
-        first: the events of a run without interruptions.
-        other: the events of another run, with or without interruptions.
-        ignored: names in the state that differ between equal runs.
-
-    Returns:
-        the first difference, or None if the runs are the same.
+    `ignored` are names in the state that differ between equal runs.
     """
     known: dict[tuple[str, str, int], Event] = {}
     for event in first:
@@ -275,10 +267,8 @@ def compare(first: Sequence[Event], other: Sequence[Event], ignored: Collection[
         elif kind == "start" and (names := [name for name in event["lost"] if name not in ignored]):
             lost.setdefault(trainer, Difference(step, "state", f"{after}: {_not_restored(names)}"))
     made = {_key(event) for event in other}
-    for key in known:
-        if key[0] == "step" and key not in made:
-            return Difference(key[2], "state", f"{after}: this step was not made")
-    return None
+    lacking = [step for kind, trainer, step in known if kind == "step" and (kind, trainer, step) not in made]
+    return Difference(lacking[0], "state", f"{after}: this step was not made") if lacking else None
 
 
 def _key(event: Event) -> tuple[str, str, int]:
@@ -286,11 +276,7 @@ def _key(event: Event) -> tuple[str, str, int]:
 
 
 def _difference(then: Event | None, now: Event, saved: int, ignored: Collection[str]) -> tuple[str, str] | None:
-    """Compare an event with the same event of the run without interruptions.
-
-    Returns:
-        `where` and `what` of the difference, or None.
-    """
+    """Compare an event with that of the run without interruptions; returns `where` and `what` differs, or None."""
     if now["kind"] == "start":
         if now["step"] < saved:
             return "state", (

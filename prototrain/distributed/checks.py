@@ -54,11 +54,7 @@ def require_same_settings(sync: WorkerSync, model: ModelProtocol, trainer: objec
 
 
 def require_same_data(sync: WorkerSync, built: BuiltModel) -> str | None:
-    """Check that all workers describe the training data in the same way; see `require_same`.
-
-    Returns:
-        a warning if the first batches are unexpected although the descriptions are the same, else None.
-    """
+    """Check that all workers describe the training data in the same way; returns a warning if first batches are odd."""
     own = built.data.share.is_own  # each worker may then have a different amount of data
     described = {name: fact for name, fact in built.data.fingerprint.items() if not (own and name in _OF_EACH_SHARE)}
     require_same(sync, "the training data", described)
@@ -115,7 +111,6 @@ def require_shared(sync: WorkerSync, experiment: Experiment | None) -> None:
 def _sees(experiment: Experiment | None, token: str, chiefs: str) -> bool:
     if experiment is None or experiment.remote is not None:
         return experiment is not None and str(experiment) == chiefs
-    try:
+    with suppress(OSError):
         return experiment.token.read_text(encoding="utf-8") == token
-    except OSError:
-        return False
+    return False
