@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from prototrain.errors import ConfigError, PrototrainError
 from prototrain.experiment.experiment import VERIFY
+from prototrain.system.terminal import some_of
 
 Event = dict[str, Any]
 K = TypeVar("K")
@@ -298,9 +299,9 @@ def _difference(then: Event | None, now: Event, saved: int, ignored: Collection[
             return "randomness", f"{same}, another {name} ({_shown(scalars.get(name))}, was {_shown(before.get(name))})"
     names = [name for name in _different(then.get("variables", {}), now.get("variables", {})) if name not in ignored]
     if names and now["kind"] == "start":
-        return "state", f"another {_names(names)} before the first step"
+        return "state", f"another {some_of(names, 1)} before the first step"
     where = "at the end" if now["kind"] == "end" else "after the step"
-    return ("randomness", f"{same}, same scalars, another {_names(names)} {where}") if names else None
+    return ("randomness", f"{same}, same scalars, another {some_of(names, 1)} {where}") if names else None
 
 
 def _ends(record: Sequence[Event]) -> dict[tuple[str, str], str]:
@@ -314,11 +315,7 @@ def _different(then: Mapping[K, str], now: Mapping[K, str]) -> list[K]:
 
 
 def _not_restored(names: Sequence[str]) -> str:
-    return f"right after the restore, {_names(names)} {'is' if len(names) == 1 else 'are'} not what was saved"
-
-
-def _names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return f"right after the restore, {some_of(names, 1)} {'is' if len(names) == 1 else 'are'} not what was saved"
 
 
 def _shown(value: str | None) -> str:

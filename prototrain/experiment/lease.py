@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from prototrain.errors import ExperimentError
+from prototrain.experiment.lock import in_use
 from prototrain.system.storage import Storage
 from prototrain.system.terminal import one_line
 
@@ -73,7 +74,7 @@ class Lease:
         own = Holder(os.getpid(), platform.node(), uuid.uuid4().hex, beat=time.time())
         self._storage.delete([LEASE])
         if not self._storage.write(LEASE, json.dumps(own._asdict()).encode(), is_new=True):
-            raise self._in_use(self.last())
+            raise in_use(str(self._storage), self.last())
         self._own = own
         return last
 
@@ -90,7 +91,7 @@ class Lease:
             if now is None or not now.held:
                 return now
             if now != holder:  # compares heartbeats, because the clocks of two machines may differ
-                raise self._in_use(now)
+                raise in_use(str(self._storage), now)
         return holder
 
     def check(self) -> None:
@@ -108,9 +109,3 @@ class Lease:
         if self._own is not None:
             self._own = self._own._replace(beat=time.time(), **changes)
             self._storage.write(LEASE, json.dumps(self._own._asdict()).encode())
-
-    def _in_use(self, holder: Holder | None) -> ExperimentError:
-        return ExperimentError(
-            f"{self._storage} is in use by another run ({holder or 'an unknown one'}); wait for it, stop it, or choose "
-            "another trainer.experiment_name"
-        )

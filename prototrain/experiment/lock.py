@@ -53,7 +53,7 @@ class DirectoryLock:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             with file:
-                raise self._in_use(_holder(file)) from None
+                raise in_use(self._name, _holder(file)) from None
         except OSError as error:
             said = (
                 f"WARNING: no lock on {self._directory} can be had ({error.strerror}): see to it yourself that no "
@@ -95,13 +95,13 @@ class DirectoryLock:
         path = self._directory / LOCK
         if self._file is None and is_locked(path):
             with _open(path) as file:
-                raise self._in_use(_holder(file))
+                raise in_use(self._name, _holder(file))
 
-    def _in_use(self, holder: str) -> ExperimentError:
-        return ExperimentError(
-            f"{self._name} is in use by another run ({holder or 'unknown process'}); wait for it, stop it, or choose "
-            "another trainer.experiment_name"
-        )
+
+def in_use(name: str, holder: object) -> ExperimentError:
+    """Return the error for an experiment that another run uses."""
+    cure = "wait for it, stop it, or choose another trainer.experiment_name"
+    return ExperimentError(f"{name} is in use by another run ({holder or 'unknown process'}); {cure}")
 
 
 def _open(path: Path, mode: str = "rb") -> IO[bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -215,8 +216,7 @@ def folder_of(step: int) -> str:
 
 def step_of(name: str) -> int | None:
     """Return the step of the checkpoint that a file belongs to, or None."""
-    parts = name.split("/")
-    match = STEP.fullmatch(parts[1]) if len(parts) > 2 and parts[0] == "checkpoints" else None
+    match = re.match(rf"checkpoints/{STEP.pattern}/", name)
     return None if match is None else int(match[1])
 
 

@@ -18,7 +18,6 @@ Row = dict[str, Any]
 
 NOT_REPEATED = ("perf/", "checkpoint/", "cluster/")
 """Prefixes of scalars that measure time, memory or the machine, and therefore differ between runs."""
-_BLOCK_BYTES = 1 << 20
 
 
 def is_repeatable(name: str) -> bool:
@@ -60,28 +59,17 @@ class RepeatedRows:
         return True, f"{steps} repeated with the same values"
 
 
-def read_rows(content: bytes) -> list[Row]:
-    """Return the rows in the content of a metrics.jsonl.
+def rows_of(path: Path, offset: int = 0) -> Iterator[Row]:
+    """Yield the rows of a metrics.jsonl from an offset in bytes; none if there is no such file.
 
     A row is a line with a JSON object that has an integer "step". Other lines and an incomplete last line are skipped.
     """
-    content = content[: content.rfind(b"\n") + 1]
-    try:  # parse all lines as one JSON array, which is several times faster
-        rows = orjson.loads(b"[%b]" % content.removesuffix(b"\n").replace(b"\n", b","))
-        if len(rows) == content.count(b"\n") and all(type(row["step"]) is int for row in rows):
-            return list(rows)
-    except (ValueError, TypeError, LookupError):
-        pass
-    return [row for line in content.split(b"\n") if (row := _row(line)) is not None]
-
-
-def rows_of(path: Path, offset: int = 0) -> Iterator[Row]:
-    """Yield the rows of a metrics.jsonl from an offset in bytes; none if there is no such file."""
     if path.exists():
         with open(path, "rb") as file:
             file.seek(offset)
-            while block := file.read(_BLOCK_BYTES):
-                yield from read_rows(block + file.readline())
+            for line in file:
+                if line.endswith(b"\n") and (row := _row(line)) is not None:
+                    yield row
 
 
 def _row(line: bytes) -> Row | None:

@@ -107,11 +107,6 @@ class Trial:
 class Study:
     """The trials of a sweep. Close it at the end, so that other processes can continue the trials that have not ended.
 
-    Args:
-        plan: the plan of the sweep.
-        storage: see `open_storage`.
-        pruner: a name in `PRUNERS`.
-
     Raises:
         SweepError: the storage cannot be opened or holds another sweep of this name, or a trial's experiment exists.
     """

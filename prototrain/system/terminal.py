@@ -263,18 +263,6 @@ def in_words(seconds: float) -> str:
     return " ".join(words[:2]) or "0 s"
 
 
-def in_bytes(size: int) -> str:
-    """Format a number of bytes in its largest unit.
-
-    >>> in_bytes(71208), in_bytes(1_656_204)
-    ('71 kB', '1.7 MB')
-    """
-    for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= length:
-            return f"{size / length:.1f} {unit}" if size < 10 * length else f"{size / length:,.0f} {unit}"
-    return f"{size} bytes"
-
-
 def in_clock(seconds: float) -> str:
     """Format a time like a clock.
 
