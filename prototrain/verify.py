@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,24 +143,20 @@ def verify(
     command = [*map(str, command), *arguments]
     chance = random.Random(seed)
     saves = sorted(chance.sample(range(2, steps), k=min(10, (steps - 1) // 2)))
-    with ExitStack() as stack:
-        if keep is None:
-            made_here = tempfile.TemporaryDirectory(prefix="prototrain-verify-", ignore_cleanup_errors=True)
-            base = Path(stack.enter_context(made_here)).resolve()
-        else:
-            base = Path(keep).resolve()
-            base.mkdir(parents=True, exist_ok=True)
-            if any(base.iterdir()):
-                raise ConfigError(f"{keep} is not empty; name a new directory for the records")
+    base = Path(tempfile.mkdtemp(prefix="prototrain-verify-") if keep is None else keep).resolve()
+    base.mkdir(parents=True, exist_ok=True)
+    if any(base.iterdir()):
+        raise ConfigError(f"{keep} is not empty; name a new directory for the records")
 
-        def run(name: str, interruptions: Sequence[tuple[str, int, int]] = ()) -> list[Event]:
-            plan = {"steps": steps, "saves": saves, "interruptions": interruptions}
-            return _run(command, base / name, plan, announce)
-
-        a, b = run("A"), run("B")
+    def run(name: str, interruptions: Sequence[tuple[str, int, int]] = ()) -> list[Event]:
+        plan = {"steps": steps, "saves": saves, "interruptions": interruptions}
+        events = _run(command, base / name, plan, announce)
         if keep is None:  # checkpoints of large models must not fill the disk
-            for name in ("A", "B"):
-                shutil.rmtree(base / name / "experiments", ignore_errors=True)
+            shutil.rmtree(base / name / "experiments", ignore_errors=True)
+        return events
+
+    try:
+        a, b = run("A"), run("B")
         end = _ends(a)
         # Ignore callback states that differ between equal runs, for example because they contain the time.
         ignored = {name for name, trainer in _different(end, _ends(b)) if name.startswith(OF_CALLBACK)}
@@ -175,6 +170,9 @@ def verify(
             if difference is None and not any(event["kind"] == "start" and event["step"] > 0 for event in c):
                 what = ": no start continued from a checkpoint, so nothing was resumed"
                 difference = Difference(planned[0][1], "state", what)
+    finally:
+        if keep is None:
+            shutil.rmtree(base, ignore_errors=True)
     callbacks = sum(name.startswith(OF_CALLBACK) for name, trainer in end)
     return Result(
         repeats=repeats,

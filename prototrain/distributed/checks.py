@@ -34,10 +34,8 @@ def require_same(sync: WorkerSync, what: str, mine: dict[str, Any]) -> None:
     found = {index: differences(told[0], other) for index, other in enumerate(told)}
     lines = [f"worker {index} has {'; '.join(different)}" for index, different in found.items() if different]
     if lines:
-        raise ConfigError(
-            f"the workers disagree on {what}: {'; '.join(lines)} (the chief's value comes first); start all of them "
-            "with the same command, code and data"
-        )
+        cure = "start all of them with the same command, code and data"
+        raise ConfigError(f"the workers disagree on {what}: {'; '.join(lines)} (the chief's value first); {cure}")
 
 
 def require_same_settings(sync: WorkerSync, model: ModelProtocol, trainer: object) -> None:
@@ -102,10 +100,8 @@ def require_shared(sync: WorkerSync, experiment: Experiment | None) -> None:
             experiment.token.unlink(missing_ok=True)
     if blind:
         where = "; ".join(f"worker {index} has {told[index][1] or 'none'} on {told[index][2]}" for index in blind)
-        raise ExperimentError(
-            f"the workers do not see the same experiment directory: the chief writes to {chiefs} on {node}, and "
-            f"{where}; set trainer.experiment_base_dir to a path on storage that all of them share"
-        )
+        cure = "set trainer.experiment_base_dir to a path on storage that all of them share"
+        raise ExperimentError(f"the workers do not see the chief's directory {chiefs} on {node}: {where}; {cure}")
 
 
 def _sees(experiment: Experiment | None, token: str, chiefs: str) -> bool:

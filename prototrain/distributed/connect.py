@@ -82,10 +82,8 @@ def find_cluster() -> tuple[Any, Worker]:
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver({"worker": tasks}, port_base=slurm_port())
         addresses = tuple(resolver.cluster_spec().as_dict()["worker"])
         return resolver, Worker(int(os.environ["SLURM_PROCID"]), tasks, addresses)
-    raise ConfigError(
-        "several workers: neither TF_CONFIG nor Slurm's variables are set; use `prototrain run --workers N` or srun, "
-        f"or set for each TF_CONFIG='{_EXAMPLE}'"
-    )
+    cure = f"use `prototrain run --workers N` or srun, or set for each TF_CONFIG='{_EXAMPLE}'"
+    raise ConfigError(f"several workers: neither TF_CONFIG nor Slurm's variables are set; {cure}")
 
 
 def slurm_port() -> int:
@@ -116,10 +114,8 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
         resolver, worker = find_cluster()
         if not _connections:
             if has_started():
-                raise ConfigError(
-                    "several workers: TensorFlow has started before they were connected; make the trainer, or call "
-                    "prototrain.distributed.connect(), before anything makes a tensor, a variable or an optimizer"
-                )
+                cure = "make the trainer, or call prototrain.distributed.connect(), before any tensor or optimizer"
+                raise ConfigError(f"several workers: TensorFlow has started before they were connected; {cure}")
             atexit.register(_leave_if_lost)
             seconds = SCHEMA["trainer.cluster_timeout"].default if timeout is None else timeout
             meet(worker, seconds)
@@ -165,10 +161,8 @@ class _Deadline:
     def check(self, *missing: str) -> None:
         names, waited = ", ".join(missing), time.monotonic() - self._begin
         if waited > self._seconds:
-            raise ClusterError(
-                f"{names} did not come within {self._seconds:g} seconds (trainer.cluster_timeout); is every process "
-                "started with the same addresses, and can they reach each other's ports?"
-            )
+            limit = f"within {self._seconds:g} seconds (trainer.cluster_timeout)"
+            raise ClusterError(f"{names} did not come {limit}; do all have the same addresses, and are ports blocked?")
         if waited > PATIENCE_SECONDS and names != self._said:
             self._said = names
             say(f"waiting for {names} to start ...")

@@ -79,10 +79,8 @@ class Lease:
         return last
 
     def _wait(self, holder: Holder, announce: Callable[[str], object]) -> Holder | None:
-        announce(
-            f"{self._storage} is in use by {holder}, unless that was killed: waiting up to {SILENT_SECONDS:.0f} s for "
-            "a sign of life from it"
-        )
+        patience = f"waiting up to {SILENT_SECONDS:.0f} s for a heartbeat"
+        announce(f"{self._storage} is in use by {holder}, unless that was killed: {patience}")
         waited = 0.0
         while waited < SILENT_SECONDS:
             time.sleep(LOOK_SECONDS)
@@ -98,9 +96,9 @@ class Lease:
         """Raise an `ExperimentError` if another run has taken over."""
         holder = self.last()
         if self._own is not None and holder is not None and holder.run != self._own.run:
+            silence = f"{SILENT_SECONDS:.0f} s without a heartbeat"
             raise ExperimentError(
-                f"another run ({holder}) has taken over {self._storage}, since this one had given no sign of life for "
-                f"{SILENT_SECONDS:.0f} s; this one ends"
+                f"another run ({holder}) has taken over {self._storage} after {silence}; this one ends"
             )
 
     def beat(self, **changes: Any) -> None:

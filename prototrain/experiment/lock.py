@@ -55,10 +55,7 @@ class DirectoryLock:
             with file:
                 raise in_use(self._name, _holder(file)) from None
         except OSError as error:
-            said = (
-                f"WARNING: no lock on {self._directory} can be had ({error.strerror}): see to it yourself that no "
-                "other process has a run there"
-            )
+            said = f"WARNING: cannot lock {self._directory} ({error.strerror}): make sure that no other run uses it"
         self._file = file
         with suppress(OSError):  # the disk may be full
             file.truncate(0)

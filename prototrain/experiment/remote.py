@@ -60,10 +60,8 @@ class Remote:
                 self._mirror.recall()
                 yield
         except OSError as error:
-            raise StorageError(
-                f"cannot keep a copy of {self} in {self.directory}: {error.strerror}; PROTOTRAIN_CACHE names another "
-                "place for it"
-            ) from error
+            why = f"{error.strerror}; PROTOTRAIN_CACHE names another place for it"
+            raise StorageError(f"cannot keep a copy of {self} in {self.directory}: {why}") from error
 
     # -- for commands that read ---------------------------------------------------------------------------------------
 
@@ -160,10 +158,8 @@ class Remote:
                 return
             except StorageError as error:
                 if time.monotonic() + RETRY_SECONDS > end:
-                    raise StorageError(
-                        f"{error}; everything of the run lies whole in {self.directory}: the same "
-                        "command on this machine uploads it once the storage answers"
-                    ) from error
+                    cure = "the same command on this machine uploads it once the storage answers"
+                    raise StorageError(f"{error}; the whole run is in {self.directory}: {cure}") from error
                 announce(f"WARNING: {error}; trying again for {end - time.monotonic():.0f} s")
                 time.sleep(RETRY_SECONDS)
 
@@ -231,11 +227,7 @@ class Remote:
 
 
 def fetched(path: PathLike) -> Path:
-    """Return a local path. For a URL, it is the path of the local copy, which is updated first.
-
-    Args:
-        path: the path or URL of an experiment, a checkpoint in it, or a file of weights.
-    """
+    """Return the local path of an experiment, a checkpoint in it or a file of weights; a copy of a URL is updated."""
     url = url_of(path)
     if url is None:
         return local_path(path)

@@ -134,10 +134,8 @@ class Study:
             if settings is None or (list(differences) == ["objective"] and not has_values):  # it was misspelled
                 self._study.set_user_attr("settings", plan.settings())
             elif differences:
-                raise SweepError(
-                    f"{shown(storage)} holds another sweep {plan.name!r} ({'; '.join(differences.values())}); "
-                    "choose another trainer.experiment_name"
-                )
+                what = f"another sweep {plan.name!r} ({'; '.join(differences.values())})"
+                raise SweepError(f"{shown(storage)} holds {what}; choose another trainer.experiment_name")
             for number in range(len(trials), plan.total):
                 if (foreign := plan.experiment(number)).exists():
                     cure = "delete it, or choose another trainer.experiment_name"
@@ -186,10 +184,8 @@ class Study:
         return taken
 
     def _elsewhere(self, number: int) -> SweepError:
-        return SweepError(
-            f"trial {number} has begun in another directory than {self.plan.directory}: all commands of a sweep need "
-            "the same trainer.experiment_base_dir, on shared storage"
-        )
+        cure = "all commands of a sweep need the same trainer.experiment_base_dir, on shared storage"
+        return SweepError(f"trial {number} has begun in another directory than {self.plan.directory}: {cure}")
 
     def is_waiting(self) -> bool:
         """Return whether a trial will be free soon, because its sweep has ended and its process is saving."""
@@ -303,6 +299,5 @@ def reporting_failures(where: str) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        raise SweepError(
-            f"the storage {shown(where)} failed: {_reason(error)}; the same command continues once it is back"
-        ) from error
+        cure = "the same command continues once it is back"
+        raise SweepError(f"the storage {shown(where)} failed: {_reason(error)}; {cure}") from error

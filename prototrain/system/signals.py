@@ -38,10 +38,7 @@ _HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
 
 
 def tell_of_forks(one: Any) -> None:
-    """Call `one.after_fork()` in every child process that is forked from now on, before any other code runs.
-
-    The method releases resources that the child must not use. The object that was registered last is called first.
-    """
+    """Call `one.after_fork()`, which releases resources, first in every child process that is forked from now on."""
     _told.pop(one, None)
     _told[one] = None
 

@@ -78,21 +78,13 @@ _SHORT = 10  # width of a cell that is cut, at least
 
 @dataclass(frozen=True)
 class Table:
-    """A table with headers. Columns of numbers are aligned to the right.
+    """A table with headers. Columns of numbers are aligned to the right."""
 
-    Attributes:
-        rows: rows of cells: strings, numbers or None.
-        headers: the names of the columns.
-        colours: colours for cells that begin with one of these words, on a terminal.
-        cut: headers of columns whose long cells end in an ellipsis; cells of other columns are folded.
-        number_format: the format of numbers, such as ",".
-    """
-
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[Any]]  # cells are strings, numbers or None
     headers: Sequence[str]
-    colours: Mapping[str, str] = field(default_factory=dict)
-    cut: Collection[str] = ()
-    number_format: str = ""
+    colours: Mapping[str, str] = field(default_factory=dict)  # for cells that begin with a word, on a terminal
+    cut: Collection[str] = ()  # headers of columns whose long cells end in an ellipsis; other cells are folded
+    number_format: str = ""  # such as ","
 
     def __str__(self) -> str:
         return self.text(_UNLIMITED)
@@ -144,25 +136,20 @@ def show(*parts: Table | str, end: str = "\n") -> None:
     """Print tables and text. Tables are folded to the width of the terminal, or to `WIDTH` without a terminal."""
     for number, part in enumerate(parts):
         last = end if number == len(parts) - 1 else "\n"
-        if isinstance(part, str):
-            say(part, end=last)
-        elif sys.stdout.isatty():
+        if isinstance(part, Table) and sys.stdout.isatty():
             from rich.console import Console
 
             terminal = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
             terminal.print(part.fitted(terminal.width))
             say("", end=last.removeprefix("\n"))
         else:
-            say(part.text(WIDTH), end=last)
+            say(part if isinstance(part, str) else part.text(WIDTH), end=last)
 
 
 def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
     """Format names and values as a table without lines.
 
-    Args:
-        rows: values by name.
-        width: the maximum width in characters, reduced to the width of the terminal if there is one. Long values are
-            folded at spaces. None folds no values.
+    Long values are folded at spaces to `width` characters, or to the width of the terminal if that is smaller.
     """
     texts = {one_line(name): printable(str(value)) for name, value in rows.items()}
     if width is not None:
@@ -181,12 +168,7 @@ PATIENCE_SECONDS = 2.0
 
 @contextmanager
 def announcing(what: str, announce: Callable[[str], object] = print) -> Iterator[None]:
-    """Context manager that prints a message if an operation takes longer than `PATIENCE_SECONDS`.
-
-    Args:
-        what: the operation, such as "building the model".
-        announce: called with a line of text, from another thread.
-    """
+    """Print a message, in another thread, if an operation (such as "building the model") takes `PATIENCE_SECONDS`."""
     timer = Timer(PATIENCE_SECONDS, announce, [f"{what} ..."])
     timer.daemon = True
     with suppress(RuntimeError):  # the system cannot start another thread

@@ -340,7 +340,7 @@ def test_failing_storage(url: str, cache: Callable[[str], Path], monkeypatch: py
     def break_for_good() -> None:
         broken.set()
 
-    with pytest.raises(StorageError, match=r"everything of the run lies whole in .*/first/mirrors/memory/") as failure:
+    with pytest.raises(StorageError, match=r"the whole run is in .*/first/mirrors/memory/") as failure:
         train(url, 9, At(8, break_for_good))
     assert "the server is on fire" in str(failure.value) and steps_at(url)[-1] < 9
     broken.clear()
@@ -385,7 +385,7 @@ def test_hanging_storage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.MemoryFileSystem, "cat_file", hang)
     monkeypatch.setattr(storage, "ANSWER_SECONDS", 0.1)
     trainer = CountingTrainer(experiment=url)
-    with pytest.raises(StorageError, match=r"no answer for .* everything of the run lies whole in"):
+    with pytest.raises(StorageError, match=r"no answer for .* the whole run is in"):
         trainer.train([Listener(), SaveOnExit()], max_steps=6)
     go_on.set()
     assert trainer.global_step == 6 and checkpoint_steps(local_copy(url) / "checkpoints")[-1] == 6
