@@ -30,8 +30,7 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from prototrain.errors import ConfigError
 
-Trackable = tf.__internal__.tracking.Trackable
-"""The base class of all objects that `tf.train.Checkpoint` can save."""
+Trackable = tf.__internal__.tracking.Trackable  # the base class of all objects that `tf.train.Checkpoint` can save
 
 # -- tf.data -----------------------------------------------------------------------------------------------------------
 

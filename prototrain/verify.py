@@ -28,8 +28,7 @@ from prototrain.system.terminal import some_of
 Event = dict[str, Any]
 K = TypeVar("K")
 
-OF_CALLBACK = "callback "
-"""The prefix of the names of callback states in a record."""
+OF_CALLBACK = "callback "  # the prefix of the names of callback states in a record
 _SHOWN_LINES = 20  # last lines of the output of a failed program
 _CAUSES = {
     "data": "; the data comes in another order, or is made from something that a checkpoint does not hold",

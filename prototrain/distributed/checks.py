@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
     from prototrain.model.built import BuiltModel
 
-SEEN_SECONDS = 10.0
-"""The time after which a file that the chief has written must be visible on a network file system."""
+SEEN_SECONDS = 10.0  # the time after which a file that the chief has written must be visible on a network file system
 _OF_EACH_SHARE = ("stages", "batches per pass", "batch size", "file names", "file sizes")
 
 

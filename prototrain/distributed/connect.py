@@ -137,8 +137,7 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
     return _connections[reduction]
 
 
-is_lost = threading.Event()
-"""An event that is set when a worker is gone or has failed."""
+is_lost = threading.Event()  # an event that is set when a worker is gone or has failed
 
 
 def _leave_if_lost() -> None:

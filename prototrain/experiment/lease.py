@@ -17,8 +17,7 @@ from prototrain.system.terminal import one_line
 
 LEASE = ".lease"
 BEAT_SECONDS = 15.0
-SILENT_SECONDS = 60.0
-"""How long a holder must be silent before another run can take over."""
+SILENT_SECONDS = 60.0  # how long a holder must be silent before another run can take over
 LOOK_SECONDS = 5.0
 
 

@@ -17,8 +17,7 @@ from typing import IO
 from prototrain.errors import ExperimentError
 from prototrain.system.signals import tell_of_forks
 
-LOCK = ".lock"
-"""The name of the lock file."""
+LOCK = ".lock"  # the name of the lock file
 
 
 class DirectoryLock:
@@ -115,7 +114,8 @@ def _holder(file: IO[bytes]) -> str:
 def is_locked(path: Path) -> bool:
     """Return whether a live process holds the lock on a file. The file need not exist.
 
-    The check takes the lock for a moment, which can keep a run from starting. Call it only where necessary.
+    The check takes the lock for a moment, which can keep a run from starting. Call it only where necessary. Raises an
+    `OSError` if the lock cannot be read.
     """
     with suppress(FileNotFoundError, NotADirectoryError), _open(path) as file:
         try:

@@ -104,9 +104,9 @@ class Mirror:
         self._check_names(there)
         steps = _whole_steps(there)
         if unsaved := self._unsaved():
-            why = f"before the checkpoint of step {unsaved[-1]} in {self._directory} was uploaded"
+            why = f"the checkpoint of step {unsaved[-1]} in {self._directory} was not uploaded before"
             cure = "delete or move that directory to continue from the URL"
-            raise ExperimentError(f"another machine has continued {self._storage} {why}; {cure}")
+            raise ExperimentError(f"another machine has continued {self._storage}, and {why}; {cure}")
         for name in list(self._other_files()):  # keep the user's files, which were never uploaded
             if name not in there and (name in self._same or is_own(name.partition("/")[0])):
                 (self._directory / name).unlink()

@@ -25,8 +25,7 @@ from prototrain.system.terminal import announcing, say
 
 UPLOAD_SECONDS = 30.0
 RETRY_SECONDS = 10.0
-LAST_SECONDS = 60.0
-"""How long a failed upload is tried again at the end of a run."""
+LAST_SECONDS = 60.0  # how long a failed upload is tried again at the end of a run
 _CHECKPOINT = re.compile(r"(.+)/(checkpoints/[^/]+(?:/[^/]+)?)")
 _WEIGHTS = (".h5", ".hdf5", ".keras", ".npy", ".npz")
 

@@ -16,8 +16,7 @@ from prototrain.system.files import sync
 
 Row = dict[str, Any]
 
-NOT_REPEATED = ("perf/", "checkpoint/", "cluster/")
-"""Prefixes of scalars that measure time, memory or the machine, and therefore differ between runs."""
+NOT_REPEATED = ("perf/", "checkpoint/", "cluster/")  # prefixes of scalars about time, memory or the machine
 
 
 def is_repeatable(name: str) -> bool:

@@ -41,8 +41,7 @@ PRUNERS: Final = {
 }
 _STATES: Final = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 
-Newest = Mapping[str, tuple[int, float]]
-"""(step, value) of the newest value of each scalar, by name."""
+Newest = Mapping[str, tuple[int, float]]  # (step, value) of the newest value of each scalar, by name
 
 
 class Trial:

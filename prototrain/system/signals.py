@@ -87,13 +87,8 @@ class StopRequest:
     otherwise. SIGHUP and SIGXCPU only count as a first signal. If they were ignored before, as under ``nohup``,
     they stay ignored. Outside of the main thread no handlers are installed, and only `request` sets the flag.
 
-    Args:
-        announce: called with one line of text for the user.
-        saves: whether to take SIGUSR1; the owner then calls `take_save`.
-
-    Attributes:
-        signum: the signal that asked for a stop, or None.
-        stage: the operation that a stop waits for.
+    `announce` is called with lines for the user. With `saves`, SIGUSR1 is taken, too, and the owner calls `take_save`.
+    `signum` is the signal that asked for a stop, or None, and `stage` the operation that a stop waits for.
     """
 
     def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
@@ -292,11 +287,8 @@ def _nothing_to_save(signum: int, frame: FrameType | None) -> None:
         os.write(_STDERR, b"SIGUSR1: there is nothing to save; continuing\n")
 
 
-def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
-    """Call a function in another thread, so that signals are handled during the call, and return its result.
-
-    `check` is called ten times a second. If it raises an error, the wait ends, and `work` continues in its thread.
-    """
+def in_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
+    """Call a function in a daemon thread; returns the future of its result."""
     future: Future[_Result] = Future()
 
     def run() -> None:
@@ -305,7 +297,16 @@ def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = 
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name="wait", daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
+    """Call a function in another thread, so that signals are handled during the call, and return its result.
+
+    `check` is called ten times a second. If it raises an error, the wait ends, and `work` continues in its thread.
+    """
+    future = in_thread(work, "wait")
     while not future.done():
         with suppress(TimeoutError):  # some systems deliver a signal only between two waits
             future.exception(timeout=0.1)

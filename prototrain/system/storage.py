@@ -11,17 +11,16 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prototrain.errors import StorageError
 from prototrain.system.files import cache_home
+from prototrain.system.signals import in_thread
 from prototrain.system.terminal import announcing, printable
 
-ANSWER_SECONDS = 30.0
-"""The time limit for an operation on one small object."""
+ANSWER_SECONDS = 30.0  # the time limit for an operation on one small object
 # Entries of a listing that change when an object is overwritten; their names depend on the storage.
 _MARKS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
 
@@ -111,15 +110,7 @@ class Storage:
         `act` is called with the fsspec file system and the URL's path in it. `missing` is the result if the object does
         not exist.
         """
-        done: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(act(*self._place))
-            except BaseException as error:
-                done.set_exception(error)
-
-        threading.Thread(target=run, name="storage", daemon=True).start()
+        done = in_thread(lambda: act(*self._place), "storage")
         try:
             return done.result(None if is_long else ANSWER_SECONDS)
         except FileNotFoundError as error:

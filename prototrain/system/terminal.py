@@ -69,8 +69,7 @@ def in_notebook() -> bool:
 
 # -- tables ----------------------------------------------------------------------------------------------------------
 
-WIDTH = 80
-"""The width of tables in characters, if the output is not a terminal."""
+WIDTH = 80  # the width of tables in characters, if the output is not a terminal
 _UNLIMITED = 10_000
 _LEAST = 20  # minimum width of a folded value
 _SHORT = 10  # width of a cell that is cut, at least
@@ -222,10 +221,9 @@ def _stderr_held_back() -> Iterator[None]:
 
 # -- numbers, times and names ------------------------------------------------------------------------------------------
 
+# How to start again and how to continue with other data, for messages to the user.
 FRESH = "--fresh (in Python: train(fresh=True))"
-"""How to start again, for messages to the user."""
 ALLOW_CHANGED_DATA = "--allow-changed-data (in Python: train(allow_changed_data=True))"
-"""How to continue with other data, for messages to the user."""
 
 
 def in_words(seconds: float) -> str:
