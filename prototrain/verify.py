@@ -44,18 +44,13 @@ class ProgramError(PrototrainError):
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference between two runs.
+    """The first difference between two runs."""
 
-    Attributes:
-        step: the step at which the difference appears.
-        where: "data" if the batch differs; "state" if the variables right after the restore differ; "randomness" if
-            the same batch and variables gave different results, because of random numbers or unsaved state.
-        what: a description of the difference.
-    """
-
-    step: int
+    step: int  # at which the difference appears
+    # "data" if the batch differs; "state" if the variables right after the restore differ; "randomness" if the same
+    # batch and variables gave different results, because of random numbers or unsaved state.
     where: str
-    what: str
+    what: str  # a description of the difference
 
     def __str__(self) -> str:
         return f"no: step {self.step}{self.what}{_CAUSES[self.where]}"
@@ -63,24 +58,14 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of a verification.
+    """The result of a verification. It is true if the program is reproducible and resumes exactly."""
 
-    Attributes:
-        repeats: whether two runs from the start were the same bit for bit.
-        resumes: whether the interrupted run was the same, too; None if it was skipped, because two runs from the start
-            differ.
-        steps: the number of steps in each run, over all trainers.
-        interruptions: the names of the signals and the steps at which they were sent.
-        difference: the first difference, or None.
-        compared: the number of compared batches, scalars per step, variables and callback states.
-    """
-
-    repeats: bool
-    resumes: bool | None
-    steps: int
-    interruptions: Sequence[tuple[str, int]] = ()
-    difference: Difference | None = None
-    compared: Mapping[str, int] = field(default_factory=dict)
+    repeats: bool  # whether two runs from the start were the same bit for bit
+    resumes: bool | None  # whether the interrupted run was the same, too; None if two runs from the start differ
+    steps: int  # in each run, over all trainers
+    interruptions: Sequence[tuple[str, int]] = ()  # the names of the signals and the steps at which they were sent
+    difference: Difference | None = None  # the first one
+    compared: Mapping[str, int] = field(default_factory=dict)  # the number of compared batches, variables and so on
 
     @property
     def where(self) -> str | None:

@@ -310,10 +310,8 @@ def _work(order: dict[str, Any]) -> None:
 def ray_cluster(address: str, cpus: int) -> Iterator[None]:
     """Connect this process with a Ray cluster for a block, unless it is connected already.
 
-    Args:
-        address: the address of a cluster; "auto" for that of this machine, or "local" for a new one with `cpus` CPUs
-            that lasts as long as the block.
-        cpus: the number of CPUs of a local cluster.
+    The address "auto" is the cluster of this machine, and "local" a new one with `cpus` CPUs that lasts as long as the
+    block.
 
     Raises:
         ConfigError: Ray is not installed.

@@ -11,6 +11,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ import tensorflow as tf
 
 from prototrain.distributed.connect import Worker, is_lost
 from prototrain.errors import ClusterError
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import StopRequest, in_thread
 from prototrain.system.tracebacks import in_one_line
 from prototrain.tf_private import report_to_cluster
 
@@ -199,9 +200,7 @@ def report(words: str) -> None:
     """Make all workers fail with this message."""
     is_lost.set()
     # In a thread, because the call does not return if the chief does not answer.
-    thread = threading.Thread(target=report_to_cluster, args=(f"<<{words}>>",), daemon=True)
-    thread.start()
-    thread.join(REPORT_SECONDS)
+    wait([in_thread(lambda: report_to_cluster(f"<<{words}>>"), "report")], REPORT_SECONDS)
 
 
 def is_of_peers(error: BaseException | None) -> bool:

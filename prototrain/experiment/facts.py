@@ -131,9 +131,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-_PACKAGES = ("prototrain", "tensorflow", "keras", "numpy")
-
-
 def describe_environment(devices: list[str]) -> dict[str, Any]:
     """Describe this process and the names of TensorFlow's devices as JSON data."""
     return {
@@ -152,7 +149,7 @@ def describe_environment(devices: list[str]) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that training depends on, by name."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in ("prototrain", "tensorflow", "keras", "numpy"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

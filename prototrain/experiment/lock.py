@@ -32,11 +32,8 @@ class DirectoryLock:
     def take(self) -> str | None:
         """Create the directory if needed and lock it for this process. Does nothing if this process holds the lock.
 
-        Returns:
-            a line of text if a run died with the lock or the file system has no locks, else None.
-
-        Raises:
-            ExperimentError: another run holds the lock, or the directory cannot be used.
+        Returns a line of text if a run died with the lock or the file system has no locks, else None. Raises an
+        `ExperimentError` if another run holds the lock, or the directory cannot be used.
         """
         if self._file is not None:
             return None
@@ -73,12 +70,11 @@ class DirectoryLock:
 
     def is_lost(self) -> bool:
         """Return whether the file that this process has locked was deleted, moved or replaced."""
-        try:
-            return self._file is not None and not os.path.samestat(
-                os.stat(self._directory / LOCK), os.fstat(self._file.fileno())
-            )
-        except FileNotFoundError:
-            return True
+        if self._file is None:
+            return False
+        with suppress(FileNotFoundError):
+            return not os.path.samestat(os.stat(self._directory / LOCK), os.fstat(self._file.fileno()))
+        return True
 
     def after_fork(self) -> None:
         """Close the child's copy of the file."""

@@ -25,10 +25,7 @@ def short_digest(content: bytes) -> str:
 def write_atomic(path: Path, content: str | bytes | Iterable[bytes], *, durable: bool = True) -> None:
     """Write a file atomically: readers see the old file or the new one, never a part, even after a crash.
 
-    Args:
-        path: the file; its directory must exist.
-        content: text (written as UTF-8), bytes, or pieces of bytes.
-        durable: whether the file must survive a power failure. If not, a power failure can leave an empty file.
+    Text is written as UTF-8. If the file is not `durable`, a power failure can leave an empty file.
 
     Raises:
         OSError: the file cannot be written; the old one is untouched and no temporary file is left.
