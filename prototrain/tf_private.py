@@ -31,8 +31,7 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from prototrain.errors import ConfigError
 
-Trackable = tf.__internal__.tracking.Trackable
-"""The base class of all objects that `tf.train.Checkpoint` can save."""
+Trackable = tf.__internal__.tracking.Trackable  # the base class of all objects that `tf.train.Checkpoint` can save
 
 # -- tf.data -----------------------------------------------------------------------------------------------------------
 
@@ -58,10 +57,9 @@ def iterator_handle(iterator: Any) -> tf.Tensor:
 
 
 def next_synchronously(iterator: Any) -> Any:
-    """Read the next element of an iterator in the calling thread. Traced.
+    """Read the next element of an iterator that ends with a prefetch stage, in the calling thread. Traced.
 
-    `next` reads in another thread, which takes longer than reading a small batch. The dataset must end with a prefetch
-    stage. If an element has other parts than dense tensors, `next` is used.
+    `next` reads in another thread, which takes longer, and is used for elements that are not dense tensors.
     """
     spec = iterator.element_spec
     parts = tf.nest.flatten(spec)
@@ -87,10 +85,9 @@ def holds_generator(content: bytes | mmap.mmap) -> bool:
 
 @contextmanager
 def taking_python_functions() -> Iterator[list[Any]]:
-    """Context manager that yields a list of the Python functions in the datasets that are made inside.
+    """Yield a list of the Python functions in the datasets that are made inside, to be kept as long as the datasets.
 
-    TensorFlow keeps such functions, with everything that they refer to, as long as the process lives. Inside, only the
-    list keeps them, so keep it as long as the datasets and their iterators.
+    Otherwise TensorFlow keeps them, with everything that they refer to, as long as the process lives.
     """
     graph = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "_py_funcs_used_in_graph"):
@@ -106,11 +103,7 @@ def taking_python_functions() -> Iterator[list[Any]]:
 
 
 def scan(dataset: tf.data.Dataset, initial_state: Any, function: Callable[..., Any]) -> tf.data.Dataset:
-    """Return `dataset.scan`, without leaving its function in the default graph.
-
-    TensorFlow keeps the function there for ever, also if the dataset is deleted, so that a new dataset for each pass
-    would need more and more memory.
-    """
+    """Return `dataset.scan`, without leaving its function in the default graph, where it would stay for ever."""
     scanned = dataset.scan(initial_state, function)
     if tf.executing_eagerly():
         tf.compat.v1.get_default_graph()._remove_function(scanned._scan_func.function.name)
@@ -183,11 +176,7 @@ def stage_number(stage: Any, name: str) -> int | None:
 
 
 def divided_by_files(dataset: tf.data.Dataset, count: int, index: int) -> tf.data.Dataset:
-    """Return a worker's part of a dataset, divided according to its `auto_shard_policy`.
-
-    Raises:
-        tf.errors.NotFoundError: the dataset must be divided by files, but reads no files.
-    """
+    """Return a worker's part of a dataset by its `auto_shard_policy`; `tf.errors.NotFoundError` if it has no files."""
     return distribute._AutoShardDataset(dataset, count, index)
 
 
@@ -349,18 +338,11 @@ def _unchanged(gradients_and_variables: Any) -> Any:
 
 @contextmanager
 def expecting_averages(optimizer: Any, *, for_good: bool) -> Iterator[None]:
-    """Context manager in which an optimizer does not sum the gradients of all towers, since they are averaged already.
+    """Keep an optimizer from summing the gradients of all towers, since they are averaged already.
 
     With one tower, the sum would be the gradient itself, but TensorFlow would keep the graph of every such sum. An
-    optimizer that defines its own sum keeps it.
-
-    Args:
-        optimizer: the optimizer.
-        for_good: whether the optimizer stays so. Several towers are traced in threads, which enter and leave in any
-            order.
-
-    Raises:
-        ConfigError: with `for_good`, the optimizer does not sum gradients with Keras's method.
+    optimizer that defines its own sum keeps it; with `for_good` that is a `ConfigError`. Several towers need
+    `for_good`, because they are traced in threads, which enter and leave in any order.
     """
     own = getattr(optimizer, "_all_reduce_sum_gradients", None)
     # The next line fails in a version of Keras that sums gradients elsewhere.
@@ -401,9 +383,9 @@ def drawing_seeds() -> random.Random | None:
 
 
 def tell_of_uses(use: Callable[[Any], None]) -> None:
-    """Call `use` with a variable before each use of any variable, from now on and in all threads.
+    """Call `use` with a variable before each use of any variable (except by `raw_handle`), from now on, in all threads.
 
-    Every use from Python reads the property `handle`, which this function replaces. `raw_handle` does not call `use`.
+    Every use from Python reads the property `handle`, which this function replaces.
     """
     original: Any = BaseResourceVariable.handle
 
@@ -451,13 +433,10 @@ def default_writer() -> Any:
 
 
 def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: int, silence_ms: int) -> None:
-    """Set the timeouts of TensorFlow's coordination service. Call this before the workers connect.
+    """Set the time limits of TensorFlow's coordination service, before the workers connect.
 
-    Args:
-        leader: the task that runs the service, such as ``/job:worker/replica:0/task:0``.
-        jobs: the job names, each with its number of tasks.
-        connected_ms, silence_ms: the time limits, in milliseconds, until all workers are connected, and between two
-            heartbeats.
+    They hold until all workers are connected, and between two heartbeats. `leader` is the task that runs the service,
+    such as ``/job:worker/replica:0/task:0``, and `jobs` has the name and the number of tasks of each job.
     """
     job = context.coordination_config_pb2.CoordinatedJob  # its module differs between versions
     context.context().configure_coordination_service(

@@ -17,19 +17,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prototrain.errors import ConfigError, PrototrainError
 from prototrain.experiment.experiment import VERIFY
+from prototrain.system.terminal import some_of
 
 Event = dict[str, Any]
 K = TypeVar("K")
 
-OF_CALLBACK = "callback "
-"""The prefix of the names of callback states in a record."""
+OF_CALLBACK = "callback "  # the prefix of the names of callback states in a record
 _SHOWN_LINES = 20  # last lines of the output of a failed program
 _CAUSES = {
     "data": "; the data comes in another order, or is made from something that a checkpoint does not hold",
@@ -45,18 +44,13 @@ class ProgramError(PrototrainError):
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference between two runs.
+    """The first difference between two runs."""
 
-    Attributes:
-        step: the step at which the difference appears.
-        where: "data" if the batch differs; "state" if the variables right after the restore differ; "randomness" if
-            the same batch and variables gave different results, because of random numbers or unsaved state.
-        what: a description of the difference.
-    """
-
-    step: int
+    step: int  # at which the difference appears
+    # "data" if the batch differs; "state" if the variables right after the restore differ; "randomness" if the same
+    # batch and variables gave different results, because of random numbers or unsaved state.
     where: str
-    what: str
+    what: str  # a description of the difference
 
     def __str__(self) -> str:
         return f"no: step {self.step}{self.what}{_CAUSES[self.where]}"
@@ -64,24 +58,14 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of a verification.
+    """The result of a verification. It is true if the program is reproducible and resumes exactly."""
 
-    Attributes:
-        repeats: whether two runs from the start were the same bit for bit.
-        resumes: whether the interrupted run was the same, too; None if it was skipped, because two runs from the start
-            differ.
-        steps: the number of steps in each run, over all trainers.
-        interruptions: the names of the signals and the steps at which they were sent.
-        difference: the first difference, or None.
-        compared: the number of compared batches, scalars per step, variables and callback states.
-    """
-
-    repeats: bool
-    resumes: bool | None
-    steps: int
-    interruptions: Sequence[tuple[str, int]] = ()
-    difference: Difference | None = None
-    compared: Mapping[str, int] = field(default_factory=dict)
+    repeats: bool  # whether two runs from the start were the same bit for bit
+    resumes: bool | None  # whether the interrupted run was the same, too; None if two runs from the start differ
+    steps: int  # in each run, over all trainers
+    interruptions: Sequence[tuple[str, int]] = ()  # the names of the signals and the steps at which they were sent
+    difference: Difference | None = None  # the first one
+    compared: Mapping[str, int] = field(default_factory=dict)  # the number of compared batches, variables and so on
 
     @property
     def where(self) -> str | None:
@@ -143,24 +127,20 @@ def verify(
     command = [*map(str, command), *arguments]
     chance = random.Random(seed)
     saves = sorted(chance.sample(range(2, steps), k=min(10, (steps - 1) // 2)))
-    with ExitStack() as stack:
-        if keep is None:
-            made_here = tempfile.TemporaryDirectory(prefix="prototrain-verify-", ignore_cleanup_errors=True)
-            base = Path(stack.enter_context(made_here)).resolve()
-        else:
-            base = Path(keep).resolve()
-            base.mkdir(parents=True, exist_ok=True)
-            if any(base.iterdir()):
-                raise ConfigError(f"{keep} is not empty; name a new directory for the records")
+    base = Path(tempfile.mkdtemp(prefix="prototrain-verify-") if keep is None else keep).resolve()
+    base.mkdir(parents=True, exist_ok=True)
+    if any(base.iterdir()):
+        raise ConfigError(f"{keep} is not empty; name a new directory for the records")
 
-        def run(name: str, interruptions: Sequence[tuple[str, int, int]] = ()) -> list[Event]:
-            plan = {"steps": steps, "saves": saves, "interruptions": interruptions}
-            return _run(command, base / name, plan, announce)
-
-        a, b = run("A"), run("B")
+    def run(name: str, interruptions: Sequence[tuple[str, int, int]] = ()) -> list[Event]:
+        plan = {"steps": steps, "saves": saves, "interruptions": interruptions}
+        events = _run(command, base / name, plan, announce)
         if keep is None:  # checkpoints of large models must not fill the disk
-            for name in ("A", "B"):
-                shutil.rmtree(base / name / "experiments", ignore_errors=True)
+            shutil.rmtree(base / name / "experiments", ignore_errors=True)
+        return events
+
+    try:
+        a, b = run("A"), run("B")
         end = _ends(a)
         # Ignore callback states that differ between equal runs, for example because they contain the time.
         ignored = {name for name, trainer in _different(end, _ends(b)) if name.startswith(OF_CALLBACK)}
@@ -174,6 +154,9 @@ def verify(
             if difference is None and not any(event["kind"] == "start" and event["step"] > 0 for event in c):
                 what = ": no start continued from a checkpoint, so nothing was resumed"
                 difference = Difference(planned[0][1], "state", what)
+    finally:
+        if keep is None:
+            shutil.rmtree(base, ignore_errors=True)
     callbacks = sum(name.startswith(OF_CALLBACK) for name, trainer in end)
     return Result(
         repeats=repeats,
@@ -193,10 +176,8 @@ def verify(
 def _draw_interruptions(
     chance: random.Random, made: Sequence[tuple[str, int]], saves: Sequence[int], count: int
 ) -> list[tuple[str, int, int]]:
-    """Draw the interruptions of C, as (trainer, step, signal).
-
-    If possible, they come after the first checkpoint and not at a step with one, so that some steps are repeated.
-    """
+    """Draw the interruptions of C, as (trainer, step, signal)."""
+    # If possible after the first checkpoint and not at a step with one, so that some steps are repeated.
     later = [key for key in made[1:-1] if key[1] > min(saves, default=0)] or list(made[:-1]) or list(made)
     drawn = [key for key in later if key[1] not in saves] or later
     places = sorted(chance.sample(range(len(drawn)), k=min(count, len(drawn))))
@@ -245,15 +226,9 @@ def _run(
 
 
 def compare(first: Sequence[Event], other: Sequence[Event], ignored: Collection[str] = ()) -> Difference | None:
-    """Find the first difference between two runs.
+    """Return the first difference between a run without interruptions and another run, or None.
 
-    Args:
-        first: the events of a run without interruptions.
-        other: the events of another run, with or without interruptions.
-        ignored: names in the state that differ between equal runs.
-
-    Returns:
-        the first difference, or None if the runs are the same.
+    `ignored` are names in the state that differ between equal runs.
     """
     known: dict[tuple[str, str, int], Event] = {}
     for event in first:
@@ -275,10 +250,8 @@ def compare(first: Sequence[Event], other: Sequence[Event], ignored: Collection[
         elif kind == "start" and (names := [name for name in event["lost"] if name not in ignored]):
             lost.setdefault(trainer, Difference(step, "state", f"{after}: {_not_restored(names)}"))
     made = {_key(event) for event in other}
-    for key in known:
-        if key[0] == "step" and key not in made:
-            return Difference(key[2], "state", f"{after}: this step was not made")
-    return None
+    lacking = [step for kind, trainer, step in known if kind == "step" and (kind, trainer, step) not in made]
+    return Difference(lacking[0], "state", f"{after}: this step was not made") if lacking else None
 
 
 def _key(event: Event) -> tuple[str, str, int]:
@@ -286,11 +259,7 @@ def _key(event: Event) -> tuple[str, str, int]:
 
 
 def _difference(then: Event | None, now: Event, saved: int, ignored: Collection[str]) -> tuple[str, str] | None:
-    """Compare an event with the same event of the run without interruptions.
-
-    Returns:
-        `where` and `what` of the difference, or None.
-    """
+    """Compare an event with that of the run without interruptions; returns `where` and `what` differs, or None."""
     if now["kind"] == "start":
         if now["step"] < saved:
             return "state", (
@@ -312,9 +281,9 @@ def _difference(then: Event | None, now: Event, saved: int, ignored: Collection[
             return "randomness", f"{same}, another {name} ({_shown(scalars.get(name))}, was {_shown(before.get(name))})"
     names = [name for name in _different(then.get("variables", {}), now.get("variables", {})) if name not in ignored]
     if names and now["kind"] == "start":
-        return "state", f"another {_names(names)} before the first step"
+        return "state", f"another {some_of(names, 1)} before the first step"
     where = "at the end" if now["kind"] == "end" else "after the step"
-    return ("randomness", f"{same}, same scalars, another {_names(names)} {where}") if names else None
+    return ("randomness", f"{same}, same scalars, another {some_of(names, 1)} {where}") if names else None
 
 
 def _ends(record: Sequence[Event]) -> dict[tuple[str, str], str]:
@@ -328,11 +297,7 @@ def _different(then: Mapping[K, str], now: Mapping[K, str]) -> list[K]:
 
 
 def _not_restored(names: Sequence[str]) -> str:
-    return f"right after the restore, {_names(names)} {'is' if len(names) == 1 else 'are'} not what was saved"
-
-
-def _names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return f"right after the restore, {some_of(names, 1)} {'is' if len(names) == 1 else 'are'} not what was saved"
 
 
 def _shown(value: str | None) -> str:

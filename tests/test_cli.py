@@ -17,7 +17,6 @@ import pytest
 
 from prototrain.cli import main
 from prototrain.errors import ModelError
-from tests.conftest import ROOT
 from tests.made import make, part
 
 MODEL = """
@@ -300,16 +299,6 @@ def test_errors_before_tensorflow_is_loaded(
     assert main(arguments) == 1
     said = capsys.readouterr().err
     assert message in said and ("loading TensorFlow" in said) == (message.startswith("loading"))
-
-
-def test_interrupt_while_tensorflow_loads() -> None:
-    Path("tensorflow.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    program = "from prototrain.system.terminal import import_tensorflow\nimport_tensorflow()\n"
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + program
-    environment = {**os.environ, "PYTHONPATH": f".:{ROOT}"}
-    del environment["TF_CPP_MIN_LOG_LEVEL"]
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

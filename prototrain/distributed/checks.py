@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
     from prototrain.model.built import BuiltModel
 
-SEEN_SECONDS = 10.0
-"""The time after which a file that the chief has written must be visible on a network file system."""
+SEEN_SECONDS = 10.0  # the time after which a file that the chief has written must be visible on a network file system
 _OF_EACH_SHARE = ("stages", "batches per pass", "batch size", "file names", "file sizes")
 
 
@@ -34,10 +33,8 @@ def require_same(sync: WorkerSync, what: str, mine: dict[str, Any]) -> None:
     found = {index: differences(told[0], other) for index, other in enumerate(told)}
     lines = [f"worker {index} has {'; '.join(different)}" for index, different in found.items() if different]
     if lines:
-        raise ConfigError(
-            f"the workers disagree on {what}: {'; '.join(lines)} (the chief's value comes first); start all of them "
-            "with the same command, code and data"
-        )
+        cure = "start all of them with the same command, code and data"
+        raise ConfigError(f"the workers disagree on {what}: {'; '.join(lines)} (the chief's value first); {cure}")
 
 
 def require_same_settings(sync: WorkerSync, model: ModelProtocol, trainer: object) -> None:
@@ -54,11 +51,7 @@ def require_same_settings(sync: WorkerSync, model: ModelProtocol, trainer: objec
 
 
 def require_same_data(sync: WorkerSync, built: BuiltModel) -> str | None:
-    """Check that all workers describe the training data in the same way; see `require_same`.
-
-    Returns:
-        a warning if the first batches are unexpected although the descriptions are the same, else None.
-    """
+    """Check that all workers describe the training data in the same way; returns a warning if first batches are odd."""
     own = built.data.share.is_own  # each worker may then have a different amount of data
     described = {name: fact for name, fact in built.data.fingerprint.items() if not (own and name in _OF_EACH_SHARE)}
     require_same(sync, "the training data", described)
@@ -106,16 +99,13 @@ def require_shared(sync: WorkerSync, experiment: Experiment | None) -> None:
             experiment.token.unlink(missing_ok=True)
     if blind:
         where = "; ".join(f"worker {index} has {told[index][1] or 'none'} on {told[index][2]}" for index in blind)
-        raise ExperimentError(
-            f"the workers do not see the same experiment directory: the chief writes to {chiefs} on {node}, and "
-            f"{where}; set trainer.experiment_base_dir to a path on storage that all of them share"
-        )
+        cure = "set trainer.experiment_base_dir to a path on storage that all of them share"
+        raise ExperimentError(f"the workers do not see the chief's directory {chiefs} on {node}: {where}; {cure}")
 
 
 def _sees(experiment: Experiment | None, token: str, chiefs: str) -> bool:
     if experiment is None or experiment.remote is not None:
         return experiment is not None and str(experiment) == chiefs
-    try:
+    with suppress(OSError):
         return experiment.token.read_text(encoding="utf-8") == token
-    except OSError:
-        return False
+    return False

@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +23,8 @@ from prototrain.system.terminal import PATIENCE_SECONDS, say
 from prototrain.tf_private import has_started, set_patience
 
 # Below the ephemeral ports of operating systems. The tasks of one job on a node share a range.
-SLURM_PORTS = range(12000, 32000)
-SLURM_PORTS_OF_JOB = 32
+_SLURM_PORTS = range(12000, 32000)
+_SLURM_PORTS_OF_JOB = 32
 SILENCE_SECONDS = 30.0
 """How long a worker may be silent until TensorFlow considers it lost. The collective operations of all then fail."""
 CONNECT_SECONDS = 60.0
@@ -83,17 +82,15 @@ def find_cluster() -> tuple[Any, Worker]:
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver({"worker": tasks}, port_base=slurm_port())
         addresses = tuple(resolver.cluster_spec().as_dict()["worker"])
         return resolver, Worker(int(os.environ["SLURM_PROCID"]), tasks, addresses)
-    raise ConfigError(
-        "several workers: neither TF_CONFIG nor Slurm's variables are set; use `prototrain run --workers N` or srun, "
-        f"or set for each TF_CONFIG='{_EXAMPLE}'"
-    )
+    cure = f"use `prototrain run --workers N` or srun, or set for each TF_CONFIG='{_EXAMPLE}'"
+    raise ConfigError(f"several workers: neither TF_CONFIG nor Slurm's variables are set; {cure}")
 
 
 def slurm_port() -> int:
     """Return the first port of a Slurm job step, which differs between steps that share a node."""
-    places = len(SLURM_PORTS) // SLURM_PORTS_OF_JOB
+    places = len(_SLURM_PORTS) // _SLURM_PORTS_OF_JOB
     job, step = (int(os.environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return SLURM_PORTS[(job + 101 * step) % places * SLURM_PORTS_OF_JOB]
+    return _SLURM_PORTS[(job + 101 * step) % places * _SLURM_PORTS_OF_JOB]
 
 
 _connections: dict[str, tuple[tf.distribute.Strategy, Worker]] = {}
@@ -117,10 +114,8 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
         resolver, worker = find_cluster()
         if not _connections:
             if has_started():
-                raise ConfigError(
-                    "several workers: TensorFlow has started before they were connected; make the trainer, or call "
-                    "prototrain.distributed.connect(), before anything makes a tensor, a variable or an optimizer"
-                )
+                cure = "make the trainer, or call prototrain.distributed.connect(), before any tensor or optimizer"
+                raise ConfigError(f"several workers: TensorFlow has started before they were connected; {cure}")
             atexit.register(_leave_if_lost)
             seconds = SCHEMA["trainer.cluster_timeout"].default if timeout is None else timeout
             meet(worker, seconds)
@@ -142,8 +137,7 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
     return _connections[reduction]
 
 
-is_lost = threading.Event()
-"""An event that is set when a worker is gone or has failed."""
+is_lost = threading.Event()  # an event that is set when a worker is gone or has failed
 
 
 def _leave_if_lost() -> None:
@@ -157,19 +151,17 @@ def _leave_if_lost() -> None:
 # -- waiting for all workers ------------------------------------------------------------------------------------------
 
 
-class Deadline:
+class _Deadline:
     """Prints the missing workers after two seconds, and raises a `ClusterError` after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._begin, self._said = seconds, time.monotonic(), ""
 
-    def check(self, missing: Sequence[str]) -> None:
+    def check(self, *missing: str) -> None:
         names, waited = ", ".join(missing), time.monotonic() - self._begin
         if waited > self._seconds:
-            raise ClusterError(
-                f"{names} did not come within {self._seconds:g} seconds (trainer.cluster_timeout); is every process "
-                "started with the same addresses, and can they reach each other's ports?"
-            )
+            limit = f"within {self._seconds:g} seconds (trainer.cluster_timeout)"
+            raise ClusterError(f"{names} did not come {limit}; do all have the same addresses, and are ports blocked?")
         if waited > PATIENCE_SECONDS and names != self._said:
             self._said = names
             say(f"waiting for {names} to start ...")
@@ -182,18 +174,25 @@ def meet(worker: Worker, seconds: float) -> None:
     """
     if worker.count == 1:
         return
-    deadline, greeting = Deadline(seconds), json.dumps(worker.addresses).encode()
+    deadline, greeting = _Deadline(seconds), json.dumps(worker.addresses).encode()
+    host, _, port = worker.addresses[0].rpartition(":")
+    chief = host.strip("[]"), int(port)
     if not worker.is_chief:
-        while not _call(worker, greeting, deadline):
-            deadline.check([f"{worker.name(0)}, the chief,"])
+        while not _call(chief, b"%d %s\n" % (worker.index, greeting), deadline):
+            deadline.check(f"{worker.name(0)}, the chief,")
             time.sleep(0.1)
         return
     there: dict[int, socket.socket] = {}
+    kind: Any = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
     with ExitStack() as stack:
-        door = stack.enter_context(_listen(worker.addresses[0]))
+        try:
+            door = stack.enter_context(socket.create_server(("", chief[1]), backlog=1024, **kind))
+        except OSError as error:
+            why = f"{error.strerror}; is another run using this port?"
+            raise ClusterError(f"cannot listen at {worker.addresses[0]}: {why}") from error
         door.settimeout(0.2)
         while missing := [worker.name(index) for index in range(1, worker.count) if index not in there]:
-            deadline.check(missing)
+            deadline.check(*missing)
             with suppress(OSError, ValueError):
                 line = stack.enter_context(door.accept()[0])
                 line.settimeout(1.0)
@@ -205,30 +204,15 @@ def meet(worker: Worker, seconds: float) -> None:
                 line.sendall(b"!")
 
 
-def _call(worker: Worker, greeting: bytes, deadline: Deadline) -> bool:
+def _call(chief: tuple[str, int], greeting: bytes, deadline: _Deadline) -> bool:
     """Connect to the chief and wait for its sign that all workers have started; returns whether it came."""
     try:
-        with socket.create_connection(host_and_port(worker.addresses[0]), timeout=1.0) as line:
-            line.sendall(b"%d %s\n" % (worker.index, greeting))
+        with socket.create_connection(chief, timeout=1.0) as line:
+            line.sendall(greeting)
             while True:
                 try:
                     return line.recv(1) == b"!"
                 except TimeoutError:
-                    deadline.check(["the other workers"])
+                    deadline.check("the other workers")
     except OSError:
         return False
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Split ``host:port``."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def _listen(address: str) -> socket.socket:
-    port = host_and_port(address)[1]
-    try:
-        kind: Any = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
-        return socket.create_server(("", port), backlog=1024, **kind)
-    except OSError as error:
-        raise ClusterError(f"cannot listen at {address}: {error.strerror}; is another run using this port?") from error

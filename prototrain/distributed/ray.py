@@ -22,13 +22,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
 from prototrain.errors import ClusterError, ConfigError
 from prototrain.experiment.experiment import STARTED
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import StopRequest, in_thread
 from prototrain.system.terminal import say
 
 _LOCAL = "local"
@@ -168,14 +169,7 @@ def _drive(board: Any, fit: Callable[[], object], workers: int, max_restarts: in
     """Wait for the workers, forward signals, print their output, and raise the error that ends the run."""
     import ray
 
-    errors: list[Exception] = []
     restarts, is_told, is_said, begin = 0, False, False, time.monotonic()
-
-    def run_fit() -> None:
-        try:
-            fit()
-        except Exception as error:
-            errors.append(error)
 
     def look() -> dict[str, Any]:
         nonlocal restarts
@@ -185,19 +179,16 @@ def _drive(board: Any, fit: Callable[[], object], workers: int, max_restarts: in
         sys.stdout.flush()
         if state["restarts"] > restarts:
             restarts = state["restarts"]
-            say(
-                f"{state['cause'] or 'a worker is gone'}; all workers start again from the newest checkpoint "
-                f"(restart {restarts} of at most {max_restarts})"
-            )
+            count = f"(restart {restarts} of at most {max_restarts})"
+            say(f"{state['cause'] or 'a worker is gone'}; all workers start again from the newest checkpoint {count}")
         return state
 
-    # In a thread: on the main thread, Ray would handle Ctrl-C and kill the workers before they have saved.
-    thread = threading.Thread(target=run_fit, name="ray-train", daemon=True)
     stop = StopRequest(say)
     with stop:
-        thread.start()
-        while thread.is_alive():
-            thread.join(_POLL_SECONDS)
+        # In a thread: on the main thread, Ray would handle Ctrl-C and kill the workers before they have saved.
+        fitted = in_thread(fit, "ray-train")
+        while not fitted.done():
+            wait([fitted], _POLL_SECONDS)
             save, signum = stop.take_save(), None if is_told else stop.signum
             if save or signum:
                 board.ask.remote(signum, save)
@@ -215,7 +206,7 @@ def _drive(board: Any, fit: Callable[[], object], workers: int, max_restarts: in
             say(details, to_stderr=True)
         raise ClusterError(f"{name} failed: {text}")
     stop.check()
-    for error in errors:
+    if (error := fitted.exception()) is not None:
         why = state["cause"] or " ".join(str(error).split())
         raise ClusterError(f"the run has ended after {state['restarts']} restarts: {why}") from error
 
@@ -319,10 +310,8 @@ def _work(order: dict[str, Any]) -> None:
 def ray_cluster(address: str, cpus: int) -> Iterator[None]:
     """Connect this process with a Ray cluster for a block, unless it is connected already.
 
-    Args:
-        address: the address of a cluster; "auto" for that of this machine, or "local" for a new one with `cpus` CPUs
-            that lasts as long as the block.
-        cpus: the number of CPUs of a local cluster.
+    The address "auto" is the cluster of this machine, and "local" a new one with `cpus` CPUs that lasts as long as the
+    block.
 
     Raises:
         ConfigError: Ray is not installed.

@@ -11,7 +11,8 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from concurrent.futures import wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ import tensorflow as tf
 
 from prototrain.distributed.connect import Worker, is_lost
 from prototrain.errors import ClusterError
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import StopRequest, in_thread
 from prototrain.system.tracebacks import in_one_line
 from prototrain.tf_private import report_to_cluster
 
@@ -77,10 +78,7 @@ class Agreement:
 class WorkerSync:
     """Connects the trainer in this process with the trainers of the other workers.
 
-    Args:
-        strategy: the connected TensorFlow strategy.
-        worker: the place of this process in the cluster.
-        stall_timeout: seconds without an agreement after which this process ends itself.
+    The process ends itself after `stall_timeout` seconds without an agreement.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, worker: Worker, stall_timeout: float) -> None:
@@ -138,8 +136,16 @@ class WorkerSync:
         seconds = self._stall_timeout if self._has_agreed else max(self._stall_timeout, FIRST_STALL_SECONDS)
         self._has_agreed = True
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
-        with self._others_come(step) if data_ended else nullcontext():
+        # Fail on all workers if the others are still in a call that this worker has no data for.
+        words = f"{self.worker.name(self.worker.index)} ran out of training data behind step {step}, and others did not"
+        late = threading.Timer(ENDED_SECONDS, report, (words,))
+        late.daemon = True
+        if data_ended:
+            late.start()
+        try:
             told = self.gather([n, step, batches, save, code])
+        finally:
+            late.cancel()
         signals = [row[4] for row in told if row[4] > 0]
         left = [index for index, row in enumerate(told) if row[4] == _ENDED]
         return Agreement(
@@ -149,18 +155,6 @@ class WorkerSync:
             signum=signals[0] if signals else None,
             ended=left[0] if left else None,
         )
-
-    @contextmanager
-    def _others_come(self, step: int) -> Iterator[None]:
-        """Fail on all workers if the others are still in a call that this worker has no data for."""
-        words = f"{self.worker.name(self.worker.index)} ran out of training data behind step {step}, and others did not"
-        timer = threading.Timer(ENDED_SECONDS, report, (words,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def stop_watching(self) -> None:
         """Stop the timer of `agree`, because the run has ended."""
@@ -206,9 +200,7 @@ def report(words: str) -> None:
     """Make all workers fail with this message."""
     is_lost.set()
     # In a thread, because the call does not return if the chief does not answer.
-    thread = threading.Thread(target=report_to_cluster, args=(f"<<{words}>>",), daemon=True)
-    thread.start()
-    thread.join(REPORT_SECONDS)
+    wait([in_thread(lambda: report_to_cluster(f"<<{words}>>"), "report")], REPORT_SECONDS)
 
 
 def is_of_peers(error: BaseException | None) -> bool:

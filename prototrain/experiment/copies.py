@@ -16,9 +16,8 @@ from prototrain.system.files import write_atomic
 
 def copy_source(source: Path, target: Path) -> None:
     """Copy a Python file, or the Python files in a package's directory. Each copy is written atomically."""
-    files = [source] if source.is_file() else sorted(source.rglob("*.py"))
-    for file in files:
-        copy = target / source.name / file.relative_to(source) if source.is_dir() else target / file.name
+    for file in [source] if source.is_file() else sorted(source.rglob("*.py")):
+        copy = target / file.relative_to(source.parent)
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(copy, file.read_bytes())
 
@@ -27,16 +26,13 @@ def copy_source(source: Path, target: Path) -> None:
 def imported_from_copies(modules: Mapping[str, tuple[Path, Path]]) -> Iterator[None]:
     """Import modules and their submodules from copies inside a block. They are removed from `sys.modules` afterwards.
 
-    `__file__` is the path of the original, so that a module finds the data files next to it. The copies
-    get no bytecode files.
-
-    Args:
-        modules: by module name the path of its file or package directory, which may no longer exist, and of its copy.
+    `__file__` is the path of the original, so that a module finds the data files next to it. `modules` has, by name,
+    the path of the file or package directory, which may no longer exist, and of its copy.
     """
     copies: Any = SimpleNamespace(find_spec=lambda name, path=None, target=None: _copy_of(name, modules))
     parents: Any = SimpleNamespace(find_spec=lambda name, path=None, target=None: _parent(name, modules))
     _forget(modules)
-    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the copies get no bytecode files
     sys.meta_path.insert(0, copies)
     sys.meta_path.append(parents)
     try:

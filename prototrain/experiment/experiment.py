@@ -9,12 +9,13 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
-from prototrain.system.files import LONGEST_NAME, PathLike, joined, local_path, url_of, write_atomic
+from prototrain.system.files import PathLike, joined, local_path, url_of, write_atomic
 
 if TYPE_CHECKING:
     from prototrain.config import Config
@@ -26,18 +27,12 @@ _OWN_NAMES = {
     "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", RECORD,
     "report.html", ".token",
 }  # fmt: skip
-STEP = re.compile(r"step-(\d{10,})")
-"""The pattern of the name of a checkpoint's directory."""
-MIRRORS = "mirrors"
-"""The cache directory for the local copies of experiments at URLs."""
-META = "meta.json"
-"""The file of a checkpoint that lists its other files with checksums."""
-MARKS = ("config.json", "environment.json")
-"""Files that identify an experiment directory."""
-STARTED = "PROTOTRAIN_STARTED"
-"""The environment variable with the start time of the run, which all workers share."""
-VERIFY = "PROTOTRAIN_VERIFY"
-"""The environment variable with the record directory, in the processes that `prototrain verify` starts."""
+STEP = re.compile(r"step-(\d{10,})")  # the pattern of the name of a checkpoint's directory
+MIRRORS = "mirrors"  # the cache directory for the local copies of experiments at URLs
+META = "meta.json"  # the file of a checkpoint that lists its other files with checksums
+MARKS = ("config.json", "environment.json")  # files that identify an experiment directory
+STARTED = "PROTOTRAIN_STARTED"  # environment variable: the start time of the run, which all workers share
+VERIFY = "PROTOTRAIN_VERIFY"  # environment variable: the record directory of `prototrain verify`
 _redirected: dict[str, int] = {}  # numbers of the experiments under `prototrain verify`
 
 
@@ -52,19 +47,12 @@ class Experiment:
         remote: the experiment at the URL; None for a local directory.
 
     Raises:
-        ExperimentError: the name is too long for a directory, or has a NUL.
         StorageError: the URL has an unknown scheme, or the library for it is not installed.
     """
 
     def __init__(self, directory: PathLike) -> None:
         self.remote = _remote(directory)
         self.directory = local_path(directory) if self.remote is None else self.remote.directory
-        longest = max(map(os.fsencode, self.directory.parts), key=len, default=b"")
-        if len(longest) > LONGEST_NAME or b"\0" in os.fsencode(self.directory):
-            raise ExperimentError(
-                f"{longest[:40].decode(errors='replace')!r}... cannot be the name of a directory: it has more than "
-                f"{LONGEST_NAME} bytes, or a NUL"
-            )
         self.checkpoints = self.directory / "checkpoints"
         self.summaries = self.directory / "summaries"
         self.metrics = self.directory / "metrics.jsonl"
@@ -112,9 +100,6 @@ class Experiment:
     def lock(self, announce: Callable[[str], object] = print) -> str | None:
         """Create the directory if needed and lock it for this process. The lock is released when the process ends.
 
-        Args:
-            announce: called with a line of text, for example when the storage at a URL takes long.
-
         Returns:
             a line of text if a run died with the lock or the file system has no locks, else None.
 
@@ -152,31 +137,20 @@ class Experiment:
 
     def is_gone(self) -> bool:
         """Return whether the directory was deleted, moved or replaced since this process locked it."""
-        try:
+        with suppress(OSError):  # unknown, for example because a network does not answer
             # If only the lock file was deleted, nothing is lost.
             return self._lock.is_lost() and ((self.directory / LOCK).exists() or not self.environment.exists())
-        except OSError:  # unknown, for example because a network does not answer
-            return False
+        return False
 
     def check_free(self) -> None:
-        """Check early that a run could use the directory.
-
-        Raises:
-            ExperimentError: another run holds the lock, or the directory cannot be read.
-        """
+        """Raise an `ExperimentError` if another run holds the lock, or the directory cannot be read."""
         try:
             self._lock.check_free()
         except OSError as error:
             raise ExperimentError(f"cannot use {error.filename}: {error.strerror}") from error
 
     def is_running(self) -> bool:
-        """Return whether a live process holds the lock.
-
-        The check takes the lock for a moment, which can keep a run from starting. Call it only where necessary.
-
-        Raises:
-            OSError: the lock cannot be read.
-        """
+        """Return whether a live process holds the lock; see `is_locked`."""
         return is_locked(self.directory / LOCK) or (self.remote is not None and self.remote.is_running())
 
     # -- the start of a run -----------------------------------------------------------------------------------------
@@ -223,11 +197,7 @@ class Experiment:
         return self.directory.is_dir() and any(path.name not in (LOCK, ".token") for path in self.directory.iterdir())
 
     def check_deletable(self) -> None:
-        """Check that the directory is empty or an experiment.
-
-        Raises:
-            ExperimentError: the directory is neither.
-        """
+        """Raise an `ExperimentError` if the directory is neither empty nor an experiment."""
         if not self.exists():
             return
         names = [path.name for path in self.directory.iterdir()]

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -52,12 +53,7 @@ def sources_of(trainer: object) -> list[Path]:
 
 
 def origin_of(trainer: object, callbacks: Iterable[str]) -> Facts:
-    """Return the entries of environment.json for a trainer: its class, the copied modules, and its callbacks.
-
-    Args:
-        trainer: the trainer of the run.
-        callbacks: the names of the callbacks.
-    """
+    """Return the entries of environment.json for a trainer: its class, the copied modules, and its callbacks' names."""
     own = type(trainer).__module__
     home = None if own.startswith("prototrain.") or own == "__main__" else home_of(sys.modules.get(own))
     return {
@@ -69,24 +65,17 @@ def origin_of(trainer: object, callbacks: Iterable[str]) -> Facts:
 
 
 def file_digests(sources: Iterable[Path | None]) -> dict[str, str]:
-    """Return the SHA-256 digests of the Python files in some sources, by name, as 16 hexadecimal digits.
+    """Return the first 16 digits of the SHA-256 of the Python files in some files and packages, by name.
 
-    Args:
-        sources: files and packages; None and missing files are skipped.
+    None and missing files are skipped.
     """
     found: dict[str, str] = {}
-    for source in sources:
-        if source is None:
-            continue
-        files = [source] if source.is_file() else sorted(source.rglob("*.py"))
-        for file in files:
+    for source in filter(None, sources):
+        for file in [source] if source.is_file() else sorted(source.rglob("*.py")):
             name = file.name if source.is_file() else file.relative_to(source).as_posix()
-            if name in found:
-                name = f"{source.name}/{name}"
-            try:
-                found[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-            except OSError:  # for example a deleted script
-                continue
+            with suppress(OSError):  # for example a deleted script
+                key = f"{source.name}/{name}" if name in found else name
+                found[key] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return found
 
 
@@ -142,15 +131,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-_PACKAGES = ("prototrain", "tensorflow", "keras", "numpy")
-
-
 def describe_environment(devices: list[str]) -> dict[str, Any]:
-    """Describe this process as JSON data.
-
-    Args:
-        devices: the names of TensorFlow's devices.
-    """
+    """Describe this process and the names of TensorFlow's devices as JSON data."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
@@ -167,7 +149,7 @@ def describe_environment(devices: list[str]) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that training depends on, by name."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in ("prototrain", "tensorflow", "keras", "numpy"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -177,13 +159,9 @@ def versions() -> dict[str, str]:
 
 def _git_commit() -> str | None:
     """Return the commit of the working directory, with "+changes" if tracked files differ; None outside of git."""
+    git = functools.partial(subprocess.run, capture_output=True, text=True, check=True, timeout=10)
     try:
-        commit = _git("rev-parse", "HEAD")
-        return commit + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        commit = git(["git", "rev-parse", "HEAD"]).stdout.strip()
+        return commit + ("+changes" if git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout else "")
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()

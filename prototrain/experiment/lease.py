@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from prototrain.errors import ExperimentError
+from prototrain.experiment.lock import in_use
 from prototrain.system.storage import Storage
 from prototrain.system.terminal import one_line
 
 LEASE = ".lease"
 BEAT_SECONDS = 15.0
-SILENT_SECONDS = 60.0
-"""How long a holder must be silent before another run can take over."""
+SILENT_SECONDS = 60.0  # how long a holder must be silent before another run can take over
 LOOK_SECONDS = 5.0
 
 
@@ -62,12 +62,8 @@ class Lease:
     def take(self, copy: str, announce: Callable[[str], object]) -> Holder | None:
         """Take the lease once its holder has released it or is known to be dead; returns the last holder.
 
-        Args:
-            copy: the identifier of the local copy, which this process has locked.
-            announce: called with a line of text if the holder may be alive.
-
-        Raises:
-            ExperimentError: another run holds the lease.
+        `copy` is the identifier of the local copy, which this process has locked. Raises an `ExperimentError` if
+        another run holds the lease.
         """
         self._storage.listing(LEASE)  # unlike `read`, this names the reason if the storage refuses
         last = self.last()
@@ -77,15 +73,13 @@ class Lease:
         own = Holder(os.getpid(), platform.node(), uuid.uuid4().hex, beat=time.time())
         self._storage.delete([LEASE])
         if not self._storage.write(LEASE, json.dumps(own._asdict()).encode(), is_new=True):
-            raise self._in_use(self.last())
+            raise in_use(str(self._storage), self.last())
         self._own = own
         return last
 
     def _wait(self, holder: Holder, announce: Callable[[str], object]) -> Holder | None:
-        announce(
-            f"{self._storage} is in use by {holder}, unless that was killed: waiting up to {SILENT_SECONDS:.0f} s for "
-            "a sign of life from it"
-        )
+        patience = f"waiting up to {SILENT_SECONDS:.0f} s for a heartbeat"
+        announce(f"{self._storage} is in use by {holder}, unless that was killed: {patience}")
         waited = 0.0
         while waited < SILENT_SECONDS:
             time.sleep(LOOK_SECONDS)
@@ -94,16 +88,16 @@ class Lease:
             if now is None or not now.held:
                 return now
             if now != holder:  # compares heartbeats, because the clocks of two machines may differ
-                raise self._in_use(now)
+                raise in_use(str(self._storage), now)
         return holder
 
     def check(self) -> None:
         """Raise an `ExperimentError` if another run has taken over."""
         holder = self.last()
         if self._own is not None and holder is not None and holder.run != self._own.run:
+            silence = f"{SILENT_SECONDS:.0f} s without a heartbeat"
             raise ExperimentError(
-                f"another run ({holder}) has taken over {self._storage}, since this one had given no sign of life for "
-                f"{SILENT_SECONDS:.0f} s; this one ends"
+                f"another run ({holder}) has taken over {self._storage} after {silence}; this one ends"
             )
 
     def beat(self, **changes: Any) -> None:
@@ -112,9 +106,3 @@ class Lease:
         if self._own is not None:
             self._own = self._own._replace(beat=time.time(), **changes)
             self._storage.write(LEASE, json.dumps(self._own._asdict()).encode())
-
-    def _in_use(self, holder: Holder | None) -> ExperimentError:
-        return ExperimentError(
-            f"{self._storage} is in use by another run ({holder or 'an unknown one'}); wait for it, stop it, or choose "
-            "another trainer.experiment_name"
-        )

@@ -17,17 +17,11 @@ from typing import IO
 from prototrain.errors import ExperimentError
 from prototrain.system.signals import tell_of_forks
 
-LOCK = ".lock"
-"""The name of the lock file."""
+LOCK = ".lock"  # the name of the lock file
 
 
 class DirectoryLock:
-    """A run's lock on an experiment directory.
-
-    Args:
-        directory: the directory to lock.
-        name: the name of the directory in messages; its path by default.
-    """
+    """A run's lock on an experiment directory. `name` is the directory's name in messages, by default its path."""
 
     def __init__(self, directory: Path, *, name: str | None = None) -> None:
         self._directory = directory
@@ -38,11 +32,8 @@ class DirectoryLock:
     def take(self) -> str | None:
         """Create the directory if needed and lock it for this process. Does nothing if this process holds the lock.
 
-        Returns:
-            a line of text if a run died with the lock or the file system has no locks, else None.
-
-        Raises:
-            ExperimentError: another run holds the lock, or the directory cannot be used.
+        Returns a line of text if a run died with the lock or the file system has no locks, else None. Raises an
+        `ExperimentError` if another run holds the lock, or the directory cannot be used.
         """
         if self._file is not None:
             return None
@@ -50,21 +41,17 @@ class DirectoryLock:
             self._directory.mkdir(parents=True, exist_ok=True)
             file = _open(self._directory / LOCK, "ab+")  # held while the run lasts
         except OSError as error:
-            raise ExperimentError(
-                f"cannot use the experiment directory {self._directory}: {error.strerror} ({error.filename})"
-            ) from error
+            why = f"{error.strerror} ({error.filename})"
+            raise ExperimentError(f"cannot use the experiment directory {self._directory}: {why}") from error
         holder = _holder(file)
         said = f"took over the lock of {holder}, which ended without giving it back" if holder else None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             with file:
-                raise self._in_use(_holder(file)) from None
+                raise in_use(self._name, _holder(file)) from None
         except OSError as error:
-            said = (
-                f"WARNING: no lock on {self._directory} can be had ({error.strerror}): see to it yourself that no "
-                "other process has a run there"
-            )
+            said = f"WARNING: cannot lock {self._directory} ({error.strerror}): make sure that no other run uses it"
         self._file = file
         with suppress(OSError):  # the disk may be full
             file.truncate(0)
@@ -83,12 +70,11 @@ class DirectoryLock:
 
     def is_lost(self) -> bool:
         """Return whether the file that this process has locked was deleted, moved or replaced."""
-        try:
-            return self._file is not None and not os.path.samestat(
-                os.stat(self._directory / LOCK), os.fstat(self._file.fileno())
-            )
-        except FileNotFoundError:
-            return True
+        if self._file is None:
+            return False
+        with suppress(FileNotFoundError):
+            return not os.path.samestat(os.stat(self._directory / LOCK), os.fstat(self._file.fileno()))
+        return True
 
     def after_fork(self) -> None:
         """Close the child's copy of the file."""
@@ -101,13 +87,13 @@ class DirectoryLock:
         path = self._directory / LOCK
         if self._file is None and is_locked(path):
             with _open(path) as file:
-                raise self._in_use(_holder(file))
+                raise in_use(self._name, _holder(file))
 
-    def _in_use(self, holder: str) -> ExperimentError:
-        return ExperimentError(
-            f"{self._name} is in use by another run ({holder or 'unknown process'}); wait for it, stop it, or choose "
-            "another trainer.experiment_name"
-        )
+
+def in_use(name: str, holder: object) -> ExperimentError:
+    """Return the error for an experiment that another run uses."""
+    cure = "wait for it, stop it, or choose another trainer.experiment_name"
+    return ExperimentError(f"{name} is in use by another run ({holder or 'unknown process'}); {cure}")
 
 
 def _open(path: Path, mode: str = "rb") -> IO[bytes]:
@@ -124,7 +110,8 @@ def _holder(file: IO[bytes]) -> str:
 def is_locked(path: Path) -> bool:
     """Return whether a live process holds the lock on a file. The file need not exist.
 
-    The check takes the lock for a moment, which can keep a run from starting. Call it only where necessary.
+    The check takes the lock for a moment, which can keep a run from starting. Call it only where necessary. Raises an
+    `OSError` if the lock cannot be read.
     """
     with suppress(FileNotFoundError, NotADirectoryError), _open(path) as file:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -90,13 +91,10 @@ class Mirror:
     # -- download -----------------------------------------------------------------------------------------------------
 
     def download(self, *, whole: bool) -> list[str]:
-        """Update the local copy from the URL. Files appear atomically, and the meta.json of a checkpoint comes last.
+        """Update the local copy from the URL, with complete checkpoints if `whole`, or only their meta.json.
 
-        Args:
-            whole: whether to download complete checkpoints, or only their meta.json.
-
-        Returns:
-            the names of the objects of incomplete checkpoints, whose upload was interrupted.
+        Files appear atomically, and the meta.json of a checkpoint comes last. Returns the names of the objects of
+        incomplete checkpoints, whose upload was interrupted.
 
         Raises:
             ExperimentError: the URL holds several experiments or a name that no file can have, or another machine has
@@ -106,10 +104,9 @@ class Mirror:
         self._check_names(there)
         steps = _whole_steps(there)
         if unsaved := self._unsaved():
-            raise ExperimentError(
-                f"another machine has continued {self._storage}, and the checkpoint of step {unsaved[-1]} in "
-                f"{self._directory} was not uploaded before; delete or move that directory to continue from the URL"
-            )
+            why = f"the checkpoint of step {unsaved[-1]} in {self._directory} was not uploaded before"
+            cure = "delete or move that directory to continue from the URL"
+            raise ExperimentError(f"another machine has continued {self._storage}, and {why}; {cure}")
         for name in list(self._other_files()):  # keep the user's files, which were never uploaded
             if name not in there and (name in self._same or is_own(name.partition("/")[0])):
                 (self._directory / name).unlink()
@@ -152,10 +149,7 @@ class Mirror:
 
         The order lets a run continue from the URL after a kill at any moment. The rows that lead up to a checkpoint are
         uploaded before it. The record, which tells whether there is a checkpoint, is read before the checkpoint is
-        uploaded and written afterwards.
-
-        Args:
-            check: called before a checkpoint is completed; raises an error to prevent that.
+        uploaded and written afterwards. `check` is called before a checkpoint is completed and may raise an error.
         """
         is_new, state = self._is_changed(RECORD), self._state(RECORD)
         record = (self._directory / RECORD).read_bytes() if is_new else b""
@@ -221,8 +215,7 @@ def folder_of(step: int) -> str:
 
 def step_of(name: str) -> int | None:
     """Return the step of the checkpoint that a file belongs to, or None."""
-    parts = name.split("/")
-    match = STEP.fullmatch(parts[1]) if len(parts) > 2 and parts[0] == "checkpoints" else None
+    match = re.match(rf"checkpoints/{STEP.pattern}/", name)
     return None if match is None else int(match[1])
 
 

@@ -24,15 +24,10 @@ State = Literal["running", "finished", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run or of one attempt.
-
-    Attributes:
-        state: "running" until the end.
-        reason: one line about why it ended; None if it completed as planned.
-    """
+    """The outcome of a run or of one attempt."""
 
     state: State
-    reason: str | None = None
+    reason: str | None = None  # one line about why it ended; None if it completed as planned
 
     def __str__(self) -> str:
         return self.state if self.reason is None else f"{self.state}: {self.reason}"
@@ -40,54 +35,32 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One attempt at a run, from a start to the next stop.
+    """One attempt at a run, from a start to the next stop. None stands for what is not known, or not known yet."""
 
-    Attributes:
-        started: the time of the start, in seconds since the epoch.
-        state: the state, as in `Outcome`.
-        reason: the reason for the end, as in `Outcome`.
-        start: the line `start` of the log; None if it failed earlier.
-        first_step: completed steps at the start; None if it failed earlier.
-        step: completed steps at the end; None if it failed earlier or has not ended.
-        total_steps: the step at which it was to end; None without a limit.
-        seconds: the duration; None if it has not ended.
-        loop: seconds by activity of the training loop: steps, waiting for input (a part of the steps), and tracing.
-        callbacks: seconds by callback name, longest first.
-        has_saved: whether it wrote a checkpoint.
-        changes: (key, value, default) of the config values that differ from the model's own; None if not known.
-        workers: the number of processes that trained together; None for a single process.
-        restarts: the number of earlier restarts of the workers, if a launcher restarts them.
-        cause: the reason for the last restart.
-        jit_compile: where XLA was used (False, True or "loop"), if the run measured which is faster.
-        repeated: whether steps that were repeated after a kill gave the same scalars; None if there were none.
-    """
-
-    started: float
+    started: float  # seconds since the epoch
     state: State = "running"
-    reason: str | None = None
-    start: str | None = None
-    first_step: int | None = None
-    step: int | None = None
-    total_steps: int | None = None
-    seconds: float | None = None
+    reason: str | None = None  # as in `Outcome`
+    start: str | None = None  # the line `start` of the log
+    first_step: int | None = None  # completed steps at the start
+    step: int | None = None  # completed steps at the end
+    total_steps: int | None = None  # the step at which it was to end; None without a limit
+    seconds: float | None = None  # the duration
+    # Seconds by activity of the training loop: steps, waiting for input (a part of the steps), and tracing.
     loop: dict[str, float] = field(default_factory=dict)
-    callbacks: dict[str, float] = field(default_factory=dict)
-    has_saved: bool = False
-    changes: Sequence[Sequence[Any]] | None = None
-    workers: int | None = None
-    restarts: int | None = None
-    cause: str | None = None
-    jit_compile: bool | str | None = None
-    repeated: bool | None = None
+    callbacks: dict[str, float] = field(default_factory=dict)  # seconds by name, longest first
+    has_saved: bool = False  # whether it wrote a checkpoint
+    changes: Sequence[Sequence[Any]] | None = None  # (key, value, default) of values that differ from the model's own
+    workers: int | None = None  # processes that trained together; None for a single process
+    restarts: int | None = None  # earlier restarts of the workers, if a launcher restarts them
+    cause: str | None = None  # of the last restart
+    jit_compile: bool | str | None = None  # where XLA was used (False, True or "loop"), if the run measured that
+    repeated: bool | None = None  # whether steps that were repeated after a kill gave the same scalars
 
 
 class RunRecord:
-    """Writes the attempt of this process into a run.json. If the file cannot be written, it only prints a warning.
+    """Writes the attempt of this process into a run.json. If the file cannot be written, it only announces a warning.
 
-    Args:
-        path: the file.
-        announce: called with a line of text if the file cannot be written.
-        facts: attributes of `Attempt` that are known at the start.
+    `facts` are attributes of `Attempt` that are known at the start.
     """
 
     def __init__(self, path: Path, announce: Callable[[str], None], **facts: Any) -> None:
@@ -147,25 +120,12 @@ def read_attempts(path: Path) -> list[Attempt]:
         raise ExperimentError(f"{path} is damaged: it does not hold the parts of a run") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Past:
-    """A summary of the attempts since the run last began at step 0.
-
-    Attributes:
-        steps: the number of steps that are known to be completed. The steps of a killed attempt are known from its
-            metrics only.
-        has_saved: whether one of the attempts had a checkpoint.
-    """
-
-    steps: int
-    has_saved: bool
-
-
-def read_past(record: Path, metrics: Path) -> Past | None:
-    """Summarise the earlier attempts from the run.json and the metrics.jsonl.
+def read_past(record: Path, metrics: Path) -> tuple[int, bool] | None:
+    """Summarise the attempts since the run last began at step 0, from the run.json and the metrics.jsonl.
 
     Returns:
-        None if there is no completed step, no checkpoint and no killed attempt.
+        the number of completed steps, and whether there was a checkpoint; None if there is no completed step, no
+        checkpoint and no killed attempt. The steps of a killed attempt are known from its metrics only.
 
     Raises:
         ExperimentError: the metrics cannot be read.
@@ -180,10 +140,10 @@ def read_past(record: Path, metrics: Path) -> Past | None:
         attempts = [attempt for attempt in read_attempts(record) if attempt.first_step is not None]
     if not attempts:
         # Every run writes a record before its first step, so the record was deleted or damaged.
-        return Past(steps=made, has_saved=True) if made else None
+        return (made, True) if made else None
     first = max((number for number, attempt in enumerate(attempts) if attempt.first_step == 0), default=0)
     latest = attempts[first:]
     steps = max([made, *(attempt.step or attempt.first_step or 0 for attempt in latest)])
     has_saved = any(attempt.has_saved or (attempt.start or "").startswith("resumed") for attempt in latest)
     was_killed = latest[-1].state == "running"
-    return Past(steps=steps, has_saved=has_saved) if steps or has_saved or was_killed else None
+    return (steps, has_saved) if steps or has_saved or was_killed else None

@@ -25,8 +25,7 @@ from prototrain.system.terminal import announcing, say
 
 UPLOAD_SECONDS = 30.0
 RETRY_SECONDS = 10.0
-LAST_SECONDS = 60.0
-"""How long a failed upload is tried again at the end of a run."""
+LAST_SECONDS = 60.0  # how long a failed upload is tried again at the end of a run
 _CHECKPOINT = re.compile(r"(.+)/(checkpoints/[^/]+(?:/[^/]+)?)")
 _WEIGHTS = (".h5", ".hdf5", ".keras", ".npy", ".npz")
 
@@ -60,18 +59,15 @@ class Remote:
                 self._mirror.recall()
                 yield
         except OSError as error:
-            raise StorageError(
-                f"cannot keep a copy of {self} in {self.directory}: {error.strerror}; PROTOTRAIN_CACHE names another "
-                "place for it"
-            ) from error
+            why = f"{error.strerror}; PROTOTRAIN_CACHE names another place for it"
+            raise StorageError(f"cannot keep a copy of {self} in {self.directory}: {why}") from error
 
     # -- for commands that read ---------------------------------------------------------------------------------------
 
     def fetch(self, *, whole: bool = False) -> None:
         """Update the local copy, unless a run on this machine is working in it or was the last one at the URL.
 
-        Args:
-            whole: whether to download complete checkpoints, or only their meta.json.
+        Complete checkpoints are downloaded if `whole`, otherwise only their meta.json.
         """
         if self._is_open or is_locked(self.directory / LOCK):
             return
@@ -97,14 +93,9 @@ class Remote:
     # -- for a run ----------------------------------------------------------------------------------------------------
 
     def open(self, announce: Say = print, *, to_clear: bool = False) -> str | None:
-        """Take the lease and update the local copy, which this process has locked.
+        """Take the lease and update the local copy, which this process has locked, unless it is going to be cleared.
 
-        Args:
-            announce: called with a line of text, for example when the storage takes long.
-            to_clear: whether to skip the update, because everything is going to be deleted.
-
-        Returns:
-            a line of text if a run died with the lease, else None.
+        Returns a line of text if a run died with the lease, else None.
         """
         if self._is_open:
             return None
@@ -150,11 +141,7 @@ class Remote:
             raise self._lost
 
     def finish(self, announce: Say, *, patience: float | None = None) -> None:
-        """Upload all remaining changes and wait for the end of the upload.
-
-        Args:
-            announce: called with a line of text.
-            patience: how long a failed upload is tried again, in seconds; `LAST_SECONDS` if None.
+        """Upload all remaining changes, and try again for `patience` seconds (or `LAST_SECONDS`) if that fails.
 
         Raises:
             ExperimentError: another run has taken over.
@@ -170,10 +157,8 @@ class Remote:
                 return
             except StorageError as error:
                 if time.monotonic() + RETRY_SECONDS > end:
-                    raise StorageError(
-                        f"{error}; everything of the run lies whole in {self.directory}: the same "
-                        "command on this machine uploads it once the storage answers"
-                    ) from error
+                    cure = "the same command on this machine uploads it once the storage answers"
+                    raise StorageError(f"{error}; the whole run is in {self.directory}: {cure}") from error
                 announce(f"WARNING: {error}; trying again for {end - time.monotonic():.0f} s")
                 time.sleep(RETRY_SECONDS)
 
@@ -241,11 +226,7 @@ class Remote:
 
 
 def fetched(path: PathLike) -> Path:
-    """Return a local path. For a URL, it is the path of the local copy, which is updated first.
-
-    Args:
-        path: the path or URL of an experiment, a checkpoint in it, or a file of weights.
-    """
+    """Return the local path of an experiment, a checkpoint in it or a file of weights; a copy of a URL is updated."""
     url = url_of(path)
     if url is None:
         return local_path(path)

@@ -16,9 +16,7 @@ from prototrain.system.files import sync
 
 Row = dict[str, Any]
 
-NOT_REPEATED = ("perf/", "checkpoint/", "cluster/")
-"""Prefixes of scalars that measure time, memory or the machine, and therefore differ between runs."""
-_BLOCK_BYTES = 1 << 20
+NOT_REPEATED = ("perf/", "checkpoint/", "cluster/")  # prefixes of scalars about time, memory or the machine
 
 
 def is_repeatable(name: str) -> bool:
@@ -27,12 +25,9 @@ def is_repeatable(name: str) -> bool:
 
 
 class RepeatedRows:
-    """Compares rows with the rows of the same steps in an earlier attempt.
+    """Compares rows with those of the same steps in an earlier attempt, which begin in `path` at an offset in bytes.
 
-    Args:
-        path: the file of superseded rows.
-        offset: the position in the file, in bytes, at which the rows of the earlier attempt begin.
-        step: completed steps at the start of this attempt.
+    `step` is the number of completed steps at the start of this attempt.
     """
 
     def __init__(self, path: Path, offset: int, step: int) -> None:
@@ -42,11 +37,7 @@ class RepeatedRows:
         self._compared = 0  # the last step that has two rows
 
     def compare(self, row: Row, *, is_last: bool) -> tuple[bool, str] | None:
-        """Compare a row with the earlier row of the same step, if there is one.
-
-        Args:
-            row: the new row.
-            is_last: whether this is the last row of the attempt.
+        """Compare a row with the earlier row of the same step, if there is one. `is_last` marks the end of the attempt.
 
         Returns:
             once it is known, whether all scalars agree, and a line about the repeated steps or the first difference.
@@ -67,28 +58,17 @@ class RepeatedRows:
         return True, f"{steps} repeated with the same values"
 
 
-def read_rows(content: bytes) -> list[Row]:
-    """Return the rows in the content of a metrics.jsonl.
+def rows_of(path: Path, offset: int = 0) -> Iterator[Row]:
+    """Yield the rows of a metrics.jsonl from an offset in bytes; none if there is no such file.
 
     A row is a line with a JSON object that has an integer "step". Other lines and an incomplete last line are skipped.
     """
-    content = content[: content.rfind(b"\n") + 1]
-    try:  # parse all lines as one JSON array, which is several times faster
-        rows = orjson.loads(b"[%b]" % content.removesuffix(b"\n").replace(b"\n", b","))
-        if len(rows) == content.count(b"\n") and all(type(row["step"]) is int for row in rows):
-            return list(rows)
-    except (ValueError, TypeError, LookupError):
-        pass
-    return [row for line in content.split(b"\n") if (row := _row(line)) is not None]
-
-
-def rows_of(path: Path, offset: int = 0) -> Iterator[Row]:
-    """Yield the rows of a metrics.jsonl from an offset in bytes; none if there is no such file."""
     if path.exists():
         with open(path, "rb") as file:
             file.seek(offset)
-            while block := file.read(_BLOCK_BYTES):
-                yield from read_rows(block + file.readline())
+            for line in file:
+                if line.endswith(b"\n") and (row := _row(line)) is not None:
+                    yield row
 
 
 def _row(line: bytes) -> Row | None:
@@ -112,7 +92,14 @@ def cut_back(path: Path, step: int) -> tuple[Row, int] | None:
         return None
     row, begin, end = last_row(path, step)
     if end < path.stat().st_size:
-        _move(path, end, superseded(path))
+        with open(superseded(path), "a+b") as target, open(path, "rb") as file:
+            target.seek(max(target.seek(0, os.SEEK_END) - 1, 0))
+            if target.read(1) not in (b"", b"\n"):  # a killed process left an incomplete line
+                target.write(b"\n")
+            file.seek(end)
+            shutil.copyfileobj(file, target)
+            target.flush()
+            os.fsync(target.fileno())
         os.truncate(path, end)
         sync(path)
     return None if row is None else (row, begin)
@@ -134,15 +121,3 @@ def last_row(path: Path, step: float = math.inf) -> tuple[Row | None, int, int]:
 def superseded(path: Path) -> Path:
     """Return the path of the file for superseded rows."""
     return path.with_name("metrics.superseded.jsonl")
-
-
-def _move(path: Path, start: int, aside: Path) -> None:
-    """Append the content of a file from a position in bytes to another file."""
-    with open(aside, "a+b") as target, open(path, "rb") as file:
-        target.seek(max(target.seek(0, os.SEEK_END) - 1, 0))
-        if target.read(1) not in (b"", b"\n"):  # a killed process left an incomplete line
-            target.write(b"\n")
-        file.seek(start)
-        shutil.copyfileobj(file, target)
-        target.flush()
-        os.fsync(target.fileno())

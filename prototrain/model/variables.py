@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
+from rich.filesize import decimal
 
 from prototrain.config import Config
 from prototrain.errors import ConfigError
-from prototrain.system.terminal import Table, in_bytes, shortened
+from prototrain.system.terminal import Table, shortened
 
 _MOST_ROWS = 20
 
@@ -55,7 +56,7 @@ def layer_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any]
     table = Table(rows, ["layer", "variables", "parameters", "trained"], number_format=",")
     total, training = _size(variables.values()), _size(variables[name] for name in trained)
     size = sum(_size([one]) * tf.as_dtype(one.dtype).size for one in variables.values())
-    return f"{table}\n{total:,} parameters, {training:,} trained, {in_bytes(size)}" if rows else "no variables"
+    return f"{table}\n{total:,} parameters, {training:,} trained, {decimal(size)}" if rows else "no variables"
 
 
 def _by_layer(variables: Mapping[str, tf.Variable]) -> dict[str, list[str]]:

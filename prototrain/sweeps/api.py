@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.group import checked
-from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
 from prototrain.config.values import as_text
 from prototrain.errors import ConfigError, SweepError
@@ -45,8 +44,8 @@ def sweep(
     trainer: str | Callable[..., TowerTrainer] | None = None,
     towers: int | str | Sequence[str] | None = None,
     cluster: str | None = None,
-    cpus_per_trial: float | None = None,
-    gpus_per_trial: float | None = None,
+    cpus_per_trial: float = 1.0,
+    gpus_per_trial: float = 0.0,
 ) -> SweepResult:
     """Train a model many times with different config values, each time in another experiment.
 
@@ -72,8 +71,8 @@ def sweep(
         trainer, towers: see `launch`. For a model that is given by name, the trainer is a text "MODULE:CLASS".
         cluster: the address of a Ray cluster that runs the trials, or "local" for this machine. If a machine is lost,
             its trials continue elsewhere from their checkpoints.
-        cpus_per_trial, gpus_per_trial: what the cluster reserves for each trial: by default 1 CPU and no GPU. The GPUs
-            may be a fraction of one (0.5).
+        cpus_per_trial, gpus_per_trial: what the cluster reserves for each trial. The GPUs may be a fraction of one
+            (0.5).
 
     Returns:
         the outcomes of all trials, and the best one.
@@ -89,6 +88,7 @@ def sweep(
         raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'")
     import optuna
 
+    from prototrain.sweeps.processes import RunTrial, fork, run_in_processes
     from prototrain.sweeps.study import PRUNERS, Study, reporting_failures, shown, sqlite_url
     from prototrain.sweeps.summary import describe
 
@@ -96,14 +96,10 @@ def sweep(
         raise SweepError(f"pruner must be one of {', '.join(PRUNERS)}, got {pruner!r}")
     if jobs < 1:
         raise SweepError(f"jobs must be at least 1, got {jobs}")
-    if cluster is None and (cpus_per_trial is not None or gpus_per_trial is not None):
+    if cluster is None and (cpus_per_trial, gpus_per_trial) != (1.0, 0.0):
         raise SweepError("cpus_per_trial and gpus_per_trial are for a cluster: say which one, such as --cluster auto")
-    cpus, gpus = (1.0 if cpus_per_trial is None else cpus_per_trial), gpus_per_trial or 0.0
-    if cpus <= 0 or gpus < 0 or (gpus > 1 and gpus % 1):
-        raise SweepError(
-            "cpus_per_trial must be positive, and gpus_per_trial a part of one GPU or a whole number of them; "
-            f"got {cpus:g}, {gpus:g}"
-        )
+    if cpus_per_trial <= 0 or gpus_per_trial < 0 or (gpus_per_trial > 1 and gpus_per_trial % 1):
+        raise SweepError("cpus_per_trial must be positive, and gpus_per_trial a part of one GPU or a whole number")
     found = load_model(model) if isinstance(model, str) else model
     config = found.config.copy()
     config.override(overrides)
@@ -121,7 +117,7 @@ def sweep(
         what = "several jobs need" if cluster is None else "a cluster needs"
         raise SweepError(f"{what} the model's name, such as 'models.simple', not the model itself")
     where = sqlite_url(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
-    stop: StopRequest | None = None
+    stop = StopRequest(say, saves=False)
     with ExitStack() as stack, reporting_failures(where):
         stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -131,11 +127,17 @@ def sweep(
             if command is None:
                 _run_here(study, found, callbacks or default_callbacks, trainer=trainer, towers=towers)
             else:
-                stop = _run_elsewhere(study, command, jobs, cluster, cpus, gpus)
+                run: RunTrial = fork
+                if cluster is not None:
+                    from prototrain.sweeps.on_ray import on_ray
+
+                    resources = {"cpus": cpus_per_trial, "gpus": gpus_per_trial}
+                    run = stack.enter_context(on_ray(cluster, jobs, sign=plan.locks, **resources))
+                with stop, stop.waiting_for("the trials under way"):
+                    run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
         result = study.result()
     show("", *describe(plan, result, command))
-    if stop is not None:
-        stop.check()
+    stop.check()
     if stopped := [str(trial.number) for trial in result.trials if trial.state == "stopped"]:
         raise SweepError(f"not at its end: trial {', '.join(stopped)}; the same command continues from the checkpoints")
     if all(trial.state == "failed" for trial in result.trials):
@@ -150,46 +152,20 @@ def _run_here(
     """Run the trials of a model object in this process, one after the other."""
     while (trial := study.next()) is not None:
         say(f"trial {trial.number} runs: {' '.join(as_settings(trial.values))}")
+        config, before = model.config, model.config.copy()
         name = {"trainer.experiment_name": trial.experiment.directory.name}
-        with _having(model.config, {**study.plan.config, **trial.values, **name}):
-            try:
-                launch(model, callbacks=[*checked(callbacks(model)), reporter(trial.report, model.config)], **options)
-                ending = trial.finish()
-            except SweepError:
-                raise
-            except Exception as error:  # any error of the model is the result of the trial
-                ending = trial.fail(in_one_line(error), format_error(error))
+        config.update({**study.plan.config, **trial.values, **name})
+        try:
+            launch(model, callbacks=[*checked(callbacks(model)), reporter(trial.report, config)], **options)
+            ending = trial.finish()
+        except SweepError:
+            raise
+        except Exception as error:  # any error of the model is the result of the trial
+            ending = trial.fail(in_one_line(error), format_error(error))
+        finally:
+            config.clear()
+            config.update(before)
         say(study.progress(trial.number, ending))
-
-
-@contextmanager
-def _having(config: Config, values: Mapping[str, Any]) -> Iterator[None]:
-    """Give a config other values inside a block."""
-    before = config.copy()
-    config.update(values)
-    try:
-        yield
-    finally:
-        config.clear()
-        config.update(before)
-
-
-def _run_elsewhere(
-    study: Study, command: list[str], jobs: int, cluster: str | None, cpus: float, gpus: float
-) -> StopRequest:
-    """Run the trials in processes, on this machine or on a cluster; returns the stop request."""
-    from prototrain.sweeps.processes import fork, run_in_processes
-
-    stop = StopRequest(say, saves=False)
-    with ExitStack() as stack:
-        run: Any = fork
-        if cluster is not None:
-            from prototrain.sweeps.on_ray import on_ray
-
-            run = stack.enter_context(on_ray(cluster, jobs, cpus=cpus, gpus=gpus, sign=study.plan.locks))
-        with stop, stop.waiting_for("the trials under way"):
-            run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
-    return stop
 
 
 def _command(model: str, plan: Plan, options: Mapping[str, object]) -> list[str]:

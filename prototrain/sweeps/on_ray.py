@@ -28,10 +28,7 @@ _SAVING_SECONDS: Final = 90.0  # for a process on a lost machine to save and end
 
 @contextmanager
 def on_ray(address: str, jobs: int, *, cpus: float, gpus: float, sign: Path) -> Iterator[RunTrial]:
-    """Context manager that provides a `RunTrial` on a cluster; see `ray_cluster`.
-
-    Each trial has the resources `cpus` and `gpus`. All machines must see the path `sign`.
-    """
+    """Provide a `RunTrial` on a cluster (see `ray_cluster`), all of whose machines must see the path `sign`."""
     order = {"directory": os.getcwd(), "sign": str(sign.absolute())}
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if gpus % 1:  # a trial with a fraction of a GPU must not take all of its memory
@@ -97,17 +94,13 @@ class _Runner:
             return None
 
     def answer(self, text: bytes) -> None:
-        """Answer a report."""
         self._answers.put(text)
 
     def stop(self) -> None:
-        """Make the process save and stop."""
         self._stop.set()
         self._answers.put(b"false")
 
     def run(self, order: dict[str, Any]) -> Ending:
-        """Run the process to its end."""
-
         def report(text: bytes) -> bytes:
             self._reports.put(text)
             return self._answers.get()

@@ -64,7 +64,6 @@ class Plan:
             from_config(tried)
 
     def _combinations(self) -> Iterator[dict[str, Any]]:
-        """Yield every combination; the last key changes fastest."""
         for values in itertools.product(*(dimension.values for dimension in self.space.values())):
             yield dict(zip(self.space, values, strict=True))
 
@@ -85,7 +84,7 @@ class Plan:
 
     @cached_property
     def grid(self) -> list[dict[str, Any]] | None:
-        """Every combination, by trial number; None if trials are sampled."""
+        """Every combination, by trial number (the last key changes fastest); None if trials are sampled."""
         return list(self._combinations()) if self.trials is None else None
 
     @property

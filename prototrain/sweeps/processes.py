@@ -48,7 +48,7 @@ def run_in_processes(
 ) -> None:
     """Run all remaining trials, several at a time. Once a stop is requested, all trials save and none begins."""
     running: dict[Future[Ending], tuple[int, Trial]] = {}
-    ends, waiting = threading.Event(), False
+    ends = threading.Event()
     with ThreadPoolExecutor(jobs, thread_name_prefix="trial") as pool:
         try:
             while True:
@@ -59,15 +59,12 @@ def run_in_processes(
                     arguments = [*command, *as_options([*settings, name])]
                     say(f"trial {trial.number} runs: {' '.join(settings)}")
                     running[pool.submit(run, trial, arguments, _gpus(slot, jobs), ends)] = slot, trial
-                if not running and (stop.signum is not None or not study.is_waiting()):
-                    return
-                if not running and not waiting:
-                    waiting = True
-                    say("waiting for trials to save whose sweep has ended")
                 if stop.signum is not None:
                     ends.set()
                 if not running:
-                    time.sleep(TICK_SECONDS)
+                    if ends.is_set() or not study.is_waiting():
+                        return
+                    time.sleep(TICK_SECONDS)  # trials whose sweep has ended are saving
                 for future in wait(running, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED).done:
                     ending = future.result()
                     _, trial = running.pop(future)
@@ -114,10 +111,9 @@ def run_process(
     report: Callable[[bytes], bytes],
     is_stopped: Callable[[], bool],
 ) -> Ending:
-    """Run `prototrain` in a process.
+    """Run `prototrain` in a process, which saves and stops when this process dies or `is_stopped` returns True.
 
-    The process saves and stops when this process dies or when `is_stopped` returns True. `report` receives each report
-    of the process and returns the answer.
+    `report` receives each report of the process and returns the answer.
     """
     resource_tracker.ensure_running()  # if it starts later, it unblocks signals
     # The fork server inherits the mask. Ctrl-C and a closed terminal reach the server, too, but must not end it.

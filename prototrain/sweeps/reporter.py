@@ -64,5 +64,4 @@ class Link:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-link: Link | None = None
-"""The link to the sweep, if this is the process of a trial."""
+link: Link | None = None  # the link to the sweep, if this is the process of a trial

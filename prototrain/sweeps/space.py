@@ -18,15 +18,10 @@ _RANGE: Final = re.compile(r"(log|float|int):(.+?)\.\.(.+)")
 
 @dataclass(frozen=True)
 class Dimension:
-    """The values of one key.
-
-    Attributes:
-        kind: "choice", or a range: "int", "float" (uniform) or "log" (uniform in the logarithm).
-        values: all choices, as JSON data; for a range the smallest and the largest number.
-    """
+    """The values of one key: a choice, or a range whose numbers are uniform, for "log" in the logarithm."""
 
     kind: Literal["choice", "log", "float", "int"]
-    values: tuple[Any, ...]
+    values: tuple[Any, ...]  # all choices, as JSON data; for a range the smallest and the largest number
 
     @property
     def texts(self) -> list[str]:
@@ -41,11 +36,7 @@ Space = dict[str, Dimension]
 
 
 def parse_space(texts: Iterable[str], *, is_grid: bool) -> dict[str, Any]:
-    """Read ``KEY=V1,V2`` texts of a grid, such as ``model.hidden_units=[64],[128,64]``, or ``KEY=SPACE`` texts.
-
-    Returns:
-        the space in the form that `from_mapping` takes.
-    """
+    """Read ``KEY=V1,V2`` texts of a grid, or ``KEY=SPACE`` texts, and return the space for `from_mapping`."""
     found: dict[str, Any] = {}
     for text in texts:
         key, _, rest = text.partition("=")
@@ -57,15 +48,10 @@ def parse_space(texts: Iterable[str], *, is_grid: bool) -> dict[str, Any]:
 
 def from_mapping(space: Mapping[str, Any]) -> Space:
     """Read a dictionary whose values are lists of values, or texts such as those in `FORMS`."""
-    found: Space = {}
     for key, value in space.items():
-        if isinstance(value, list | tuple):
-            found[key] = _choice(key, value)
-        elif isinstance(value, str):
-            found[key] = _searched(key, value)
-        else:
+        if not isinstance(value, list | tuple | str):
             raise SweepError(f"{key}: expected a list of values, or a text such as {FORMS}, got {show(value)}")
-    return found
+    return {key: _range(key, value) if isinstance(value, str) else _choice(key, value) for key, value in space.items()}
 
 
 def as_settings(values: Mapping[str, Any]) -> list[str]:
@@ -78,7 +64,7 @@ def as_options(settings: Sequence[str]) -> list[str]:
     return [word for setting in settings for word in ("-s", setting)]
 
 
-def _searched(key: str, text: str) -> Dimension:
+def _range(key: str, text: str) -> Dimension:
     if text.startswith("choice:"):
         return _choice(key, _split(key, text.removeprefix("choice:"), "|"))
     match = _RANGE.fullmatch(text)

@@ -41,8 +41,7 @@ PRUNERS: Final = {
 }
 _STATES: Final = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 
-Newest = Mapping[str, tuple[int, float]]
-"""(step, value) of the newest value of each scalar, by name."""
+Newest = Mapping[str, tuple[int, float]]  # (step, value) of the newest value of each scalar, by name
 
 
 class Trial:
@@ -107,11 +106,6 @@ class Trial:
 class Study:
     """The trials of a sweep. Close it at the end, so that other processes can continue the trials that have not ended.
 
-    Args:
-        plan: the plan of the sweep.
-        storage: see `open_storage`.
-        pruner: a name in `PRUNERS`.
-
     Raises:
         SweepError: the storage cannot be opened or holds another sweep of this name, or a trial's experiment exists.
     """
@@ -139,10 +133,8 @@ class Study:
             if settings is None or (list(differences) == ["objective"] and not has_values):  # it was misspelled
                 self._study.set_user_attr("settings", plan.settings())
             elif differences:
-                raise SweepError(
-                    f"{shown(storage)} holds another sweep {plan.name!r} ({'; '.join(differences.values())}); "
-                    "choose another trainer.experiment_name"
-                )
+                what = f"another sweep {plan.name!r} ({'; '.join(differences.values())})"
+                raise SweepError(f"{shown(storage)} holds {what}; choose another trainer.experiment_name")
             for number in range(len(trials), plan.total):
                 if (foreign := plan.experiment(number)).exists():
                     cure = "delete it, or choose another trainer.experiment_name"
@@ -191,10 +183,8 @@ class Study:
         return taken
 
     def _elsewhere(self, number: int) -> SweepError:
-        return SweepError(
-            f"trial {number} has begun in another directory than {self.plan.directory}: all commands of a sweep need "
-            "the same trainer.experiment_base_dir, on shared storage"
-        )
+        cure = "all commands of a sweep need the same trainer.experiment_base_dir, on shared storage"
+        return SweepError(f"trial {number} has begun in another directory than {self.plan.directory}: {cure}")
 
     def is_waiting(self) -> bool:
         """Return whether a trial will be free soon, because its sweep has ended and its process is saving."""
@@ -308,6 +298,5 @@ def reporting_failures(where: str) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        raise SweepError(
-            f"the storage {shown(where)} failed: {_reason(error)}; the same command continues once it is back"
-        ) from error
+        cure = "the same command continues once it is back"
+        raise SweepError(f"the storage {shown(where)} failed: {_reason(error)}; {cure}") from error

@@ -55,7 +55,7 @@ class SweepResult:
 
 
 def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> list[Table | str]:
-    """Return the table of trials, best first, and lines about the failed trials and the best one, in order of display.
+    """Return the table of trials, best first, and lines about the failed trials and the best one.
 
     `command` has the arguments of `prototrain` that all trials share; None if the model has no name.
     """

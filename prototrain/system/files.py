@@ -17,10 +17,6 @@ PathLike = str | os.PathLike[str]
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)  # `Path` drops one of the slashes; C:/x is not a URL
 
 
-LONGEST_NAME = 255
-"""The maximum length of a file name in bytes, on common file systems."""
-
-
 def short_digest(content: bytes) -> str:
     """Return the first eight hexadecimal digits of a SHA-256 digest."""
     return hashlib.sha256(content).hexdigest()[:8]
@@ -29,20 +25,16 @@ def short_digest(content: bytes) -> str:
 def write_atomic(path: Path, content: str | bytes | Iterable[bytes], *, durable: bool = True) -> None:
     """Write a file atomically: readers see the old file or the new one, never a part, even after a crash.
 
-    Args:
-        path: the file; its directory must exist.
-        content: text (written as UTF-8), bytes, or pieces of bytes.
-        durable: whether the file must survive a power failure. If not, a power failure can leave an empty file.
+    Text is written as UTF-8. If the file is not `durable`, a power failure can leave an empty file.
 
     Raises:
         OSError: the file cannot be written; the old one is untouched and no temporary file is left.
     """
     encoded = content.encode("utf-8") if isinstance(content, str) else content
-    pieces = [encoded] if isinstance(encoded, bytes) else encoded
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
-            file.writelines(pieces)
+            file.writelines([encoded] if isinstance(encoded, bytes) else encoded)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -65,10 +57,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def literal_prefix(prefix: str | Path) -> Iterator[str]:
-    r"""Context manager that provides a checkpoint's prefix without characters of glob patterns.
+    r"""Provide a checkpoint's prefix that TensorFlow can use, if necessary through links in a temporary directory.
 
     TensorFlow finds a checkpoint's files with a glob pattern, which fails in directories such as `lr=[0.1]` or `a\b`.
-    For these, the context manager creates links to the files in a temporary directory.
     """
     prefix = Path(prefix)
     if not set("*?[\\") & set(str(prefix)) or not prefix.parent.is_dir():
@@ -101,14 +92,12 @@ def url_of(path: PathLike) -> str | None:
         raise StorageError(f"{text!r}: give a URL such as {scheme}://bucket/folder, without . or .. in it")
     try:
         import fsspec
-    except ImportError as error:
-        raise StorageError(f"{url} needs fsspec, which is not installed: pip install 'prototrain[cloud]'") from error
-    try:
+
         fsspec.get_filesystem_class(scheme)
-    except ImportError as error:  # such as "Install s3fs to access S3"
-        raise StorageError(f"cannot use {url}: {str(error).partition(chr(10))[0]}") from error
-    except ValueError as error:
-        raise StorageError(f"unknown scheme in {url}; fsspec knows s3, gs, az, memory and others") from error
+    except (ImportError, ValueError) as error:  # such as "Install s3fs to access S3"
+        reason = str(error).partition("\n")[0]
+        cure = "fsspec and S3 come with pip install 'prototrain[cloud]'"
+        raise StorageError(f"cannot use {url}: {reason}; {cure}") from error
     return url
 
 

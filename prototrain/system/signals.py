@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -39,10 +38,7 @@ _HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
 
 
 def tell_of_forks(one: Any) -> None:
-    """Call `one.after_fork()` in every child process that is forked from now on, before any other code runs.
-
-    The method releases resources that the child must not use. The object that was registered last is called first.
-    """
+    """Call `one.after_fork()`, which releases resources, first in every child process that is forked from now on."""
     _told.pop(one, None)
     _told[one] = None
 
@@ -91,13 +87,8 @@ class StopRequest:
     otherwise. SIGHUP and SIGXCPU only count as a first signal. If they were ignored before, as under ``nohup``,
     they stay ignored. Outside of the main thread no handlers are installed, and only `request` sets the flag.
 
-    Args:
-        announce: called with one line of text for the user.
-        saves: whether to take SIGUSR1; the owner then calls `take_save`.
-
-    Attributes:
-        signum: the signal that asked for a stop, or None.
-        stage: the operation that a stop waits for.
+    `announce` is called with lines for the user. With `saves`, SIGUSR1 is taken, too, and the owner calls `take_save`.
+    `signum` is the signal that asked for a stop, or None, and `stage` the operation that a stop waits for.
     """
 
     def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
@@ -126,24 +117,22 @@ class StopRequest:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._sockets is None or self._thread is None:
-            return
-        receiver, sender = self._sockets
-        self._restore_handlers()
-        signal.set_wakeup_fd(self._old_wakeup)
-        # Closing the socket would not end the thread while a child process has a copy of it.
-        sender.shutdown(socket.SHUT_WR)
-        self._thread.join()
-        sender.close()
-        receiver.close()
-        self._sockets = self._thread = None
+        self._stop_listening(self._old_wakeup, self._thread)
 
     def after_fork(self) -> None:
         """Restore the earlier handlers in a forked child, without shutting down the parent's sockets."""
+        self._stop_listening(-1, None)  # the earlier descriptor also belongs to the parent
+
+    def _stop_listening(self, wakeup: int, thread: threading.Thread | None) -> None:
         if self._sockets is None:
             return
-        self._restore_handlers()
-        signal.set_wakeup_fd(-1)  # the earlier descriptor also belongs to the parent
+        for signum, handler in self._old_handlers.items():
+            if handler is not None:  # Python cannot restore a handler that was not set from Python
+                signal.signal(signum, handler)
+        signal.set_wakeup_fd(wakeup)
+        if thread is not None:  # closing the socket would not end it while a child process has a copy
+            self._sockets[1].shutdown(socket.SHUT_WR)
+            thread.join()
         for one in self._sockets:
             one.close()
         self._sockets = self._thread = None
@@ -161,11 +150,7 @@ class StopRequest:
 
     @contextmanager
     def telling(self, listener: Callable[[bool], None]) -> Iterator[None]:
-        """Context manager that registers a listener.
-
-        Args:
-            listener: called with True when a stop is requested and with False when a run begins, in any thread.
-        """
+        """Call `listener`, in any thread, with True when a stop is requested and with False when a run begins."""
         self._listeners.append(listener)
         try:
             yield
@@ -174,12 +159,7 @@ class StopRequest:
 
     @contextmanager
     def waiting_for(self, stage: str, *, when: str | None = None) -> Iterator[None]:
-        """Context manager that names the operation that a stop waits for in a block.
-
-        Args:
-            stage: the operation.
-            when: when a stop takes effect, if not after the current step.
-        """
+        """Name the operation that a stop waits for, and `when` the stop takes effect if not after the current step."""
         before = self.stage, self._when
         self.stage, self._when = stage, when or self._when
         try:
@@ -189,12 +169,11 @@ class StopRequest:
 
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
-        if self.signum is not None:
-            return
-        more = "; twice more leaves at once" if signum in _FROM_USER else ""
-        self._effect = self._when + more  # stored now: the run may have moved on when the thread prints it
-        self.signum = signum
-        self._tell(True)
+        if self.signum is None:
+            more = "; twice more leaves at once" if signum in _FROM_USER else ""
+            self._effect = self._when + more  # stored now: the run may have moved on when the thread prints it
+            self.signum = signum
+            self._tell(True)
 
     def take_save(self) -> bool:
         """Return whether a signal asked for a save since the last call, and reset this flag."""
@@ -227,11 +206,6 @@ class StopRequest:
         self._thread.start()
         for signum in self._old_handlers:
             signal.signal(signum, self._handle)
-
-    def _restore_handlers(self) -> None:
-        for signum, handler in self._old_handlers.items():
-            if handler is not None:  # Python cannot restore a handler that was not set from Python
-                signal.signal(signum, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == _SAVE:
@@ -275,16 +249,10 @@ class LeavingAtOnce(StopRequest):
     """Context manager in which the first signal ends the process, for use while there is nothing to save.
 
     It also works during long TensorFlow calls, such as waiting for other processes, in which Python calls no handlers.
-    The kernel of a notebook keeps its own handlers.
     """
 
     def __init__(self) -> None:
-        super().__init__(partial(print, flush=True), saves=False)
-
-    def __enter__(self) -> LeavingAtOnce:
-        if not is_interactive():
-            super().__enter__()
-        return self
+        super().__init__(print, saves=False)
 
     def _on_signal(self, signum: int) -> None:
         os._exit(128 + signum)
@@ -319,14 +287,8 @@ def _nothing_to_save(signum: int, frame: FrameType | None) -> None:
         os.write(_STDERR, b"SIGUSR1: there is nothing to save; continuing\n")
 
 
-def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
-    """Call a function in another thread, so that signals are handled during the call, and return its result.
-
-    Args:
-        work: the function.
-        check: called ten times a second. If it raises an error, the wait ends with this error, and `work` continues
-            in its thread.
-    """
+def in_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
+    """Call a function in a daemon thread; returns the future of its result."""
     future: Future[_Result] = Future()
 
     def run() -> None:
@@ -335,7 +297,16 @@ def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = 
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name="wait", daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
+    """Call a function in another thread, so that signals are handled during the call, and return its result.
+
+    `check` is called ten times a second. If it raises an error, the wait ends, and `work` continues in its thread.
+    """
+    future = in_thread(work, "wait")
     while not future.done():
         with suppress(TimeoutError):  # some systems deliver a signal only between two waits
             future.exception(timeout=0.1)

@@ -11,17 +11,16 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prototrain.errors import StorageError
 from prototrain.system.files import cache_home
+from prototrain.system.signals import in_thread
 from prototrain.system.terminal import announcing, printable
 
-ANSWER_SECONDS = 30.0
-"""The time limit for an operation on one small object."""
+ANSWER_SECONDS = 30.0  # the time limit for an operation on one small object
 # Entries of a listing that change when an object is overwritten; their names depend on the storage.
 _MARKS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
 
@@ -29,12 +28,9 @@ T = TypeVar("T")
 
 
 class Storage:
-    """The objects below a URL, by their names relative to the URL. The first operation opens the connection.
+    """The objects below a URL from `url_of`, by their names relative to it. The first operation opens the connection.
 
     Every method raises a `StorageError` if the storage cannot be reached, denies access, fails or hangs.
-
-    Args:
-        url: as `url_of` returns it.
     """
 
     def __init__(self, url: str) -> None:
@@ -44,11 +40,7 @@ class Storage:
         return self.url
 
     def listing(self, folder: str = "") -> dict[str, str]:
-        """List all objects, or those in one folder.
-
-        Returns:
-            for each name a mark that changes when the object changes ("" if unknown).
-        """
+        """Return all objects, or those in a folder: by name a mark that changes with the object ("" if unknown)."""
 
         def look(fs: Any, root: str) -> dict[str, str]:
             entries = fs.find(f"{root}/{folder}".rstrip("/"), detail=True)
@@ -71,16 +63,9 @@ class Storage:
         return self._do("read from", lambda fs, root: bytes(fs.cat_file(f"{root}/{name}")), None)
 
     def write(self, name: str, content: bytes, *, is_new: bool = False) -> bool:
-        """Write an object.
+        """Write an object, with `is_new` only if it does not exist; returns whether it was written.
 
-        Args:
-            name: the object's name.
-            content: the object's content.
-            is_new: write the object only if it does not exist. On a storage without conditional writes, two
-                simultaneous writes may both succeed.
-
-        Returns:
-            whether the object was written.
+        On a storage without conditional writes, two simultaneous writes of a new object may both succeed.
         """
 
         def put(fs: Any, root: str) -> bool:
@@ -94,16 +79,16 @@ class Storage:
 
     def upload(self, paths: Mapping[str, Path]) -> None:
         """Upload files to objects, several at once if the storage supports it. Its library sets the time limits."""
-        if paths:
-            here = list(map(str, paths.values()))
+        here = list(map(str, paths.values()))
+        if here:
             self._do("write to", lambda fs, root: fs.put(here, [f"{root}/{name}" for name in paths]), is_long=True)
 
     def download(self, paths: Mapping[str, Path]) -> None:
         """Download objects to files, several at once if the storage supports it."""
         for path in paths.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        if paths:
-            here = list(map(str, paths.values()))
+        here = list(map(str, paths.values()))
+        if here:
             self._do("read from", lambda fs, root: fs.get([f"{root}/{name}" for name in paths], here), is_long=True)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -122,21 +107,10 @@ class Storage:
     def _do(self, what: str, act: Callable[..., T], *missing: T, is_long: bool = False) -> T:
         """Run an operation in a thread, for at most `ANSWER_SECONDS` unless `is_long` is set.
 
-        Args:
-            what: the operation, for error messages.
-            act: called with the fsspec file system and the URL's path in it.
-            missing: the result if the object does not exist.
-            is_long: whether the operation has no time limit.
+        `act` is called with the fsspec file system and the URL's path in it. `missing` is the result if the object does
+        not exist.
         """
-        done: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(act(*self._place))
-            except BaseException as error:
-                done.set_exception(error)
-
-        threading.Thread(target=run, name="storage", daemon=True).start()
+        done = in_thread(lambda: act(*self._place), "storage")
         try:
             return done.result(None if is_long else ANSWER_SECONDS)
         except FileNotFoundError as error:
@@ -156,10 +130,7 @@ def _mark(info: Mapping[str, Any]) -> str:
 
 
 def downloaded(url: str) -> Path:
-    """Download a file, or reuse the local copy if the object has not changed.
-
-    Returns:
-        the path of the local copy.
+    """Download a file, or reuse the local copy if the object has not changed; returns the path of the local copy.
 
     Raises:
         StorageError: the file does not exist or cannot be downloaded.
@@ -172,11 +143,7 @@ def downloaded(url: str) -> Path:
 
 
 def downloaded_all(url: str, marks: Mapping[str, str]) -> list[Path]:
-    """Download files below a URL; see `downloaded`.
-
-    Args:
-        url: the URL that the names are relative to.
-        marks: the marks of the files by name, as `Storage.listing` returns them.
+    """Download files below a URL, given by name and mark as from `Storage.listing`; see `downloaded`.
 
     Returns:
         the paths of the local copies, in the same order.

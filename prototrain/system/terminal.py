@@ -8,11 +8,9 @@ import io
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import textwrap
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -71,8 +69,7 @@ def in_notebook() -> bool:
 
 # -- tables ----------------------------------------------------------------------------------------------------------
 
-WIDTH = 80
-"""The width of tables in characters, if the output is not a terminal."""
+WIDTH = 80  # the width of tables in characters, if the output is not a terminal
 _UNLIMITED = 10_000
 _LEAST = 20  # minimum width of a folded value
 _SHORT = 10  # width of a cell that is cut, at least
@@ -80,21 +77,13 @@ _SHORT = 10  # width of a cell that is cut, at least
 
 @dataclass(frozen=True)
 class Table:
-    """A table with headers. Columns of numbers are aligned to the right.
+    """A table with headers. Columns of numbers are aligned to the right."""
 
-    Attributes:
-        rows: rows of cells: strings, numbers or None.
-        headers: the names of the columns.
-        colours: colours for cells that begin with one of these words, on a terminal.
-        cut: headers of columns whose long cells end in an ellipsis; cells of other columns are folded.
-        number_format: the format of numbers, such as ",".
-    """
-
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[Any]]  # cells are strings, numbers or None
     headers: Sequence[str]
-    colours: Mapping[str, str] = field(default_factory=dict)
-    cut: Collection[str] = ()
-    number_format: str = ""
+    colours: Mapping[str, str] = field(default_factory=dict)  # for cells that begin with a word, on a terminal
+    cut: Collection[str] = ()  # headers of columns whose long cells end in an ellipsis; other cells are folded
+    number_format: str = ""  # such as ","
 
     def __str__(self) -> str:
         return self.text(_UNLIMITED)
@@ -104,18 +93,17 @@ class Table:
         from rich.console import Console
 
         lines = io.StringIO()
-        Console(file=lines, width=width, highlight=False, no_color=True).print(self.fitted(width, is_ruled=True))
+        Console(file=lines, width=width, highlight=False, no_color=True).print(self.fitted(width))
         return "\n".join(line.rstrip() for line in lines.getvalue().splitlines())
 
-    def fitted(self, width: int, *, is_ruled: bool = False) -> RichTable:
+    def fitted(self, width: int) -> RichTable:
         """Return a rich table for a width: columns in `cut` are made narrower first, then the others are folded."""
         from rich.box import Box
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        # The rule takes one column of the gap between two columns.
-        box, gap = (Box("    \n    \n -  \n" + 5 * "    \n"), 1) if is_ruled else (None, 2)
-        made = RichTable(box=box, padding=(0, gap, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
+        box = Box("    \n    \n -  \n" + 5 * "    \n")  # a rule below the headers
+        made = RichTable(box=box, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
         rows = [[self._text(cell) for cell in row] for row in self.rows]
         room = [max(map(len, cells)) for cells in zip(self.headers, *rows, strict=True)]
         lacking = sum(room) + 2 * (len(room) - 1) - width
@@ -147,25 +135,20 @@ def show(*parts: Table | str, end: str = "\n") -> None:
     """Print tables and text. Tables are folded to the width of the terminal, or to `WIDTH` without a terminal."""
     for number, part in enumerate(parts):
         last = end if number == len(parts) - 1 else "\n"
-        if isinstance(part, str):
-            say(part, end=last)
-        elif sys.stdout.isatty():
+        if isinstance(part, Table) and sys.stdout.isatty():
             from rich.console import Console
 
             terminal = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
             terminal.print(part.fitted(terminal.width))
             say("", end=last.removeprefix("\n"))
         else:
-            say(part.text(WIDTH), end=last)
+            say(part if isinstance(part, str) else part.text(WIDTH), end=last)
 
 
 def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
     """Format names and values as a table without lines.
 
-    Args:
-        rows: values by name.
-        width: the maximum width in characters, reduced to the width of the terminal if there is one. Long values are
-            folded at spaces. None folds no values.
+    Long values are folded at spaces to `width` characters, or to the width of the terminal if that is smaller.
     """
     texts = {one_line(name): printable(str(value)) for name, value in rows.items()}
     if width is not None:
@@ -184,12 +167,7 @@ PATIENCE_SECONDS = 2.0
 
 @contextmanager
 def announcing(what: str, announce: Callable[[str], object] = print) -> Iterator[None]:
-    """Context manager that prints a message if an operation takes longer than `PATIENCE_SECONDS`.
-
-    Args:
-        what: the operation, such as "building the model".
-        announce: called with a line of text, from another thread.
-    """
+    """Print a message, in another thread, if an operation (such as "building the model") takes `PATIENCE_SECONDS`."""
     timer = Timer(PATIENCE_SECONDS, announce, [f"{what} ..."])
     timer.daemon = True
     with suppress(RuntimeError):  # the system cannot start another thread
@@ -225,38 +203,27 @@ def import_tensorflow() -> None:
 
 @contextmanager
 def _stderr_held_back() -> Iterator[None]:
-    """Context manager that drops what is written to stderr, unless the block fails. Ctrl-C ends the process at once.
-
-    Some messages are written by C++ code directly to the error stream of the process before any log level is read, so
-    the stream is redirected.
-    """
+    """Drop what is written to stderr, also by C++ code that reads no log level, unless the block fails."""
     sys.stderr.flush()
     kept = os.dup(2)
-    is_main = threading.current_thread() is threading.main_thread()
-    is_usual = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_usual:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save yet
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:
             said.seek(0)
             os.write(kept, said.read())
             raise
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-            if is_usual:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # -- numbers, times and names ------------------------------------------------------------------------------------------
 
+# How to start again and how to continue with other data, for messages to the user.
 FRESH = "--fresh (in Python: train(fresh=True))"
-"""How to start again, for messages to the user."""
 ALLOW_CHANGED_DATA = "--allow-changed-data (in Python: train(allow_changed_data=True))"
-"""How to continue with other data, for messages to the user."""
 
 
 def in_words(seconds: float) -> str:
@@ -274,18 +241,6 @@ def in_words(seconds: float) -> str:
         if amount:
             words.append(f"{amount} {unit}")
     return " ".join(words[:2]) or "0 s"
-
-
-def in_bytes(size: int) -> str:
-    """Format a number of bytes in its largest unit.
-
-    >>> in_bytes(71208), in_bytes(1_656_204)
-    ('71 kB', '1.7 MB')
-    """
-    for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= length:
-            return f"{size / length:.1f} {unit}" if size < 10 * length else f"{size / length:,.0f} {unit}"
-    return f"{size} bytes"
 
 
 def in_clock(seconds: float) -> str:

@@ -28,10 +28,7 @@ _GRAPH_NOISE = re.compile(
 
 
 def format_error(error: BaseException) -> str:
-    """Format an exception and its causes without frames of prototrain, TensorFlow, Keras and the standard library.
-
-    An exception that has no other frames keeps all of its frames.
-    """
+    """Format an exception and its causes without the frames of libraries, unless it has no other frames."""
     whole = traceback.TracebackException.from_exception(error)
     link: traceback.TracebackException | None = whole
     while link is not None:
@@ -53,10 +50,7 @@ def for_terminal(error: Exception) -> str:
 
 
 def python_in_graph(error: BaseException | None) -> str | None:
-    """Return the traceback of Python code that TensorFlow called, as in a generator or a `py_function`, or None.
-
-    TensorFlow raises another error that contains the traceback only in its message.
-    """
+    """Return the traceback in the message of TensorFlow's error for Python code in a graph, or None."""
     _, found, inside = str(error).partition(_HEADLINE)
     if error is None or not found:
         return None
@@ -67,10 +61,8 @@ def python_in_graph(error: BaseException | None) -> str | None:
 def source_line(error: BaseException, graph: Any = None) -> str | None:
     """Return the user's line that created the failed op, such as "model.py, line 12", or None if it is unknown.
 
-    Args:
-        error: TensorFlow's error. It contains the frames only if `tf.function` called the function; otherwise it names
-            an op.
-        graph: the graph of this op.
+    TensorFlow's error contains the frames only if `tf.function` called the function; otherwise it names an op of
+    `graph`.
     """
     frames = [(found[1], int(found[2])) for found in _FRAME.finditer(str(error))]
     nodes = _NODE.findall(str(error))

@@ -487,12 +487,13 @@ class Run:
         past = read_past(experiment.record, experiment.metrics)
         if past is None:
             return
-        if past.has_saved:
+        steps, has_saved = past
+        if has_saved:
             raise CheckpointError(
-                f"{experiment} has been a run of {past.steps} steps, but its checkpoints are gone from "
+                f"{experiment} has been a run of {steps} steps, but its checkpoints are gone from "
                 f"{experiment.checkpoints}; put one back, start again with {FRESH}, or take another directory"
             )
-        came = f"came to step {past.steps}" if past.steps else "was killed"
+        came = f"came to step {steps}" if steps else "was killed"
         rows = "; its rows in metrics.jsonl are superseded" if experiment.metrics.exists() else ""
         self.log(f"WARNING: the attempt before {came} and left no checkpoint: the run begins again at step 0{rows}")
 

@@ -39,7 +39,7 @@ def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     lock = DirectoryLock(tmp_path)
-    assert str(lock.take()).startswith(f"WARNING: no lock on {tmp_path} can be had (No locks available): see to it")
+    assert str(lock.take()).startswith(f"WARNING: cannot lock {tmp_path} (No locks available)")
     assert not is_locked(tmp_path / LOCK)
     lock.check_free()
     lock.give_back()

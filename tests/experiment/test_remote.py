@@ -263,7 +263,7 @@ def test_interrupted_uploads(stages: list[Path], tmp_path: Path) -> None:
         newest = Checkpoints(found.checkpoints, said.append).newest()
         assert not any("WARNING" in line for line in said)
         if newest is None:
-            assert past is None or not past.has_saved
+            assert past is None or not past[1]
         else:
             assert newest.step == max(steps)
             assert steps_of_rows(found.metrics)[: newest.step] == list(range(1, newest.step + 1))
@@ -340,7 +340,7 @@ def test_failing_storage(url: str, cache: Callable[[str], Path], monkeypatch: py
     def break_for_good() -> None:
         broken.set()
 
-    with pytest.raises(StorageError, match=r"everything of the run lies whole in .*/first/mirrors/memory/") as failure:
+    with pytest.raises(StorageError, match=r"the whole run is in .*/first/mirrors/memory/") as failure:
         train(url, 9, At(8, break_for_good))
     assert "the server is on fire" in str(failure.value) and steps_at(url)[-1] < 9
     broken.clear()
@@ -385,7 +385,7 @@ def test_hanging_storage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.MemoryFileSystem, "cat_file", hang)
     monkeypatch.setattr(storage, "ANSWER_SECONDS", 0.1)
     trainer = CountingTrainer(experiment=url)
-    with pytest.raises(StorageError, match=r"no answer for .* everything of the run lies whole in"):
+    with pytest.raises(StorageError, match=r"no answer for .* the whole run is in"):
         trainer.train([Listener(), SaveOnExit()], max_steps=6)
     go_on.set()
     assert trainer.global_step == 6 and checkpoint_steps(local_copy(url) / "checkpoints")[-1] == 6

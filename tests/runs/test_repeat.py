@@ -14,7 +14,7 @@ import pytest
 
 from prototrain.checkpoint.store import verify
 from prototrain.cli import main
-from prototrain.experiment.rows import read_rows
+from prototrain.experiment.rows import rows_of
 
 CONFIG = """
 from prototrain import Config
@@ -115,7 +115,7 @@ def variables(experiment: str) -> dict[str, bytes]:
 
 
 def metrics(experiment: str) -> list[dict[str, Any]]:
-    rows = read_rows(Path(experiment, "metrics.jsonl").read_bytes())
+    rows = rows_of(Path(experiment, "metrics.jsonl"))
     return [{name: value for name, value in row.items() if name != "time"} for row in rows]
 
 

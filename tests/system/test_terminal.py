@@ -63,7 +63,7 @@ def test_tables_fit_the_width(width: int) -> None:
 
 
 def test_alignment_and_escapes_in_tables() -> None:
-    _, first, second = drawn(WIDE, 200)
+    _, _, first, second = drawn(WIDE, 200)
     assert first == r"a-long-name-of-a-run  failed: no room\x1b[31m     12"
     assert second.split() == ["b", "finished", "1", "x"] and second.index("1  x") == len(first) - 1
 

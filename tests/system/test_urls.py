@@ -46,7 +46,7 @@ def test_joined() -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("gx://bucket/x", "unknown scheme in gx://bucket/x"),
+        ("gx://bucket/x", "cannot use gx://bucket/x: Protocol not known: gx"),
         ("simplecache::memory://x", "no path and no URL"),
         ("memory://", "give a URL such as memory://bucket/folder"),
         ("memory://x/../y", "give a URL such as .* without . or .. in it"),
@@ -85,5 +85,5 @@ def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_scheme_is_an_error(arguments: list[str], scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 1
     said = capsys.readouterr().err
-    assert said.startswith("prototrain: error: unknown scheme in gx://bucket/x")
+    assert said.startswith("prototrain: error: cannot use gx://bucket/x")
     assert said.count("\n") == 1 and not (scratch / "gx:").exists()

@@ -68,7 +68,7 @@ def test_table_of_many_layers_is_shortened() -> None:
     variables = {f"block{n // 3}/layer{n}/kernel": tf.Variable(tf.zeros([n + 1, 2])) for n in range(90)}
     lines = layer_table(variables, {"block0/layer0/kernel": None}).splitlines()
     assert len(lines) == 2 + 20 + 1 and lines[-2].startswith("others")
-    assert lines[-1] == "8,190 parameters, 2 trained, 33 kB"
+    assert lines[-1] == "8,190 parameters, 2 trained, 32.8 kB"
     assert len(layer_table(dict(list(variables.items())[:48]), {}).splitlines()) == 2 + 16 + 1  # one for each block
 
 
