@@ -21,7 +21,7 @@ from prototrain.experiment import checkpoint_steps
 from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.sweeps.test_processes import SLOW
-from tests.tiny import At, CountingTrainer, tiny_model, values
+from tests.tiny import At, CountingTrainer, raising, tiny_model, values
 
 STEPS = 24
 RAISES = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
@@ -116,7 +116,7 @@ def test_signal_at_any_time_saves(
         trainer.state["slow"] = WhileSaving(lambda: send(signum))
     elif where == "the exit save":
         trainer.state["slow"] = WhileSaving(lambda: send(signum))
-        more = [At(7, stop)]
+        more = [At(7, raising(StopTraining("enough")))]
     with pytest.raises(RAISES[signum]) as caught:
         trainer.train(callbacks(*more), max_steps=STEPS)
     if signum == signal.SIGTERM:
@@ -136,21 +136,15 @@ def test_signal_at_any_time_saves(
         assert rows(tmp_path) == straight[1]
 
 
-def stop() -> None:
-    raise StopTraining("that is enough")
-
-
-def boom() -> None:
-    raise RuntimeError("boom")
-
-
-@pytest.mark.parametrize(("action", "step"), [(boom, 1), (boom, 8), (stop, 10)])
-def test_exits_from_a_callback_save_the_step(action: Callable[[], None], step: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "step"), [(RuntimeError("boom"), 1), (RuntimeError("boom"), 8), (StopTraining("enough"), 10)]
+)
+def test_exits_from_a_callback_save_the_step(error: Exception, step: int, tmp_path: Path) -> None:
     """Stops after the first step, after a step with a checkpoint, and at the end of an epoch."""
     trainer = CountingTrainer(experiment=tmp_path)
     saving = [ModelSaver().every(steps=8), SaveOnExit()]
-    with pytest.raises(RuntimeError) if action is boom else nullcontext():
-        trainer.train([At(step, action), *saving], max_steps=STEPS, steps_per_epoch=5)
+    with pytest.raises(RuntimeError) if isinstance(error, RuntimeError) else nullcontext():
+        trainer.train([At(step, raising(error)), *saving], max_steps=STEPS, steps_per_epoch=5)
     assert trainer.run.checkpoints.steps()[-1] == trainer.global_step == step
 
 

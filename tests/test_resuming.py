@@ -13,11 +13,9 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, SimpleTrainer, Trainer
-from prototrain.callbacks import (
-    SaveOnExit,
-)
+from prototrain.callbacks import SaveOnExit
 from prototrain.errors import CheckpointError, ConfigError, PrototrainError
-from tests.tiny import tiny_arrays, tiny_build, tiny_model, values
+from tests.tiny import classifier, tiny_arrays, tiny_build, tiny_model, values
 
 STOP, END = 7, 12
 
@@ -31,13 +29,10 @@ def datasets(*, examples: int = 40, buffer: int = 40, factor: float = 1.0, batch
 
 
 def with_layer(*, units: int = 6, name: str = "fc0") -> Callable[[Any, bool], Any]:
-    def build(inputs: Any, train_phase: bool) -> Any:
-        hidden = keras.layers.Dense(units, activation="relu", name=name)(inputs["x"])
-        logits = keras.layers.Dense(2, name="logits")(hidden)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=logits)
-        return {"loss": tf.reduce_mean(losses)}
+    def network(x: Any, train_phase: bool) -> Any:
+        return keras.layers.Dense(2, name="logits")(keras.layers.Dense(units, activation="relu", name=name)(x))
 
-    return build
+    return classifier(network)
 
 
 class Counts(Callback):

@@ -28,7 +28,7 @@ from prototrain.experiment.rows import rows_of
 from prototrain.runs import find_runs, read_run
 from prototrain.system import storage
 from prototrain.system.storage import Storage
-from tests.tiny import CountingTrainer
+from tests.tiny import At, CountingTrainer
 
 
 @pytest.fixture(autouse=True)
@@ -52,17 +52,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 @pytest.fixture
 def url() -> str:
     return f"memory://{uuid.uuid4().hex}/run"
-
-
-class At(Callback):
-    """Does something at a step."""
-
-    def __init__(self, step: int, do: Callable[[], object]) -> None:
-        self.step, self.do = step, do
-
-    def trigger_step(self) -> None:
-        if self.trainer.global_step == self.step:
-            self.do()
 
 
 def train(

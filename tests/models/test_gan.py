@@ -16,8 +16,8 @@ from prototrain import ModelDict, load_model
 from prototrain.cli import main
 from prototrain.errors import ConfigError, ModelError, NonFiniteError
 from prototrain.trainers.optimization import rate
-from tests.models.exact import assert_resumes_exactly, bits, train
-from tests.tiny import tiny_config
+from tests.models.exact import assert_resumes_exactly, train
+from tests.tiny import saved_variables, tiny_config
 
 SMALL = {
     "model.batch_size": 16,
@@ -108,7 +108,7 @@ def test_resumed_run_is_exact(model: Any, experiment: Path) -> None:
     model.config.update({"model.lr_schedule.method": "exp", "model.lr_schedule.exp.value": 0.01})
     model.config.update({"model.lr_schedule.exp.decay_rate": 0.5, "model.lr_schedule.exp.decay_steps": 3})
     trainer = assert_resumes_exactly(lambda directory: GANTrainer(model, experiment=directory), experiment)
-    saved = [name for name in bits(trainer) if name.startswith(("optimizer/", "discriminator_optimizer/"))]
+    saved = [name for name in saved_variables(trainer) if name.startswith(("optimizer/", "discriminator_optimizer/"))]
     assert {"optimizer/generator_fc0_kernel_0_velocity", "discriminator_optimizer/iteration"} <= set(saved)
     assert not any("discriminator" in name for name in saved if name.startswith("optimizer/"))
     assert rate(trainer.optimizer) == rate(trainer.discriminator_optimizer) == pytest.approx(0.01 * 0.5 ** (8 / 3))

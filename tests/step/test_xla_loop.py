@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,25 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, ModelDict, SimpleTrainer, SyncReplicatedTrainer
+from prototrain import Callback, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import DumpTensors, SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
 from tests.conftest import ROOT
-from tests.tiny import Losses, tiny_arrays, tiny_datasets, tiny_model, values
+from tests.tiny import Losses, classifier, tiny_arrays, tiny_datasets, tiny_model, values
 
 STEPS = 13
 
 
-def plain_build(inputs: Any, train_phase: bool, *, dropout: float = 0.0) -> ModelDict:
+@classifier
+def plain_build(x: Any, train_phase: bool) -> Any:
     """One layer, which XLA compiles fast, without dropout: XLA draws other random numbers."""
-    net = ModelDict()
-    net.x = inputs["x"]
-    if dropout:
-        net.dropout = keras.layers.Dropout(dropout, name="dropout")(net.last, training=train_phase)
-    net.logits = keras.layers.Dense(2, name="logits")(net.last)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
-    net.loss = tf.reduce_mean(losses)
-    return net
+    return keras.layers.Dense(2, name="logits")(x)
 
 
-small_build = partial(plain_build, dropout=0.2)
+@classifier
+def small_build(x: Any, train_phase: bool) -> Any:
+    dropped = keras.layers.Dropout(0.2, name="dropout")(x, training=train_phase)
+    return keras.layers.Dense(2, name="logits")(dropped)
 
 
 def shuffled() -> dict[str, Any]:
