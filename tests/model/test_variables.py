@@ -1,24 +1,16 @@
-"""Selection of a model's variables by filters, and their table."""
+"""Selection of a model's variables by filters."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
 from prototrain import Config
 from prototrain.errors import ConfigError
-from prototrain.model.variables import select, variable_table
+from prototrain.model.variables import select
+from tests.checkpoint.test_weights import NET, variables
 from tests.tiny import tiny_trainer
-
-
-def variables(**shapes: list[int]) -> dict[str, tf.Variable]:
-    """Variables of ones by name, with ``__`` for a slash."""
-    return {name.replace("__", "/"): tf.Variable(tf.ones(shape)) for name, shape in shapes.items()}
-
-
-NET = {"fc0__kernel": [4, 6], "fc0__bias": [6], "logits__kernel": [6, 2]}
 
 
 @pytest.mark.parametrize(
@@ -62,11 +54,3 @@ def test_only_trained_variables_decay() -> None:
     )
     assert list(trainer.trainable) == ["fc0/kernel", "fc0/bias", "logits/kernel", "logits/bias"]
     assert list(trainer.decayed) == ["fc0/kernel", "logits/kernel"]
-
-
-def test_variable_table() -> None:
-    net = variables(**NET)
-    lines = str(variable_table(net, {"fc0/kernel": net["fc0/kernel"]}, {})).splitlines()
-    assert lines[0].split() == ["variable", "shape", "parameters", "trained", "decays"]
-    assert lines[2].split() == ["fc0/kernel", "[4,", "6]", "24", "yes"]
-    assert lines[-1].split() == ["total", "42"]
