@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.checkpoint.state import FiniteState, in_words, not_finite
+from prototrain.checkpoint.state import FiniteState, not_finite
 
 VALUES: list[tuple[Any, str | None]] = [
     (tf.Variable([1.0, math.nan]), "NaN"),
@@ -50,9 +50,3 @@ def test_non_finite_from_the_start_is_ignored(first: float, later: float, found:
     # Another run in the same process starts from these values and is refused, too.
     assert state.begin({"x": np.array(later), "y": np.array(math.inf)}) == {"y": "infinite"}
     assert state.find({"x": np.array(later)}) == ({} if found is None else {"x": found})
-
-
-def test_message() -> None:
-    assert in_words({"a": "NaN"}) == "a is NaN"
-    found = {**dict.fromkeys("abcdef", "NaN"), "x": "infinite", "y": "infinite"}
-    assert in_words(found) == "a, b, c, d and 2 more are NaN; x, y are infinite"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,16 +22,6 @@ def test_from_config_with_a_timestamp(tmp_path: Path) -> None:
     directory = Experiment.from_config(config).directory
     assert directory.parent == tmp_path
     assert re.fullmatch(r"run-\d{8}-\d{6}", directory.name)
-
-
-def test_lock_of_a_killed_run_is_released(experiment: Path) -> None:
-    code = "import os, sys; from prototrain.experiment import Experiment; Experiment(sys.argv[1]).lock(); os._exit(9)"
-    assert subprocess.run([sys.executable, "-c", code, str(experiment)], check=False).returncode == 9
-    mine = Experiment(experiment)
-    said = mine.lock()
-    mine.unlock()
-    assert said is not None
-    assert re.fullmatch(r"took over the lock of process \d+ on .*, which ended without giving it back", said)
 
 
 def test_uncreatable_directory_is_one_line(tmp_path: Path) -> None:
@@ -84,36 +73,26 @@ def test_delete_leaves_an_empty_locked_directory(experiment: Path) -> None:
     run.unlock()
 
 
-@pytest.mark.parametrize("name", ["notes.txt", ".git"])
-def test_directory_with_other_files_is_not_deleted(experiment: Path, name: str) -> None:
+def test_only_experiments_are_deleted(experiment: Path, tmp_path: Path) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=1)
-    (experiment / name).write_text("mine")
-    before = sorted(experiment.rglob("*"))
-    with pytest.raises(ExperimentError, match=re.escape(f"it holds '{name}'")):
-        Experiment(experiment).delete()
-    assert sorted(experiment.rglob("*")) == before
-
-
-def test_other_directory_is_not_deleted(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    with pytest.raises(ExperimentError, match="does not look like an experiment"):
-        Experiment(tmp_path).delete()
-    assert (tmp_path / "source").exists()
-
-
-def test_link_is_not_followed(experiment: Path, tmp_path: Path) -> None:
-    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=1)
-    (tmp_path / "link").symlink_to(experiment)
-    with pytest.raises(ExperimentError, match="it is a link"):
-        Experiment(tmp_path / "link").delete()
-    assert (experiment / "environment.json").exists()
-
-
-def test_running_experiment_is_not_deleted(experiment: Path) -> None:
-    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=1)
+    with_notes, repository, other, link = (tmp_path / name for name in ("notes", "repository", "other", "link"))
+    shutil.copytree(experiment, with_notes)
+    (with_notes / "notes.txt").write_text("mine")
+    shutil.copytree(experiment, repository)
+    (repository / ".git").mkdir()
+    (other / "source").mkdir(parents=True)
+    link.symlink_to(experiment)
     running = Experiment(experiment)
     running.lock()
-    with pytest.raises(ExperimentError, match="in use"):
-        Experiment(experiment).delete()
+    before = sorted(tmp_path.rglob("*"))
+    for directory, words in {
+        with_notes: "it holds 'notes.txt'",
+        repository: "it holds '.git'",
+        other: "does not look like an experiment",
+        link: "it is a link",
+        experiment: "in use",
+    }.items():
+        with pytest.raises(ExperimentError, match=words):
+            Experiment(directory).delete()
+    assert sorted(tmp_path.rglob("*")) == before
     running.unlock()
-    assert (experiment / "environment.json").exists()
