@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,7 @@ WHOLE = {
     "definition": "def build(inputs, train_phase):\n    return {}\n",
 }
 CONFIG, DATASETS, BUILD = WHOLE.values()
-
-
-@pytest.fixture(autouse=True)
-def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty working directory; its modules are forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("scratch")
 
 
 def write(**files: str) -> None:
@@ -141,11 +129,7 @@ mine = Mine(4)
 def test_class_object_and_factory() -> None:
     write(mine=CLASS)
     models = {name: load_model(f"mine:{name}") for name in ("Mine", "make", "mine")}
-    assert {name: model.config["model.batch_size"] for name, model in models.items()} == {
-        "Mine": 2,
-        "make": 3,
-        "mine": 4,
-    }
+    assert [model.config["model.batch_size"] for model in models.values()] == [2, 3, 4]
     assert models["Mine"].name == "mine:Mine" and models["Mine"].source == Path.cwd() / "mine.py"
     for name, message in {
         "mine:None": "there is no model mine:None: mine has no None",

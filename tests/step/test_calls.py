@@ -221,17 +221,15 @@ def test_end_of_data_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("datasets", "error", "words"),
+    ("datasets", "words"),
     [
-        (lambda: {"vld": tiny_datasets()["vld"]}, DataError, "'trn'"),
-        (lambda: tiny_datasets()["trn"], DataError, "must return a dict"),
-        (lambda: {"trn": tiny_datasets()["trn"].take(0)}, DataError, "'trn' is empty"),
-        (lambda: {"trn": tiny_datasets()["trn"].map(lambda b: (b["x"], b["y"]))}, DataError, "dict of batched tensors"),
-        (lambda: {"trn": [1, 2]}, DataError, "tf.data.Dataset for 'trn', not list"),
+        (lambda: {"vld": tiny_datasets()["vld"]}, "'trn'"),
+        (lambda: tiny_datasets()["trn"], "must return a dict"),
+        (lambda: {"trn": tiny_datasets()["trn"].take(0)}, "'trn' is empty"),
     ],
 )
-def test_wrong_datasets(datasets: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_wrong_datasets(datasets: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
         SimpleTrainer(tiny_model(datasets=datasets))
 
 
@@ -409,9 +407,7 @@ def test_scalar_names_of_a_custom_train_step() -> None:
         Own(tiny_model()).train([StopOnNaN()], max_steps=3)
 
 
-def test_failed_step_restores_the_newest_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_failed_step_restores_the_newest_checkpoint(tmp_path: Path) -> None:
     trainer = SimpleTrainer(tiny_model(build=poisoned(8), datasets=numbered_datasets), experiment=tmp_path)
     begun_first = ModelSaver(max_to_keep=1, asynchronous=True).every(steps=4)
     with pytest.raises(NonFiniteError):

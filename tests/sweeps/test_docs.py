@@ -1,4 +1,4 @@
-"""The commands, Python code, options and output in docs/sweeps.md are correct."""
+"""The commands, Python code and output in docs/sweeps.md are correct."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from prototrain.cli import _parser, main
+from prototrain.cli import main
 from prototrain.sweeps import processes
-from prototrain.sweeps.space import FORMS, from_mapping
-from prototrain.sweeps.study import PRUNERS, Trial
+from prototrain.sweeps.study import Trial
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.usefixtures("scratch")
@@ -49,25 +48,8 @@ def test_commands_print_the_shown_output(
     assert Path("shared.journal").is_file() == ("shared.journal" in command)
 
 
-def test_other_commands_parse() -> None:
-    assert len(RUN) == 3 and len(COMMANDS) == 4
-    for command in COMMANDS:
-        _parser().parse_args(shlex.split(command))
-
-
 @pytest.mark.slow
 def test_python_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     exec(compile(block, "docs/sweeps.md", "exec"), {"__name__": "page"})
     assert "experiments/from-python-" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_options_and_spaces_are_documented() -> None:
-    command = next(action for action in _parser()._actions if action.choices).choices["sweep"]
-    (pruner,) = [action for action in command._actions if action.dest == "pruner"]
-    assert tuple(pruner.choices) == tuple(PRUNERS)
-    usage = command.format_usage()
-    assert set(re.findall(r"--[a-z-]+", usage)) <= set(re.findall(r"--[a-z-]+", PAGE))
-    for form in re.findall(r"^\| `(\w+:.*?)` \|", PAGE, re.MULTILINE):
-        from_mapping({"key": form.replace("\\|", "|")})
-        assert form.partition(":")[0] in FORMS

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,8 @@ NAMES = ["tiny-0", "tiny-1"]
 
 
 @pytest.fixture(autouse=True)
-def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A working directory with a model `m`; its modules are forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    Path("m.py").write_text(MODEL, encoding="utf-8")
-    yield
-    sys.modules.pop("m", None)
+def _model(scratch: Path) -> None:
+    (scratch / "m.py").write_text(MODEL, encoding="utf-8")
 
 
 def model(**keywords: Any) -> Any:

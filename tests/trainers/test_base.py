@@ -203,16 +203,6 @@ def test_non_finite_scalars_with_and_without_stop_on_nan() -> None:
     assert trainer.global_step == 2
 
 
-def test_custom_run_steps() -> None:
-    class Many(Trainer):
-        def run_steps(self, n: int) -> int:
-            return n
-
-    trainer, recorder = Many(), Recorder()
-    trainer.train([recorder.every(steps=4)], max_steps=10)
-    assert trainer.global_step == 10 and recorder.steps("trigger") == [4, 8, 10]
-
-
 def test_before_and_after_run() -> None:
     calls: list[Any] = []
 
