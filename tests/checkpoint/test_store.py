@@ -122,11 +122,8 @@ def _of_another_run(meta: dict[str, Any]) -> None:
 def test_remains_of_a_killed_save_are_deleted(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(snapshot(1))
-    for name in (
-        ".tmp-step-0000000002-99",
-        f".tmp-step-0000000002-{os.getpid()}",
-        f".old-step-0000000001-{os.getpid()}",
-    ):
+    mine = os.getpid()
+    for name in (".tmp-step-0000000002-99", f".tmp-step-0000000002-{mine}", f".old-step-0000000001-{mine}"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.index").write_text("half")
     (tmp_path / ".tmp-min-vld-loss.json-77").write_text("{")

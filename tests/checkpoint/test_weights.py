@@ -33,17 +33,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(
-    "place",
-    [".", "checkpoints", "checkpoints/step-0000000003", "checkpoints/step-0000000003/model"],
-)
+STEP = "checkpoints/step-0000000003"
+
+
+@pytest.mark.parametrize("place", [".", "checkpoints", STEP, f"{STEP}/model"])
 def test_weights_of_a_run(source: Path, place: str) -> None:
     trainer = tiny_trainer()
     report = load_weights(trainer.variables, source / place)
     assert report["loaded"] == list(trainer.variables)
     assert all(name.startswith("optimizer/") for name in report["excluded"]) and report["excluded"]
     assert not (report["not in the model"] or report["not in the checkpoint"] or report["shape differs"])
-    saved = tf.train.load_checkpoint(str(source / "checkpoints/step-0000000003/model"))
+    saved = tf.train.load_checkpoint(str(source / STEP / "model"))
     for name, variable in trainer.variables.items():
         assert np.array_equal(variable.numpy(), saved.get_tensor(name))
 
@@ -218,8 +218,8 @@ def test_no_usable_checkpoint(tmp_path: Path, make: Any, message: str) -> None:
 @pytest.mark.parametrize("name", ["model.index", "model.data-00000-of-00001", "meta.json"])
 def test_prefix_inside_a_checkpoint_is_verified(name: str, source: Path, tmp_path: Path) -> None:
     """TensorFlow's checksums do not cover some bytes of an index."""
-    place = tmp_path / "checkpoints/step-0000000003"
-    shutil.copytree(source / "checkpoints/step-0000000003", place)
+    place = tmp_path / STEP
+    shutil.copytree(source / STEP, place)
     content = bytearray((place / name).read_bytes())
     for position in range(0, len(content), max(1, len(content) // 20)):
         content[position] ^= 4

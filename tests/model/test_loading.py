@@ -86,19 +86,13 @@ def test_single_module_and_plain_dict() -> None:
         ({"mine": ""}, "has no config and no datasets and no build; define it in mine.py"),
         ({"mine": CONFIG + BUILD}, "has no datasets; define it in mine.py"),
         ({"mine____init__": CONFIG + DATASETS}, "has no build; define it in __init__.py or in its definition.py"),
-        (
-            {"mine____init__": CONFIG, "mine__datasets": "", "mine__definition": BUILD},
-            "no datasets; .* its datasets.py",
-        ),
+        ({"mine____init__": CONFIG, "mine__datasets": "", "mine__definition": BUILD}, "no datasets; .* datasets.py"),
         ({"mine": "config = 3\n" + DATASETS + BUILD}, "config must be a Config or a dict, not int"),
         ({"mine": CONFIG + "datasets = {}\n" + BUILD}, "datasets must be a function, not dict"),
         ({"mine": CONFIG + DATASETS + "build = 1\n"}, "build must be a function, not int"),
         ({"mine": CONFIG + DATASETS + BUILD + "callbacks = []\n"}, "callbacks must be a function, not list"),
         ({"mine": "from prototrain import Config\nConfig({'trainer.x': 1})"}, "model mine: unknown key 'trainer.x'"),
-        (
-            {"mine": "config = {'model.batch_size': 'x'}\n" + DATASETS + BUILD},
-            "^model mine: model.batch_size: expected int",
-        ),
+        ({"mine": "config = {'model.batch_size': 'x'}\n" + DATASETS + BUILD}, "mine: model.batch_size: expected int"),
     ],
 )
 def test_errors(files: dict[str, str], message: str) -> None:
@@ -156,11 +150,7 @@ def test_invalid_name(name: str) -> None:
         ({"mine": "def f(:\n"}, "importing the model mine failed: SyntaxError", "mine.py"),
         ({"mine": "import no_such_library\n"}, "model mine needs the module 'no_such_library'", "mine.py"),
         ({"mine": "import sys\nsys.exit(0)\n"}, "importing the model mine failed: SystemExit: 0", "mine.py"),
-        (
-            {"mine____init__": "", "mine__config": "1 / 0\n"},
-            "importing the model mine.config failed: Zero",
-            "config.py",
-        ),
+        ({"mine____init__": "", "mine__config": "1 / 0\n"}, "model mine.config failed: Zero", "config.py"),
         ({"mine____init__": "from .other import build\n"}, "model mine needs the module 'mine.other'", "__init__.py"),
     ],
 )

@@ -1,16 +1,20 @@
-"""Selection of a model's variables by filters."""
+"""Selection of a model's variables by filters, and which of its values are scalars."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from prototrain import Config
-from prototrain.errors import ConfigError
+from prototrain.errors import ConfigError, ModelError
+from prototrain.model.net import scalars
 from prototrain.model.variables import select
 from tests.checkpoint.test_weights import NET, variables
-from tests.tiny import tiny_trainer
+from tests.tiny import tiny_build, tiny_trainer
 
 
 @pytest.mark.parametrize(
@@ -32,10 +36,7 @@ def test_select(filters: dict[str, Any], chosen: list[str]) -> None:
 @pytest.mark.parametrize(
     ("filters", "message"),
     [
-        (
-            {"filter_regex": "conv"},
-            "^model.weight_decay.filter_regex: 'conv' accepts none of the variables fc0/kernel,",
-        ),
+        ({"filter_regex": "conv"}, "^model.weight_decay.filter_regex: 'conv' accepts none of .* fc0/kernel,"),
         ({"filter_fn": lambda variable: False}, "^model.weight_decay.filter_fn: accepts none"),
         ({"filter_fn": lambda v: False, "filter_regex": "f"}, "filter_fn and model.weight_decay.filter_regex: accepts"),
     ],
@@ -54,3 +55,36 @@ def test_only_trained_variables_decay() -> None:
     )
     assert list(trainer.trainable) == ["fc0/kernel", "fc0/bias", "logits/kernel", "logits/bias"]
     assert list(trainer.decayed) == ["fc0/kernel", "logits/kernel"]
+
+
+# Scalars.
+
+
+def test_scalars() -> None:
+    found = scalars(
+        {
+            "loss": tf.constant(1.0),
+            "variable": keras.Variable(2.0),
+            "count": tf.Variable(3),
+            "vector": keras.Variable([1.0]),
+            "text": tf.constant("x"),
+            "ragged": tf.ragged.constant([[1.0]]),
+            "array": np.array(1.0),
+        }
+    )
+    assert {name: float(value) for name, value in found.items()} == {"loss": 1.0, "variable": 2.0, "count": 3.0}
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "loss_total"])
+def test_reserved_scalar_names(name: str) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        return {**tiny_build(inputs, train_phase), name: tf.constant(5.0)}
+
+    with pytest.raises(ModelError, match=f"scalar '{name}'"):
+        tiny_trainer(build=build)
+
+
+def test_reserved_names_of_other_tensors() -> None:
+    trainer = tiny_trainer(build=lambda *given: {**tiny_build(*given), "learning_rate": tf.ones([2])})
+    trainer.train(max_steps=1)
+    assert trainer.outputs["learning_rate"] == pytest.approx(0.01)

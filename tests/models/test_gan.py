@@ -19,12 +19,8 @@ from prototrain.trainers.optimization import rate
 from tests.models.exact import assert_resumes_exactly, train
 from tests.tiny import saved_variables, tiny_config
 
-SMALL = {
-    "model.batch_size": 16,
-    "model.generator_units": [6],
-    "model.discriminator_units": [6],
-    "model.noise_size": 3,
-}
+UNITS = {"model.generator_units": [6], "model.discriminator_units": [6]}
+SMALL = {**UNITS, "model.batch_size": 16, "model.noise_size": 3}
 
 
 @pytest.fixture
@@ -147,15 +143,9 @@ def test_tile_images() -> None:
     ("config", "message"),
     [
         ({"model__discriminator_updates": 0}, "model.discriminator_updates: expected an int >= 1, got 0"),
-        (
-            {"model__discriminator_updates": 3},
-            "8 examples do not divide evenly into 1 tower with 3 discriminator updates",
-        ),
+        ({"model__discriminator_updates": 3}, "8 examples do not divide evenly .* 3 discriminator updates"),
         ({"model__accumulate_steps": 2}, "model.accumulate_steps: GANTrainer does not accumulate gradients"),
-        (
-            {"model__trainable_variables__filter_regex": "gen"},
-            "trains variables named discriminator/...; there are gen",
-        ),
+        ({"model__trainable_variables__filter_regex": "gen"}, "trains variables named discriminator/.*there are gen"),
     ],
 )
 def test_wrong_settings(config: dict[str, Any], message: str) -> None:

@@ -138,11 +138,7 @@ def test_lock_of_a_killed_owner_with_a_living_child(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "code"),
-    [
-        (CountingTrainer, RuntimeError("no"), 1),
-        (tiny_trainer, SystemExit(7), 7),
-    ],
+    ("make", "error", "code"), [(CountingTrainer, RuntimeError("no"), 1), (tiny_trainer, SystemExit(7), 7)]
 )
 def test_exception_in_a_child_does_not_end_the_run(
     make: Callable[..., Trainer], error: BaseException, code: int, experiment: Path

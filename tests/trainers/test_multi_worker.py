@@ -96,14 +96,8 @@ def test_different_configs_of_workers() -> None:
 
 @pytest.mark.slow
 def test_stopped_worker_ends_the_others(tmp_path: Path) -> None:
-    order: dict[str, Any] = {
-        "steps": 100_000,
-        "experiment": str(tmp_path / "run"),
-        "actor": 1,
-        "act": "freeze",
-        "at": 9,
-    }
-    other, frozen = run(config={"trainer__cluster_timeout": 6.0}, **order)
+    order: dict[str, Any] = {"experiment": str(tmp_path / "run"), "actor": 1, "act": "freeze", "at": 9}
+    other, frozen = run(steps=100_000, config={"trainer__cluster_timeout": 6.0}, **order)
     assert frozen is None and other is not None
     assert other["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
     # The frozen worker has done step 9, but the other one may not have received all of its part.
@@ -149,6 +143,9 @@ class TestCluster:
         monkeypatch.setenv("TF_CONFIG", text)
         with pytest.raises(ConfigError, match="TF_CONFIG must be JSON such as"):
             find_cluster()
+        monkeypatch.delenv("TF_CONFIG")
+        with pytest.raises(ConfigError, match="neither TF_CONFIG nor Slurm"):
+            find_cluster()
 
     def test_slurm(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -174,11 +171,6 @@ class TestCluster:
             monkeypatch.setenv("SLURM_STEP_ID", str(step))
             ports.append(slurm_port())
         assert len({port // 32 for port in ports}) == 4 and all(12000 <= port < 32000 for port in ports)
-
-    def test_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("TF_CONFIG", raising=False)
-        with pytest.raises(ConfigError, match="neither TF_CONFIG nor Slurm"):
-            find_cluster()
 
 
 def write_files(directory: Path) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -11,23 +10,7 @@ from prototrain.callbacks import JSONWriter, ProgressBar, SaveOnExit, Summaries,
 from prototrain.experiment.record import read_attempts
 from prototrain.model.variables import layer_table
 from prototrain.trainers.report import RunTimes, closing, opening
-from tests.tiny import At, CountingTrainer, tiny_datasets, tiny_trainer
-
-
-class Talkative(CountingTrainer):
-    """Describes itself with a long row and with an unknown row."""
-
-    def describe(self) -> dict[str, Any]:
-        return {"flavour": "plain", **super().describe(), "start": "because " + "of this and that, " * 20, "none": None}
-
-
-def test_order_and_wrapping_of_rows() -> None:
-    lines = opening(Talkative()).splitlines()
-    names = [line.split("  ")[0] for line in lines if line and not line.startswith(" ")]
-    assert names == ["trainer", "steps", "start", "flavour"]
-    assert max(map(len, lines)) <= 80
-    first, *others = [line for line in lines if "this" in line]
-    assert first.startswith("start ") and others and all(line.startswith(" " * 9) for line in others)
+from tests.tiny import At, tiny_datasets, tiny_trainer
 
 
 def test_opening_table(experiment: Path) -> None:

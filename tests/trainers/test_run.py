@@ -67,11 +67,7 @@ def test_set_aside_checkpoints_are_not_missing(experiment: Path) -> None:
 
 NEVER_SAVED: dict[str, tuple[Callable[[], list[Callback]], Callable[[Path], object], str]] = {
     "no saver": (writers, lambda experiment: None, "came to step 6 and left no checkpoint: the run begins again"),
-    "killed early": (
-        lambda: [*writers(), ModelSaver().every(steps=100)],
-        killed,
-        "came to step 6 and left no checkpoint",
-    ),
+    "killed early": (lambda: [*writers(), ModelSaver().every(steps=100)], killed, "and left no checkpoint"),
     "killed at once": (list, killed, "was killed and left no checkpoint"),
 }
 
