@@ -21,7 +21,7 @@ from prototrain.experiment import checkpoint_steps
 from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.sweeps.test_processes import SLOW
-from tests.tiny import At, CountingTrainer, raising, tiny_model, values
+from tests.tiny import At, CountingTrainer, environment, raising, tiny_model, values
 
 STEPS = 24
 RAISES = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
@@ -58,10 +58,10 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes]
 
 
 class WhileSaving:
-    """A part of a checkpoint that takes long to write and receives a signal meanwhile."""
+    """A part of a checkpoint that takes long to write and to read, and receives a signal meanwhile."""
 
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action: Callable[[], None] | None = action
+    def __init__(self, action: Callable[[], None] | None, reading: Callable[[], None] = lambda: None) -> None:
+        self.action, self.reading = action, reading
 
     def write(self, prefix: str) -> None:
         if self.action is not None:
@@ -69,7 +69,7 @@ class WhileSaving:
             self.action = None
 
     def read(self, prefix: str, meta: None) -> None:
-        pass
+        self.reading()
 
 
 class WhileTracing(Callback):
@@ -129,7 +129,7 @@ def test_signal_at_any_time_saves(
 
     again = SimpleTrainer(tiny_model(), experiment=tmp_path)
     if "save" in where:
-        again.state["slow"] = WhileSaving(lambda: None)
+        again.state["slow"] = WhileSaving(None)
     again.train(callbacks(), max_steps=STEPS)
     assert values(again) == straight[0]
     if where != "the exit save":  # the step of a stop counts as the last one, at which all callbacks are due
@@ -212,10 +212,6 @@ def test_exit_codes_and_three_signals(tmp_path: Path) -> None:
     assert process.wait(20) == 128 + signal.SIGINT
     process.stdout.close()
     assert [path.name[:5] for path in (tmp_path / "checkpoints").iterdir()] == [".tmp-"]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def test_process_ends_while_a_batch_is_being_made(tmp_path: Path) -> None:

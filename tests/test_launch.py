@@ -48,18 +48,8 @@ def test_default_callbacks_follow_the_config(model: Callable[..., Any]) -> None:
     callbacks = default_callbacks(
         model(trainer__validation_step_interval=7, trainer__validation_batches=2, trainer__print_interval=3)
     )
-    assert [callback.name for callback in callbacks] == [
-        "LearningRate",
-        "Validation",
-        "Summaries",
-        "TensorBoardWriter",
-        "JSONWriter",
-        "ScalarPrinter",
-        "ProgressBar",
-        "ModelSaver",
-        "SaveOnExit",
-        "StopOnNaN",
-    ]
+    names = "LearningRate Validation Summaries TensorBoardWriter JSONWriter ScalarPrinter ProgressBar ModelSaver"
+    assert [callback.name for callback in callbacks] == [*names.split(), "SaveOnExit", "StopOnNaN"]
     validation = callbacks[1]
     assert isinstance(validation, PeriodicTrigger) and validation.intervals == {"steps": 7}
     assert isinstance(validation.callback, Validation) and validation.callback.batches == 2

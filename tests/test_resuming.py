@@ -15,7 +15,7 @@ import tensorflow as tf
 from prototrain import Callback, SimpleTrainer, Trainer
 from prototrain.callbacks import SaveOnExit
 from prototrain.errors import CheckpointError, ConfigError, PrototrainError
-from tests.tiny import classifier, tiny_arrays, tiny_build, tiny_model, values
+from tests.tiny import classifier, failing, tiny_arrays, tiny_build, tiny_model, values
 
 STOP, END = 7, 12
 
@@ -135,16 +135,13 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
 
 
-class Fails(Callback):
-    """Raises an error in `setup`."""
-
-    def setup(self) -> None:
-        raise ConfigError("a mistake")
-
-
 @pytest.mark.parametrize(
     ("callbacks", "damage"),
-    [([Fails()], None), ([Counts("one"), Counts("one")], None), ([], "meta.json")],
+    [
+        ([failing("setup", 0, ConfigError("a mistake"))], None),
+        ([Counts("one"), Counts("one")], None),
+        ([], "meta.json"),
+    ],
     ids=["an error in setup", "two callbacks of one name", "a damaged checkpoint"],
 )
 def test_refused_run_changes_no_file(stopped: Path, callbacks: list[Callback], damage: str | None) -> None:

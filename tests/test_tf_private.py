@@ -118,22 +118,6 @@ def own_seed() -> Iterator[None]:
     tf_private.set_tensorflow_seed(before)
 
 
-def test_variable_uses_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[Any] = []
-    from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
-
-    monkeypatch.setattr(BaseResourceVariable, "handle", BaseResourceVariable.handle)  # restored afterwards
-    variable = tf.Variable(1.0)
-    tf_private.tell_of_uses(used.append)
-    handle = tf_private.raw_handle(variable)
-    assert used == []
-    variable.assign_add(1.0)
-    assert used and all(tf_private.raw_handle(each) is handle for each in used)
-    used.clear()
-    tf.function(lambda: variable + 1)()
-    assert used
-
-
 def test_variable_of_a_handle() -> None:
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], ["a"]), "b")
     assert tf_private.owner(table.resource_handle) is table

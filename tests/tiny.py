@@ -153,6 +153,22 @@ def raising(error: BaseException) -> Callable[[], None]:
     return act
 
 
+def failing(hook: str, step: int, error: BaseException | None) -> Callback:
+    """A callback that raises in one of its hooks at a step, or asks for a stop as a signal does."""
+
+    class Fails(Callback):
+        pass
+
+    def fail(self: Callback, *outputs: Any) -> None:
+        if self.trainer.global_step == step:
+            if error is not None:
+                raise error
+            self.trainer.stop.request(signal.SIGINT)
+
+    setattr(Fails, hook, fail)
+    return Fails()
+
+
 class PressesCtrlC(Callback):
     """Presses Ctrl-C when the next step is about to begin, outside of callbacks."""
 
@@ -173,6 +189,16 @@ class Losses(Callback):
 
     def trigger_step(self) -> None:
         self.by_step[self.trainer.global_step] = self.trainer.outputs["loss"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that imports prototrain and the tests from the repository."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), **more}
+
+
+def weights(trainer: TowerTrainer) -> dict[str, Any]:
+    """The values of the model's variables."""
+    return {name: np.array(tf.convert_to_tensor(variable)) for name, variable in trainer.variables.items()}
 
 
 def saved_variables(trainer: TowerTrainer) -> dict[str, Any]:

@@ -16,22 +16,17 @@ from prototrain.callbacks import JSONWriter, SaveOnExit
 from prototrain.errors import ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.trainers.replicated import SyncParameterServerTrainer
-from tests.tiny import classifier, tiny_arrays, tiny_model, tiny_trainer
-from tests.tiny import values as bits
+from tests.tiny import classifier, tiny_arrays, tiny_model, tiny_trainer, values, weights
 
 L = keras.layers
 Network = Callable[[Any, bool], Any]
 
 
-def values(trainer: SimpleTrainer) -> dict[str, Any]:
-    return {name: tf.convert_to_tensor(variable).numpy() for name, variable in trainer.variables.items()}
-
-
 def moved(trainer: SimpleTrainer, steps: int = 5) -> set[str]:
     """The names of the variables that some steps change."""
-    before = values(trainer)
+    before = weights(trainer)
     trainer.train(max_steps=trainer.global_step + steps)
-    return {name for name, value in values(trainer).items() if not np.array_equal(value, before[name])}
+    return {name for name, value in weights(trainer).items() if not np.array_equal(value, before[name])}
 
 
 def body_and_head(x: Any, training: bool) -> Any:
@@ -71,8 +66,8 @@ def test_unfrozen_layers_are_trained_by_the_next_train(experiment: Path) -> None
     run(experiment / "stopped", 4, 7)
     resumed = run(experiment / "stopped", 4, 9)  # the first call continues from step 7
     assert resumed.global_step == 9
-    for name, value in values(whole).items():
-        np.testing.assert_array_equal(values(resumed)[name], value, err_msg=name)
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
 
 
 def test_constraint() -> None:
@@ -92,7 +87,7 @@ def regularized(x: Any, training: bool) -> Any:
 
 def test_layer_losses_are_minimised_and_reported() -> None:
     trainer = SyncReplicatedTrainer(tiny_model(build=classifier(regularized)), ["CPU:0", "CPU:1"])
-    start = values(trainer)
+    start = weights(trainer)
     trainer.train(max_steps=1)
     hidden = trainer.data.first_batch["x"] @ start["a/kernel"]
     expected = 0.1 * np.sum(start["a/kernel"] ** 2) + 0.01 * np.sum(np.abs(hidden)) / 8
@@ -257,8 +252,8 @@ def test_variable_names_include_the_functional_model(network: Network, kernels: 
     again.train([SaveOnExit()], max_steps=5)
     whole = tiny_trainer(build=classifier(network))
     whole.train(max_steps=5)
-    for name, value in values(whole).items():
-        np.testing.assert_array_equal(value, values(again)[name])
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(value, weights(again)[name])
 
 
 def variables_of_one_name(x: Any, training: bool) -> Any:
@@ -273,7 +268,7 @@ def test_slots_of_variables_with_equal_names(tmp_path: Path) -> None:
     for steps in (3, 5):
         resumed = tiny_trainer(tmp_path / "e", build=classifier(variables_of_one_name))
         resumed.train([SaveOnExit()], max_steps=steps)
-    assert bits(whole) == bits(resumed)
+    assert values(whole) == values(resumed)
     assert {"optimizer/shift_0_momentum", "optimizer/shift_1_0_momentum"} <= resumed.state.keys()
 
 
@@ -294,9 +289,9 @@ def scaled_within(x: Any, training: bool) -> Any:
 @pytest.mark.parametrize("change", [scaled, shifted, scaled_within])
 def test_layers_are_matched_by_arguments(change: Network) -> None:
     trainer = tiny_trainer(build=classifier(lambda x, training: L.Dense(2, name="out")(change(x, training))))
-    x, weights = tiny_arrays()["x"][8:], values(trainer)
+    x, kernel = tiny_arrays()["x"][8:], weights(trainer)["out/kernel"]
     (logits,) = trainer.get_predictor(["x"], ["logits"])(x)
-    np.testing.assert_allclose(logits, x @ weights["out/kernel"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(logits, x @ kernel, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("in_training", [True, False])

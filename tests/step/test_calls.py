@@ -102,11 +102,11 @@ def test_call_ends_at_the_next_requested_step() -> None:
     assert asked == {4, 6, 8, 12, 14}
 
 
-def poisoned(step: int, *, gradient_only: bool = False) -> Any:
+def poisoned(step: int, *, gradient_only: bool = False, build: Any = tiny_build) -> Any:
     """A build whose loss, or only the gradient of it, is NaN for the batch of one step."""
 
-    def build(inputs: Any, train_phase: bool) -> Any:
-        net = tiny_build(inputs, train_phase)
+    def poisoned_build(inputs: Any, train_phase: bool) -> Any:
+        net = build(inputs, train_phase)
         bad = tf.reduce_any(tf.equal(inputs["number"], step - 1)) if train_phase else tf.constant(False)
         if gradient_only:
             # The square root of zero is finite; its slope is not.
@@ -116,7 +116,7 @@ def poisoned(step: int, *, gradient_only: bool = False) -> Any:
             net.loss = tf.where(bad, tf.constant(float("nan")), net.loss)
         return net
 
-    return build
+    return poisoned_build
 
 
 def numbered_datasets() -> dict[str, tf.data.Dataset]:

@@ -14,7 +14,7 @@ from prototrain.errors import ConfigError, NonFiniteError
 from prototrain.step.nonfinite import LossScale
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import TowerTrainer
-from tests.tiny import classifier, tiny_model
+from tests.tiny import classifier, tiny_model, weights
 from tests.trainers.test_replicated import embedding_build, poisoned
 
 
@@ -29,10 +29,6 @@ def dense_build(inputs: Any, train_phase: bool) -> ModelDict:
 def make(towers: int, experiment: Path | None = None, **keywords: Any) -> TowerTrainer:
     model = tiny_model(**{"build": dense_build, "model__weight_decay__value": 0.1, **keywords})
     return SimpleTrainer(model, experiment=experiment) if towers == 1 else SyncReplicatedTrainer(model, towers)
-
-
-def weights(trainer: TowerTrainer) -> dict[str, Any]:
-    return {name: np.array(tf.convert_to_tensor(variable)) for name, variable in trainer.variables.items()}
 
 
 @pytest.mark.parametrize(("towers", "count", "build"), [(2, 2, dense_build), (1, 2, embedding_build)])

@@ -18,6 +18,7 @@ from prototrain import Callback, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import DumpTensors, SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
 from tests.conftest import ROOT
+from tests.step.test_calls import numbered_datasets, poisoned
 from tests.tiny import Losses, classifier, tiny_arrays, tiny_datasets, tiny_model, values
 
 STEPS = 13
@@ -127,27 +128,14 @@ def test_resume_with_the_other_form(experiment: Path) -> None:
     np.testing.assert_allclose(noted[1], noted[0], rtol=1e-3)
 
 
-def nan_at(step: int) -> Any:
-    def build(inputs: Any, train_phase: bool) -> Any:
-        net = small_build(inputs, train_phase)
-        bad = tf.reduce_all(inputs["x"][:, 0] == float(step))
-        net.loss = tf.where(bad, float("nan"), net.loss)
-        return net
-
-    return build
-
-
 def numbered() -> dict[str, Any]:
-    """The first feature is the number of the batch."""
-    found = tiny_arrays(96)
-    found["x"][:, 0] = np.repeat(np.arange(12), 8)
-    return {"trn": tf.data.Dataset.from_tensor_slices(found).batch(8, drop_remainder=True)}
+    return {"trn": numbered_datasets()["trn"].unbatch().batch(8, drop_remainder=True)}
 
 
 def test_nan_ends_the_run_without_the_update() -> None:
-    good = trainer(datasets=numbered, build=nan_at(-1))
+    good = trainer(datasets=numbered, build=small_build)
     good.train([StopOnNaN()], max_steps=7)
-    bad = trainer(datasets=numbered, build=nan_at(7))
+    bad = trainer(datasets=numbered, build=poisoned(8, build=small_build))
     with pytest.raises(NonFiniteError, match=r"in step 8 \(loss nan"):
         bad.train([StopOnNaN()], max_steps=STEPS)
     assert bad.global_step == 7 and values(bad) == values(good)

@@ -124,7 +124,7 @@ def test_save_signal_changes_nothing_else(
         if path.name > "step-0000000007":
             path.rename(tmp_path / path.name)
     again = SimpleTrainer(tiny_model(), experiment=tmp_path)
-    again.state["slow"] = WhileSaving(lambda: None)
+    again.state["slow"] = WhileSaving(None)
     again.train(callbacks(At(7, lambda: None)), max_steps=STEPS)
     assert again.run.resume_line().startswith("resumed at step 7")
     assert values(again) == straight[0] and rows(tmp_path) == straight[1]

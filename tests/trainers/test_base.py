@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,11 @@ import tensorflow as tf
 from prototrain import Callback, NoOpTrainer, StopTraining, Trainer
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError, NonFiniteError, PrototrainError
-from tests.tiny import At, CountingTrainer, Recorder, raising, tiny_datasets, tiny_trainer
+from tests.tiny import At, CountingTrainer, Recorder, failing, raising, tiny_datasets, tiny_trainer
 
 
 def stop_at(step: int) -> Callback:
     return At(step, raising(StopTraining("enough")))
-
-
-def failing(hook: str, step: int, error: BaseException | None) -> Callback:
-    """A callback that raises in one of its hooks at a step, or asks for a stop as a signal does."""
-
-    class Fails(Callback):
-        pass
-
-    def fail(self: Callback, *outputs: Any) -> None:
-        if self.trainer.global_step == step:
-            if error is not None:
-                raise error
-            self.trainer.stop.request(signal.SIGINT)
-
-    setattr(Fails, hook, fail)
-    return Fails()
 
 
 class Tally(Callback):
