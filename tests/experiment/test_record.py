@@ -11,7 +11,7 @@ import pytest
 
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import SaveOnExit
-from prototrain.errors import CallbackError, CheckpointError, ExperimentError
+from prototrain.errors import CallbackError, ExperimentError
 from prototrain.experiment.record import Attempt, read_attempts
 from tests.tiny import At, CountingTrainer, raising, tiny_config
 
@@ -69,16 +69,6 @@ def test_running_state_and_host(experiment: Path) -> None:
     first, second = parts(experiment)
     assert (first.step, first.reason, second.first_step, second.step) == (2, None, 2, 4)
     assert second.start == "resumed at step 2"
-
-
-def test_refused_start(experiment: Path) -> None:
-    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2)
-    other = CountingTrainer(experiment=experiment)
-    other.state["more"] = 1
-    with pytest.raises(CheckpointError, match="has no state for 'more'"):
-        other.train([SaveOnExit()], max_steps=4)
-    (only,) = parts(experiment)
-    assert (only.state, only.step) == ("finished", 2)  # a run that is refused writes nothing
 
 
 def test_changes_from_the_models_defaults(experiment: Path) -> None:

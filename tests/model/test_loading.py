@@ -89,7 +89,6 @@ def test_single_module_and_plain_dict() -> None:
         ({"mine____init__": CONFIG, "mine__datasets": "", "mine__definition": BUILD}, "no datasets; .* datasets.py"),
         ({"mine": "config = 3\n" + DATASETS + BUILD}, "config must be a Config or a dict, not int"),
         ({"mine": CONFIG + "datasets = {}\n" + BUILD}, "datasets must be a function, not dict"),
-        ({"mine": CONFIG + DATASETS + "build = 1\n"}, "build must be a function, not int"),
         ({"mine": CONFIG + DATASETS + BUILD + "callbacks = []\n"}, "callbacks must be a function, not list"),
         ({"mine": "from prototrain import Config\nConfig({'trainer.x': 1})"}, "model mine: unknown key 'trainer.x'"),
         ({"mine": "config = {'model.batch_size': 'x'}\n" + DATASETS + BUILD}, "mine: model.batch_size: expected int"),

@@ -20,28 +20,17 @@ def stop_at(step: int) -> Callback:
     return At(step, raising(StopTraining("enough")))
 
 
-class Tally(Callback):
-    """A callback whose state depends on how often and when its hooks are called."""
+class Tally(Recorder):
+    """A callback whose state depends on how often and when the hooks of steps and epochs are called."""
 
     at_end = False
 
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
     def _note(self, hook: str) -> None:
-        self.calls.append([hook, self.trainer.epoch_num, self.trainer.global_step])
-
-    def before_epoch(self) -> None:
-        self._note("before_epoch")
+        if hook not in ("setup", "before_train", "after_train"):
+            self.calls.append([hook, self.trainer.epoch_num, self.trainer.global_step])  # type: ignore[arg-type]
 
     def trigger_step(self) -> None:
         self._note("trigger_step")
-
-    def after_epoch(self) -> None:
-        self._note("after_epoch")
-
-    def trigger_epoch(self) -> None:
-        self._note("trigger_epoch")
 
     def state_dict(self) -> dict[str, Any]:
         return {"calls": self.calls}
