@@ -166,12 +166,13 @@ def test_stop_request_in_another_thread(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, time
-from prototrain import Trainer, Callback
 from prototrain.callbacks import SaveOnExit
+from tests.tiny import At, CountingTrainer
 
-class Slow(Trainer):
+class Slow(CountingTrainer):
     def run_step(self):
         time.sleep(0.01)
+        return super().run_step()
 
 class Part:
     def write(self, prefix):
@@ -180,15 +181,9 @@ class Part:
     def read(self, prefix, meta):
         pass
 
-class Ready(Callback):
-    def next_step(self, step):
-        return 3 if step < 3 else None
-    def trigger_step(self):
-        print("ready", flush=True)
-
 trainer = Slow(experiment=sys.argv[1])
 trainer.state["part"] = Part()
-trainer.train([SaveOnExit(), Ready()], max_steps=10**6)
+trainer.train([SaveOnExit(), At(3, lambda: print("ready", flush=True))], max_steps=10**6)
 """
 
 
