@@ -19,7 +19,7 @@ from prototrain.callbacks import DumpTensors, SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
 from tests.conftest import ROOT
 from tests.step.test_calls import numbered_datasets, poisoned
-from tests.tiny import Losses, classifier, tiny_arrays, tiny_datasets, tiny_model, values
+from tests.tiny import Losses, Recorder, classifier, tiny_arrays, tiny_datasets, tiny_model, values
 
 STEPS = 13
 
@@ -60,19 +60,6 @@ def trainer(experiment: Path | None = None, *, loop: Any = "loop", **model: Any)
     return SimpleTrainer(tiny_model(**model), experiment=experiment)
 
 
-class Every(Callback):
-    """Ends a call after every k steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def next_step(self, step: int) -> int:
-        return step + self.steps
-
-    def trigger_step(self) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prototrain.data.iterator.LONGEST_BLOCK", 3)
@@ -87,7 +74,7 @@ def test_steps_equal_the_plain_loop() -> None:
         losses.append(list(noted.by_step.values()))
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
     other = trainer(datasets=generated, build=plain_build)
-    other.train([Every(5)], max_steps=STEPS)
+    other.train([Recorder().every(steps=5)], max_steps=STEPS)
     assert values(other) == values(made) and other.data.block == 3
 
 
@@ -177,11 +164,12 @@ def test_several_towers_and_python_steps_are_errors() -> None:
 
 
 PROGRAM = """
-from tests.step.test_xla_loop import Every, trainer
+from tests.step.test_xla_loop import trainer
+from tests.tiny import Recorder
 
 made = trainer()
 for number, steps in enumerate((4, 11, 30)):
-    made.train([Every(number + 2)], max_steps=steps)
+    made.train([Recorder().every(steps=number + 2)], max_steps=steps)
 """
 
 
