@@ -129,6 +129,15 @@ def test_changed_config_and_custom_trainer(model: Callable[..., Any]) -> None:
         launch(mine)
 
 
+def test_fresh_start_deletes_only_experiments(model: Callable[..., Any], tmp_path: Path) -> None:
+    directory = tmp_path / "experiments/tiny"
+    directory.mkdir(parents=True)
+    (directory / "thesis.txt").write_text("years of work")
+    with pytest.raises(ExperimentError, match=r"does not look like an experiment \(it holds 'thesis.txt'\)"):
+        launch(model(), fresh=True, confirm=lambda question: pytest.fail(question))
+    assert (directory / "thesis.txt").read_text() == "years of work"
+
+
 def test_failure_before_the_run_changes_no_file(model: Callable[..., Any], tmp_path: Path) -> None:
     mistakes: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"build": failing_later}, ValueError),

@@ -183,6 +183,10 @@ def test_averaged_gradients_are_not_summed() -> None:
     with tf_private.expecting_averages(plain, for_good=False):
         assert "_all_reduce_sum_gradients" in vars(plain)
     assert "_all_reduce_sum_gradients" not in vars(plain)
+    plain._all_reduce_sum_gradients = own = lambda pairs: pairs
+    with tf_private.expecting_averages(plain, for_good=False):
+        assert plain._all_reduce_sum_gradients is own
+    assert plain._all_reduce_sum_gradients is own
     with (
         pytest.raises(ConfigError, match="object sums the towers' gradients in its own way"),
         tf_private.expecting_averages(object(), for_good=True),
