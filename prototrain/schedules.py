@@ -174,13 +174,24 @@ def _of_method(config: Config, method: str) -> Schedule:
     function = config[f"{prefix}.fn"]
 
     def custom(step: Any) -> tf.Tensor:
-        result = function(_int64(step))
+        result = evaluate(function, _int64(step))
         try:
             return tf.ensure_shape(tf.cast(result, tf.float32), ())
         except (TypeError, ValueError, tf.errors.OpError) as error:
             raise ConfigError(f"{prefix}.fn: must return a scalar number, got {result!r}") from error
 
     return custom
+
+
+def evaluate(schedule: Callable[[Any], Any], step: tf.Tensor) -> Any:
+    """Return the value of a schedule at an int64 step, which becomes float64 if the schedule cannot compute with it."""
+    try:
+        return schedule(step)
+    except TypeError as error:  # TensorFlow does not convert a Python float to int64
+        try:
+            return schedule(tf.cast(step, tf.float64))
+        except TypeError:
+            raise error from None
 
 
 def _int64(step: Any) -> tf.Tensor:

@@ -21,7 +21,7 @@ from prototrain.experiment import checkpoint_steps
 from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.sweeps.test_processes import SLOW
-from tests.tiny import At, CountingTrainer, tiny_model, values
+from tests.tiny import At, CountingTrainer, environment, raising, tiny_model, values
 
 STEPS = 24
 RAISES = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
@@ -58,10 +58,10 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes]
 
 
 class WhileSaving:
-    """A part of a checkpoint that takes long to write and receives a signal meanwhile."""
+    """A part of a checkpoint that takes long to write and to read, and receives a signal meanwhile."""
 
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action: Callable[[], None] | None = action
+    def __init__(self, action: Callable[[], None] | None, reading: Callable[[], None] = lambda: None) -> None:
+        self.action, self.reading = action, reading
 
     def write(self, prefix: str) -> None:
         if self.action is not None:
@@ -69,7 +69,7 @@ class WhileSaving:
             self.action = None
 
     def read(self, prefix: str, meta: None) -> None:
-        pass
+        self.reading()
 
 
 class WhileTracing(Callback):
@@ -116,7 +116,7 @@ def test_signal_at_any_time_saves(
         trainer.state["slow"] = WhileSaving(lambda: send(signum))
     elif where == "the exit save":
         trainer.state["slow"] = WhileSaving(lambda: send(signum))
-        more = [At(7, stop)]
+        more = [At(7, raising(StopTraining("enough")))]
     with pytest.raises(RAISES[signum]) as caught:
         trainer.train(callbacks(*more), max_steps=STEPS)
     if signum == signal.SIGTERM:
@@ -129,28 +129,22 @@ def test_signal_at_any_time_saves(
 
     again = SimpleTrainer(tiny_model(), experiment=tmp_path)
     if "save" in where:
-        again.state["slow"] = WhileSaving(lambda: None)
+        again.state["slow"] = WhileSaving(None)
     again.train(callbacks(), max_steps=STEPS)
     assert values(again) == straight[0]
     if where != "the exit save":  # the step of a stop counts as the last one, at which all callbacks are due
         assert rows(tmp_path) == straight[1]
 
 
-def stop() -> None:
-    raise StopTraining("that is enough")
-
-
-def boom() -> None:
-    raise RuntimeError("boom")
-
-
-@pytest.mark.parametrize(("action", "step"), [(boom, 1), (boom, 8), (stop, 10)])
-def test_exits_from_a_callback_save_the_step(action: Callable[[], None], step: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "step"), [(RuntimeError("boom"), 1), (RuntimeError("boom"), 8), (StopTraining("enough"), 10)]
+)
+def test_exits_from_a_callback_save_the_step(error: Exception, step: int, tmp_path: Path) -> None:
     """Stops after the first step, after a step with a checkpoint, and at the end of an epoch."""
     trainer = CountingTrainer(experiment=tmp_path)
     saving = [ModelSaver().every(steps=8), SaveOnExit()]
-    with pytest.raises(RuntimeError) if action is boom else nullcontext():
-        trainer.train([At(step, action), *saving], max_steps=STEPS, steps_per_epoch=5)
+    with pytest.raises(RuntimeError) if isinstance(error, RuntimeError) else nullcontext():
+        trainer.train([At(step, raising(error)), *saving], max_steps=STEPS, steps_per_epoch=5)
     assert trainer.run.checkpoints.steps()[-1] == trainer.global_step == step
 
 
@@ -172,12 +166,13 @@ def test_stop_request_in_another_thread(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, time
-from prototrain import Trainer, Callback
 from prototrain.callbacks import SaveOnExit
+from tests.tiny import At, CountingTrainer
 
-class Slow(Trainer):
+class Slow(CountingTrainer):
     def run_step(self):
         time.sleep(0.01)
+        return super().run_step()
 
 class Part:
     def write(self, prefix):
@@ -186,15 +181,9 @@ class Part:
     def read(self, prefix, meta):
         pass
 
-class Ready(Callback):
-    def next_step(self, step):
-        return 3 if step < 3 else None
-    def trigger_step(self):
-        print("ready", flush=True)
-
 trainer = Slow(experiment=sys.argv[1])
 trainer.state["part"] = Part()
-trainer.train([SaveOnExit(), Ready()], max_steps=10**6)
+trainer.train([SaveOnExit(), At(3, lambda: print("ready", flush=True))], max_steps=10**6)
 """
 
 
@@ -218,10 +207,6 @@ def test_exit_codes_and_three_signals(tmp_path: Path) -> None:
     assert process.wait(20) == 128 + signal.SIGINT
     process.stdout.close()
     assert [path.name[:5] for path in (tmp_path / "checkpoints").iterdir()] == [".tmp-"]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def test_process_ends_while_a_batch_is_being_made(tmp_path: Path) -> None:

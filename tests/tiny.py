@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain import Callback, Config, ModelDict, Trainer
+from prototrain.towers import components
 from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 
 
@@ -58,6 +59,19 @@ def tiny_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
         correct = tf.equal(tf.argmax(net.logits, 1, output_type=tf.int32), inputs["y"])
         net.accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
     return net
+
+
+def classifier(network: Callable[[Any, bool], Any]) -> Callable[[Mapping[str, Any], bool], ModelDict]:
+    """A `build` around a function from x [batch, 4] and the train phase to logits [batch, 2]."""
+
+    def build(inputs: Mapping[str, Any], train_phase: bool) -> ModelDict:
+        net = ModelDict(logits=network(inputs["x"], train_phase))
+        if "y" in inputs:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
+            net.loss = tf.reduce_mean(losses)
+        return net
+
+    return build
 
 
 def tiny_model(*, build: Any = tiny_build, datasets: Any = tiny_datasets, **config: Any) -> SimpleNamespace:
@@ -120,7 +134,7 @@ class Recorder(Callback):
 class At(Callback):
     """Does something after one step."""
 
-    def __init__(self, step: int, action: Callable[[], None]) -> None:
+    def __init__(self, step: int, action: Callable[[], object]) -> None:
         self.step, self.action = step, action
 
     def next_step(self, step: int) -> int | None:
@@ -128,6 +142,31 @@ class At(Callback):
 
     def trigger_step(self) -> None:
         self.action()
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    """A function that raises an error."""
+
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def failing(hook: str, step: int, error: BaseException | None) -> Callback:
+    """A callback that raises in one of its hooks at a step, or asks for a stop as a signal does."""
+
+    class Fails(Callback):
+        pass
+
+    def fail(self: Callback, *outputs: Any) -> None:
+        if self.trainer.global_step == step:
+            if error is not None:
+                raise error
+            self.trainer.stop.request(signal.SIGINT)
+
+    setattr(Fails, hook, fail)
+    return Fails()
 
 
 class PressesCtrlC(Callback):
@@ -152,8 +191,29 @@ class Losses(Callback):
         self.by_step[self.trainer.global_step] = self.trainer.outputs["loss"]
 
 
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that imports prototrain and the tests from the repository."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), **more}
+
+
+def weights(trainer: TowerTrainer) -> dict[str, Any]:
+    """The values of the model's variables."""
+    return {name: np.array(tf.convert_to_tensor(variable)) for name, variable in trainer.variables.items()}
+
+
+def saved_variables(trainer: TowerTrainer) -> dict[str, Any]:
+    """The variables that a checkpoint of the trainer holds."""
+    kinds = (tf.Variable, keras.Variable)
+    return {name: entry for name, entry in trainer.state.items() if isinstance(entry, kinds)}
+
+
 def values(trainer: TowerTrainer) -> dict[str, bytes]:
     """The bits of every variable that a checkpoint of the trainer holds."""
-    kinds = (tf.Variable, keras.Variable)
-    variables = {name: entry for name, entry in trainer.state.items() if isinstance(entry, kinds)}
+    variables = saved_variables(trainer)
     return {name: np.asarray(tf.convert_to_tensor(variable)).tobytes() for name, variable in variables.items()}
+
+
+def values_of_towers(trainer: TowerTrainer) -> dict[str, list[bytes]]:
+    """The bits of every tower's copy of every variable that a checkpoint of the trainer holds."""
+    variables = saved_variables(trainer)
+    return {name: [np.asarray(copy).tobytes() for copy in components(entry)] for name, entry in variables.items()}

@@ -14,6 +14,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.errors import CallbackError
+from prototrain.schedules import evaluate
 from prototrain.tf_private import KerasVariable
 
 if TYPE_CHECKING:
@@ -384,16 +385,9 @@ class LearningRate(Callback):
 
     def _rate(self, step: tf.Tensor) -> Any:
         try:
-            return self.schedule(step)
+            return evaluate(self.schedule, step)
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise CallbackError("LearningRate: the schedule is compiled; use tf.where instead of if") from error
-        except TypeError as error:  # TensorFlow does not convert a Python float to int64
-            if step.dtype == tf.float64:
-                raise
-            try:
-                return self._rate(tf.cast(step, tf.float64))
-            except TypeError:
-                raise error from None
 
     def _assign(self, step: Any) -> None:
         # Use a tensor, since arithmetic with Python numbers may round differently from the compiled call. Convert from

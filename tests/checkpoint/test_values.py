@@ -27,21 +27,8 @@ ARRAYS = [
     *(np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(10)[::3], np.zeros(0, "U3")),
 ]
 PLAIN: list[Any] = [
-    *(
-        None,
-        True,
-        1,
-        -0.0,
-        0.1,
-        float("inf"),
-        "text",
-        "a\ud800\u2028",
-        [1, [2.5, None]],
-        {"a": {"b": []}},
-        [],
-        {},
-        10**40,
-    ),
+    *(None, True, 1, -0.0, 0.1, float("inf"), 10**40, "text", "a\ud800\u2028"),
+    *([], [1, [2.5, None]], {}, {"a": {"b": []}}),
 ]
 TAGGED: list[Any] = [
     *((), (1, (2, [3])), [(1, 2)], {"a": (1,)}, b"a\0\xff"),

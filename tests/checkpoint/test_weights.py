@@ -33,17 +33,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(
-    "place",
-    [".", "checkpoints", "checkpoints/step-0000000003", "checkpoints/step-0000000003/model"],
-)
+STEP = "checkpoints/step-0000000003"
+
+
+@pytest.mark.parametrize("place", [".", "checkpoints", STEP, f"{STEP}/model"])
 def test_weights_of_a_run(source: Path, place: str) -> None:
     trainer = tiny_trainer()
     report = load_weights(trainer.variables, source / place)
     assert report["loaded"] == list(trainer.variables)
     assert all(name.startswith("optimizer/") for name in report["excluded"]) and report["excluded"]
     assert not (report["not in the model"] or report["not in the checkpoint"] or report["shape differs"])
-    saved = tf.train.load_checkpoint(str(source / "checkpoints/step-0000000003/model"))
+    saved = tf.train.load_checkpoint(str(source / STEP / "model"))
     for name, variable in trainer.variables.items():
         assert np.array_equal(variable.numpy(), saved.get_tensor(name))
 
@@ -131,6 +131,22 @@ def test_name_mapping() -> None:
     assert report["loaded"] == ["fc0/kernel"] and report["not in the model"] == ["conv/b", "other/W"]
 
 
+def empty(place: Path) -> Path:
+    place.mkdir()
+    return place
+
+
+def other(place: Path) -> Path:
+    tensors = [tf.zeros([3])]
+    tf.raw_ops.SaveV2(prefix=str(place), tensor_names=["x"], shape_and_slices=[""], tensors=tensors)
+    return place
+
+
+def damaged(place: Path) -> Path:
+    place.with_name(place.name + ".index").write_text("no index")
+    return place
+
+
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
@@ -146,15 +162,27 @@ def test_name_mapping() -> None:
         ("pickle.npz", {}, "cannot read pickle.npz: Object arrays cannot be loaded"),
         ("bad.weights.h5", {}, "cannot read bad.weights.h5"),
         ("x.npy", {}, "not read from x.npy; write them to a .npz"),
+        (
+            lambda place: place,
+            {},
+            "weights_load_path: there is no checkpoint at .*place; give an experiment's directory",
+        ),
+        (empty, {}, "weights_load_path: there is no checkpoint at"),
+        (lambda place: place.with_name("n" * 300), {}, "File name too long"),
+        (lambda place: Path(f"{place}\0"), {}, "there is no checkpoint '.*: embedded null (byte|character)"),
+        (other, {}, "nothing in .*place matches a variable of the model"),
+        (damaged, {}, "cannot read the checkpoint"),
     ],
 )
-def test_mismatches_are_one_line_and_change_nothing(given: Any, options: Any, message: str, scratch: Path) -> None:
+def test_unusable_weights_are_one_line_and_change_nothing(
+    given: Any, options: Any, message: str, scratch: Path
+) -> None:
     for name in ("bad.npz", "bad.weights.h5", "x.npy"):
         Path(name).write_text("no such file")
     np.savez("pickle.npz", **{"fc0/bias": np.array([None])})
     mine = variables(**NET)
     with pytest.raises(CheckpointError, match=message) as caught:
-        load_weights(mine, given, **options)
+        load_weights(mine, given(scratch / "place") if callable(given) else given, **options)
     assert "\n" not in str(caught.value)
     assert all(np.all(variable.numpy() == 1.0) for variable in mine.values())
 
@@ -180,46 +208,11 @@ def test_several_sources_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[s
         trainer.dump_weights(tmp_path / "all.txt")
 
 
-def empty(place: Path) -> Path:
-    place.mkdir()
-    return place
-
-
-def other(place: Path) -> Path:
-    tensors = [tf.zeros([3])]
-    tf.raw_ops.SaveV2(prefix=str(place), tensor_names=["x"], shape_and_slices=[""], tensors=tensors)
-    return place
-
-
-def damaged(place: Path) -> Path:
-    place.with_name(place.name + ".index").write_text("no index")
-    return place
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda place: place, "weights_load_path: there is no checkpoint at .*place; give an experiment's directory"),
-        (empty, "weights_load_path: there is no checkpoint at"),
-        (lambda place: place.with_name("n" * 300), "File name too long"),
-        (lambda place: Path(f"{place}\0"), "there is no checkpoint '.*: embedded null (byte|character)"),
-        (other, "nothing in .*place matches a variable of the model"),
-        (damaged, "cannot read the checkpoint"),
-    ],
-)
-def test_no_usable_checkpoint(tmp_path: Path, make: Any, message: str) -> None:
-    mine = variables(**NET)
-    with pytest.raises(CheckpointError, match=message) as caught:
-        load_weights(mine, make(tmp_path / "place"))
-    assert "\n" not in str(caught.value)
-    assert all(np.all(variable.numpy() == 1.0) for variable in mine.values())
-
-
 @pytest.mark.parametrize("name", ["model.index", "model.data-00000-of-00001", "meta.json"])
 def test_prefix_inside_a_checkpoint_is_verified(name: str, source: Path, tmp_path: Path) -> None:
     """TensorFlow's checksums do not cover some bytes of an index."""
-    place = tmp_path / "checkpoints/step-0000000003"
-    shutil.copytree(source / "checkpoints/step-0000000003", place)
+    place = tmp_path / STEP
+    shutil.copytree(source / STEP, place)
     content = bytearray((place / name).read_bytes())
     for position in range(0, len(content), max(1, len(content) // 20)):
         content[position] ^= 4

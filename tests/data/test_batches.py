@@ -64,15 +64,6 @@ def test_paths() -> None:
         from_paths({"user/pair/0": X}, NESTED)
 
 
-@pytest.mark.parametrize("names", [[*by_path(NESTED)], [*NESTED], ["user/age", "user/pair/1", "user/pair/0"], ["step"]])
-def test_from_paths(names: list[str]) -> None:
-    made = from_paths({name: at_path(NESTED, name) for name in names}, NESTED)
-    for path, value in by_path(made).items():
-        assert at_path(NESTED, path) is value
-    wanted = {path for path in by_path(NESTED) for name in names if f"{path}/".startswith(f"{name}/")}
-    assert by_path(made).keys() == wanted
-
-
 def test_batch_size_is_that_of_the_first_tensor() -> None:
     assert int(batch_size({"s": tf.constant(1.0), "x": {"s": tf.constant(1), "y": (tf.zeros([3, 2]),)}})) == 3
     assert int(batch_size({"x": {"r": tf.ragged.constant([[1], [2, 3]])}})) == 2

@@ -71,16 +71,10 @@ REPLAY: dict[str, tuple[Make, str]] = {
     "chosen": (lambda: chosen(D.range(2).repeat(6)), "stage (Variant|DirectedInterleave)"),
     "chosen at random": (lambda: chosen(D.range(2).shuffle(2).repeat(6)), "stage (Variant|DirectedInterleave)"),
     "a generator": (generated, "Python code makes it"),
-    "Python code": (
-        lambda: numbers().map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)),
-        "Python code makes it",
-    ),
+    "Python code": (lambda: numbers().map(lambda x: tf.py_function(abs, [x], tf.int64)), "Python code makes it"),
     "a variable": (lambda: numbers().map(lambda x: x + VARIABLE), "runs ReadVariableOp"),
     "random ops": (lambda: numbers().map(noisy), "Map draws random numbers"),
-    "an inner shuffle": (
-        lambda: numbers().flat_map(lambda x: D.range(4).shuffle(4)),
-        "runs DummySeed",
-    ),
+    "an inner shuffle": (lambda: numbers().flat_map(lambda x: D.range(4).shuffle(4)), "runs DummySeed"),
     "parallel random ops": (lambda: numbers().map(noisy, num_parallel_calls=2), "draws random numbers"),
     "a snapshot": (lambda: numbers().snapshot("nowhere"), "stage (Variant|Snapshot)"),
     "a shuffle that is repeated and cut off": (lambda: numbers().shuffle(3).repeat().prefetch(9).take(4), "cut off"),

@@ -16,26 +16,20 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 def work() -> None:
     import tensorflow as tf
 
-    from prototrain import Callback, MultiWorkerTrainer
+    from prototrain import MultiWorkerTrainer
     from prototrain.callbacks import JSONWriter, LearningRate, ModelSaver, SaveOnExit, Summaries
     from prototrain.experiment.record import read_attempts
-    from tests.tiny import tiny_arrays, tiny_model
+    from tests.tiny import At, tiny_arrays, tiny_model
 
     experiment, _, steps, *acts = sys.argv[1:]
     begun = len(read_attempts(Path(experiment, "run.json")))
     act, at = [*acts, "", "0"][2 * begun :][:2] if 2 * begun <= len(acts) else ("", "0")
 
-    class Act(Callback):
-        chief_only = False
-
-        def next_step(self, step: int) -> int | None:
-            return int(at) if step < int(at) else None
-
-        def trigger_step(self) -> None:
-            if self.trainer.worker.index == self.trainer.workers - 1:
-                if act == "fail":
-                    raise RuntimeError("a callback failed")
-                os.kill(os.getpid(), getattr(signal, act))
+    def act_in_last_worker() -> None:
+        if trainer.worker.index == trainer.workers - 1:
+            if act == "fail":
+                raise RuntimeError("a callback failed")
+            os.kill(os.getpid(), getattr(signal, act))
 
     def datasets() -> dict[str, tf.data.Dataset]:
         examples = tf.data.Dataset.from_tensor_slices(tiny_arrays(64))
@@ -44,7 +38,10 @@ def work() -> None:
     model = tiny_model(datasets=datasets, model__batch_size=8, trainer__cluster_timeout=15.0)
     trainer = MultiWorkerTrainer(model, experiment=experiment)
     callbacks = [LearningRate(lambda step: 0.02), Summaries().every(steps=1), JSONWriter()]
-    callbacks += [ModelSaver().every(steps=10), SaveOnExit(), *([Act()] if act else [])]
+    callbacks += [ModelSaver().every(steps=10), SaveOnExit()]
+    if act:
+        callbacks.append(At(int(at), act_in_last_worker))
+        callbacks[-1].chief_only = False
     trainer.train(callbacks, max_steps=int(steps))
 
 

@@ -1,20 +1,25 @@
-"""The experiment directory: lock, files and deletion."""
+"""The experiment directory: files, deletion, lock, links and odd names."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 
 from prototrain import Experiment
-from prototrain.callbacks import SaveOnExit
+from prototrain.callbacks import JSONWriter, SaveOnExit, Summaries
+from prototrain.cli import main
 from prototrain.errors import ExperimentError
 from prototrain.experiment import source_of
+from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from tests import tiny
+from tests.made import make, part
 from tests.tiny import CountingTrainer, tiny_config
 
 
@@ -23,16 +28,6 @@ def test_from_config_with_a_timestamp(tmp_path: Path) -> None:
     directory = Experiment.from_config(config).directory
     assert directory.parent == tmp_path
     assert re.fullmatch(r"run-\d{8}-\d{6}", directory.name)
-
-
-def test_lock_of_a_killed_run_is_released(experiment: Path) -> None:
-    code = "import os, sys; from prototrain.experiment import Experiment; Experiment(sys.argv[1]).lock(); os._exit(9)"
-    assert subprocess.run([sys.executable, "-c", code, str(experiment)], check=False).returncode == 9
-    mine = Experiment(experiment)
-    said = mine.lock()
-    mine.unlock()
-    assert said is not None
-    assert re.fullmatch(r"took over the lock of process \d+ on .*, which ended without giving it back", said)
 
 
 def test_uncreatable_directory_is_one_line(tmp_path: Path) -> None:
@@ -84,36 +79,111 @@ def test_delete_leaves_an_empty_locked_directory(experiment: Path) -> None:
     run.unlock()
 
 
-@pytest.mark.parametrize("name", ["notes.txt", ".git"])
-def test_directory_with_other_files_is_not_deleted(experiment: Path, name: str) -> None:
+def test_only_experiments_are_deleted(experiment: Path, tmp_path: Path) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=1)
-    (experiment / name).write_text("mine")
-    before = sorted(experiment.rglob("*"))
-    with pytest.raises(ExperimentError, match=re.escape(f"it holds '{name}'")):
-        Experiment(experiment).delete()
-    assert sorted(experiment.rglob("*")) == before
-
-
-def test_other_directory_is_not_deleted(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    with pytest.raises(ExperimentError, match="does not look like an experiment"):
-        Experiment(tmp_path).delete()
-    assert (tmp_path / "source").exists()
-
-
-def test_link_is_not_followed(experiment: Path, tmp_path: Path) -> None:
-    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=1)
-    (tmp_path / "link").symlink_to(experiment)
-    with pytest.raises(ExperimentError, match="it is a link"):
-        Experiment(tmp_path / "link").delete()
-    assert (experiment / "environment.json").exists()
-
-
-def test_running_experiment_is_not_deleted(experiment: Path) -> None:
-    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=1)
+    with_notes, repository, other, link = (tmp_path / name for name in ("notes", "repository", "other", "link"))
+    shutil.copytree(experiment, with_notes)
+    (with_notes / "notes.txt").write_text("mine")
+    shutil.copytree(experiment, repository)
+    (repository / ".git").mkdir()
+    (other / "source").mkdir(parents=True)
+    link.symlink_to(experiment)
     running = Experiment(experiment)
     running.lock()
-    with pytest.raises(ExperimentError, match="in use"):
-        Experiment(experiment).delete()
+    before = sorted(tmp_path.rglob("*"))
+    for directory, words in {
+        with_notes: "it holds 'notes.txt'",
+        repository: "it holds '.git'",
+        other: "does not look like an experiment",
+        link: "it is a link",
+        experiment: "in use",
+    }.items():
+        with pytest.raises(ExperimentError, match=words):
+            Experiment(directory).delete()
+    assert sorted(tmp_path.rglob("*")) == before
     running.unlock()
-    assert (experiment / "environment.json").exists()
+
+
+# The lock.
+
+
+def test_lock_is_exclusive(tmp_path: Path) -> None:
+    first, second = DirectoryLock(tmp_path / "run"), DirectoryLock(tmp_path / "run")
+    path = tmp_path / "run" / LOCK
+    assert not is_locked(path)
+    assert first.take() is None and first.take() is None
+    assert is_locked(path)
+    with pytest.raises(ExperimentError, match=f"run is in use by another run \\(process {os.getpid()} on "):
+        second.take()
+    with pytest.raises(ExperimentError, match="in use"):
+        second.check_free()
+    first.give_back()
+    assert not is_locked(path)
+    second.check_free()
+    assert second.take() is None
+    second.give_back()
+    path.write_text("process 1 on there\n")
+    assert second.take() == "took over the lock of process 1 on there, which ended without giving it back"
+    second.give_back()
+
+
+def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock = DirectoryLock(tmp_path)
+    assert str(lock.take()).startswith(f"WARNING: cannot lock {tmp_path} (No locks available)")
+    assert not is_locked(tmp_path / LOCK)
+    lock.check_free()
+    lock.give_back()
+
+
+# Links and odd names.
+
+
+def train(experiment: Path, max_steps: int, *, fresh: bool = False) -> int:
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train([Summaries(), JSONWriter(), SaveOnExit()], max_steps=max_steps, fresh=fresh)
+    return trainer.run.began_at
+
+
+def test_checkpoints_on_another_disk(experiment: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    experiment.mkdir()
+    (experiment / "environment.json").write_text("{}")
+    (experiment / "checkpoints").symlink_to(other)
+    assert train(experiment, 2) == 0 and train(experiment, 4) == 2
+    assert sorted(path.name for path in other.iterdir()) == ["step-0000000002", "step-0000000004"]
+    assert main(["runs", str(tmp_path)]) == 0
+    assert train(experiment, 2, fresh=True) == 0
+    assert len(list(other.iterdir())) == 2, "deleting an experiment deletes the link only"
+    link = experiment.with_name("link")
+    link.symlink_to(experiment)
+    assert train(link, 3) == 2
+
+
+def test_names_are_escaped_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;owned\x07\r\nname"
+    rows = [{"step": 1, "time": 1.0, f"trn/{evil}": 0.5, "trn/loss": 1.0}]
+    reason = part(state="failed", reason=evil, changes=[[evil, evil, evil]])
+    first = make(
+        tmp_path / f"a{evil}", reason, rows=rows, config={evil: evil}, environment={"run_id": evil, evil: evil}
+    )
+    second = make(tmp_path / "b", part(), rows=rows)
+    (second / "config.json").write_text("{" + evil)
+    commands = [["runs", str(tmp_path)], ["compare", str(first), str(first)], ["compare", str(first), str(second)]]
+    for arguments in [*commands, ["report", str(first), "-o", str(tmp_path / evil / "none" / "x")]]:
+        main(arguments)
+        shown = "".join(capsys.readouterr())
+        assert shown and not {"\x1b", "\x07", "\r"} & set(shown)
+        assert "name" not in shown.splitlines()
+    assert json.loads((first / "run.json").read_text())["parts"][0]["reason"] == evil
+
+
+@pytest.mark.parametrize("name", ["a\0b", "n" * 256, "\u00e9" * 128, "fine/" + "n" * 300 + "/fine"])
+def test_invalid_directory_names(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="name of a directory"):
+        Experiment(tmp_path / name)
+    assert Experiment("n" * 255).exists() is False

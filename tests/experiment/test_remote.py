@@ -28,7 +28,7 @@ from prototrain.experiment.rows import rows_of
 from prototrain.runs import find_runs, read_run
 from prototrain.system import storage
 from prototrain.system.storage import Storage
-from tests.tiny import CountingTrainer
+from tests.tiny import At, CountingTrainer
 
 
 @pytest.fixture(autouse=True)
@@ -54,17 +54,6 @@ def url() -> str:
     return f"memory://{uuid.uuid4().hex}/run"
 
 
-class At(Callback):
-    """Does something at a step."""
-
-    def __init__(self, step: int, do: Callable[[], object]) -> None:
-        self.step, self.do = step, do
-
-    def trigger_step(self) -> None:
-        if self.trainer.global_step == self.step:
-            self.do()
-
-
 def train(
     where: str | Path, steps: int, *more: Callback, asynchronous: bool = True, **keywords: Any
 ) -> CountingTrainer:
@@ -79,6 +68,30 @@ def train(
     ]
     trainer.train(callbacks, max_steps=steps, **keywords)
     return trainer
+
+
+class Listener(Callback):
+    """Sets an event when a text with its word is logged, and keeps all texts."""
+
+    def __init__(self, **words: str) -> None:
+        self.words = words
+        self.said: list[str] = []
+        self.events = {name: threading.Event() for name in words}
+
+    def setup(self) -> None:
+        log = self.trainer.log
+
+        def heard(text: str) -> None:
+            self.said.append(text)
+            log(text)
+            for name, word in self.words.items():
+                if word in text:
+                    self.events[name].set()
+
+        self.trainer.log = heard  # type: ignore[method-assign]
+
+    def wait(self, name: str) -> None:
+        assert self.events[name].wait(20)
 
 
 def steps_at(url: str) -> list[int]:
@@ -302,7 +315,7 @@ def test_unsafe_names(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failing_storage(url: str, cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec.implementations.memory as memory
 
-    broken, works, said = threading.Event(), threading.Event(), []
+    broken, listener = threading.Event(), Listener(warned="WARNING", works="work again")
     for name in ("pipe_file", "put_file"):
         original = getattr(memory.MemoryFileSystem, name)
 
@@ -317,37 +330,22 @@ def test_failing_storage(url: str, cache: Callable[[str], Path], monkeypatch: py
         broken.set()
         with open(local_copy(url) / "train.log", "a") as file:  # so that there is something to upload
             file.write("a line\n")
-        assert warned.wait(20)
+        listener.wait("warned")
         broken.clear()
-        assert works.wait(20)
+        listener.wait("works")
 
-    class Listener(Callback):
-        def setup(self) -> None:
-            log = self.trainer.log
-
-            def heard(text: str) -> None:
-                said.append(text)
-                log(text)
-                (warned if "WARNING" in text else works if "work again" in text else threading.Event()).set()
-
-            self.trainer.log = heard  # type: ignore[method-assign]
-
-    warned = threading.Event()
-    train(url, 6, Listener(), At(2, fail))
-    assert sum("WARNING" in line for line in said) == 1
-    assert any(f"cannot write to {url}: the server is on fire; training continues" in line for line in said)
-
-    def break_for_good() -> None:
-        broken.set()
+    train(url, 6, listener, At(2, fail))
+    assert sum("WARNING" in line for line in listener.said) == 1
+    assert any(f"cannot write to {url}: the server is on fire; training continues" in line for line in listener.said)
 
     with pytest.raises(StorageError, match=r"the whole run is in .*/first/mirrors/memory/") as failure:
-        train(url, 9, At(8, break_for_good))
+        train(url, 9, At(8, broken.set))
     assert "the server is on fire" in str(failure.value) and steps_at(url)[-1] < 9
     broken.clear()
     # On this machine the same command has all files; on another one, the uploaded ones.
     assert train(url, 9).run.resume_line().startswith("resumed at step 9") and steps_at(url)[-1] == 9
     with pytest.raises(StorageError):
-        train(url, 11, At(10, break_for_good))
+        train(url, 11, At(10, broken.set))
     broken.clear()
     cache("second")
     assert train(url, 12).run.resume_line().startswith("resumed at step 9")
@@ -364,7 +362,7 @@ def test_hanging_storage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training continues, the WARNING comes at once, and the end is an error that names the local copy."""
     import fsspec.implementations.memory as memory
 
-    hangs, go_on, warned = threading.Event(), threading.Event(), threading.Event()
+    hangs, go_on, listener = threading.Event(), threading.Event(), Listener(warned="no answer for")
     cat_file = memory.MemoryFileSystem.cat_file
 
     def hang(*arguments: Any, **keywords: Any) -> Any:
@@ -372,21 +370,15 @@ def test_hanging_storage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
             go_on.wait(20)
         return cat_file(*arguments, **keywords)
 
-    class Listener(Callback):
-        def setup(self) -> None:
-            log = self.trainer.log
-            self.trainer.log = lambda text: (log(text), warned.set() if "no answer for" in text else None)  # type: ignore[method-assign,assignment]
-
-        def trigger_step(self) -> None:
-            if self.trainer.global_step == 2:
-                hangs.set()
-                assert warned.wait(20)
+    def begin() -> None:
+        hangs.set()
+        listener.wait("warned")
 
     monkeypatch.setattr(memory.MemoryFileSystem, "cat_file", hang)
     monkeypatch.setattr(storage, "ANSWER_SECONDS", 0.1)
     trainer = CountingTrainer(experiment=url)
     with pytest.raises(StorageError, match=r"no answer for .* the whole run is in"):
-        trainer.train([Listener(), SaveOnExit()], max_steps=6)
+        trainer.train([listener, At(2, begin), SaveOnExit()], max_steps=6)
     go_on.set()
     assert trainer.global_step == 6 and checkpoint_steps(local_copy(url) / "checkpoints")[-1] == 6
 

@@ -1,4 +1,4 @@
-"""Networks in two styles: layers created where they are used, and layers as attributes.
+"""Networks whose layers are attributes, and the same networks with layers that are made where they are used.
 
 All take ``x`` [batch, 6] (float32, with whole numbers 0..9 in its last three columns) and return [batch, 3].
 """
@@ -14,6 +14,21 @@ import tensorflow as tf
 
 L = keras.layers
 Network = Callable[[Any, bool], Any]
+
+
+def inline(make: Callable[[], Network]) -> Network:
+    """A network that makes all its layers in each call."""
+    return lambda x, training: make()(x, training)
+
+
+class Kept:
+    """A network that has a whole model as attribute."""
+
+    def __init__(self, make: Callable[[], keras.Model]) -> None:
+        self.model = make()
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return self.model(x, training=training)
 
 
 def make_functional() -> keras.Model:
@@ -32,19 +47,12 @@ def make_sequential() -> keras.Model:
     return model
 
 
-def inline(make: Callable[[], keras.Model]) -> Network:
-    """A network that creates a whole model where it is used."""
-    return lambda x, training: make()(x, training=training)
-
-
-class Kept:
-    """A network that has a whole model as attribute."""
-
-    def __init__(self, make: Callable[[], keras.Model]) -> None:
-        self.model = make()
-
-    def __call__(self, x: Any, training: bool) -> Any:
-        return self.model(x, training=training)
+def make_nested() -> keras.Model:
+    fixed = L.Dense(5, "tanh", trainable=False, name="fixed")
+    inner = keras.Sequential([keras.Input((6,)), fixed, L.Dense(4, name="free")], name="inner")
+    given = keras.Input((6,))
+    middle = keras.Model(given, L.Dense(4, name="after")(inner(given)), name="middle")
+    return keras.Sequential([middle, L.Dense(3, name="end")], name="outer")
 
 
 class Block(L.Layer):  # type: ignore[misc]
@@ -61,10 +69,6 @@ class Block(L.Layer):  # type: ignore[misc]
         return self.outer(hidden)
 
 
-def subclassed(x: Any, training: bool) -> Any:
-    return L.Dense(3, name="top")(Block(4, name="block")(x))
-
-
 class Subclassed:
     def __init__(self) -> None:
         self.block, self.top = Block(4, name="block"), L.Dense(3, name="top")
@@ -73,31 +77,15 @@ class Subclassed:
         return self.top(self.block(x))
 
 
-def make_nested() -> keras.Model:
-    fixed = L.Dense(5, "tanh", trainable=False, name="fixed")
-    inner = keras.Sequential([keras.Input((6,)), fixed, L.Dense(4, name="free")], name="inner")
-    given = keras.Input((6,))
-    middle = keras.Model(given, L.Dense(4, name="after")(inner(given)), name="middle")
-    return keras.Sequential([middle, L.Dense(3, name="end")], name="outer")
-
-
-def shared(x: Any, training: bool) -> Any:
-    layer = L.Dense(6, "tanh", activity_regularizer="l2", name="again")
-    return L.Dense(3, name="after_again")(layer(layer(x)))
-
-
 class Shared:
+    """A layer that is used twice."""
+
     def __init__(self) -> None:
         self.layer = L.Dense(6, "tanh", activity_regularizer="l2", name="again")
         self.out = L.Dense(3, name="after_again")
 
     def __call__(self, x: Any, training: bool) -> Any:
         return self.out(self.layer(self.layer(x)))
-
-
-def recurrent(x: Any, training: bool) -> Any:
-    words = L.Embedding(10, 4, mask_zero=True, name="words")(tf.cast(x[:, 3:], tf.int32))
-    return L.Dense(3, name="read")(L.LSTM(4, name="lstm")(words, training=training))
 
 
 class Recurrent:
@@ -121,10 +109,6 @@ class Measured(L.Layer):  # type: ignore[misc]
         return x
 
 
-def metric_layers(x: Any, training: bool) -> Any:
-    return L.Dense(3, name="of_seen")(Measured(name="seen")(L.Dense(4, "relu", name="hidden_seen")(x)))
-
-
 class MetricLayers:
     def __init__(self) -> None:
         self.hidden, self.seen = L.Dense(4, "relu", name="hidden_seen"), Measured(name="seen")
@@ -132,12 +116,6 @@ class MetricLayers:
 
     def __call__(self, x: Any, training: bool) -> Any:
         return self.out(self.seen(self.hidden(x)))
-
-
-def dropout(x: Any, training: bool) -> Any:
-    x = L.GaussianNoise(0.1, seed=4, name="noise")(x, training=training)
-    x = L.Dropout(0.3, seed=5, name="drop")(L.Dense(6, "relu", name="hidden")(x), training=training)
-    return L.Dense(3, name="out")(x)
 
 
 class Dropout:
@@ -160,9 +138,9 @@ class Together:
         return sum(network(x, training) for network in self.networks) / len(self.networks)
 
 
-GROUPS: dict[str, dict[Network, Callable[[], Network]]] = {
-    "models": {inline(make): partial(Kept, make) for make in (make_functional, make_sequential, make_nested)},
-    "layers": {subclassed: Subclassed, shared: Shared, metric_layers: MetricLayers},
-    "recurrent": {recurrent: Recurrent},
-    "dropout": {dropout: Dropout},
+GROUPS: dict[str, list[Callable[[], Network]]] = {
+    "models": [partial(Kept, make) for make in (make_functional, make_sequential, make_nested)],
+    "layers": [Subclassed, Shared, MetricLayers],
+    "recurrent": [Recurrent],
+    "dropout": [Dropout],
 }

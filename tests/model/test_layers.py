@@ -16,35 +16,17 @@ from prototrain.callbacks import JSONWriter, SaveOnExit
 from prototrain.errors import ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.trainers.replicated import SyncParameterServerTrainer
-from tests.tiny import tiny_arrays, tiny_model, tiny_trainer
-from tests.tiny import values as bits
+from tests.tiny import classifier, tiny_arrays, tiny_model, tiny_trainer, values, weights
 
 L = keras.layers
 Network = Callable[[Any, bool], Any]
 
 
-def learning(network: Network) -> Callable[..., dict[str, Any]]:
-    """A `build` around a network from x [batch, 4] to logits [batch, 2]."""
-
-    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
-        logits = network(inputs["x"], train_phase)
-        if "y" not in inputs:
-            return {"logits": logits}
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=logits)
-        return {"logits": logits, "loss": tf.reduce_mean(losses)}
-
-    return build
-
-
-def values(trainer: SimpleTrainer) -> dict[str, Any]:
-    return {name: tf.convert_to_tensor(variable).numpy() for name, variable in trainer.variables.items()}
-
-
 def moved(trainer: SimpleTrainer, steps: int = 5) -> set[str]:
     """The names of the variables that some steps change."""
-    before = values(trainer)
+    before = weights(trainer)
     trainer.train(max_steps=trainer.global_step + steps)
-    return {name for name, value in values(trainer).items() if not np.array_equal(value, before[name])}
+    return {name for name, value in weights(trainer).items() if not np.array_equal(value, before[name])}
 
 
 def body_and_head(x: Any, training: bool) -> Any:
@@ -62,7 +44,7 @@ def by_argument(x: Any, training: bool) -> Any:
 
 @pytest.mark.parametrize("network", [body_and_head, by_argument])
 def test_frozen_layer_has_no_updates_decay_or_slots(network: Network) -> None:
-    trainer = tiny_trainer(build=learning(network), model__weight_decay__value=0.1)
+    trainer = tiny_trainer(build=classifier(network), model__weight_decay__value=0.1)
     assert set(trainer.trainable) == set(trainer.decayed) == HEAD
     assert not [name for name in trainer.state if name.startswith(("optimizer/body", "optimizer/fixed"))]
     assert moved(trainer) == HEAD
@@ -72,7 +54,7 @@ def test_frozen_layer_has_no_updates_decay_or_slots(network: Network) -> None:
 
 def test_unfrozen_layers_are_trained_by_the_next_train(experiment: Path) -> None:
     def run(directory: Path, *lengths: int) -> SimpleTrainer:
-        trainer = tiny_trainer(directory, build=learning(body_and_head))
+        trainer = tiny_trainer(directory, build=classifier(body_and_head))
         for length in lengths:
             trainer.train([JSONWriter(), SaveOnExit()], max_steps=length)
             trainer.keras_layers["body"].trainable = True
@@ -84,15 +66,15 @@ def test_unfrozen_layers_are_trained_by_the_next_train(experiment: Path) -> None
     run(experiment / "stopped", 4, 7)
     resumed = run(experiment / "stopped", 4, 9)  # the first call continues from step 7
     assert resumed.global_step == 9
-    for name, value in values(whole).items():
-        np.testing.assert_array_equal(values(resumed)[name], value, err_msg=name)
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
 
 
 def test_constraint() -> None:
     def network(x: Any, training: bool) -> Any:
         return L.Dense(2, name="out")(L.Dense(6, "relu", kernel_constraint="non_neg", name="positive")(x))
 
-    model = tiny_model(build=learning(network), model__optimizer__method=keras.optimizers.Adafactor)
+    model = tiny_model(build=classifier(network), model__optimizer__method=keras.optimizers.Adafactor)
     trainer = SyncReplicatedTrainer(model, ["CPU:0", "CPU:1"])
     trainer.train(max_steps=3)
     assert tf.reduce_min(trainer.variables["positive/kernel"]) >= 0
@@ -104,8 +86,8 @@ def regularized(x: Any, training: bool) -> Any:
 
 
 def test_layer_losses_are_minimised_and_reported() -> None:
-    trainer = SyncReplicatedTrainer(tiny_model(build=learning(regularized)), ["CPU:0", "CPU:1"])
-    start = values(trainer)
+    trainer = SyncReplicatedTrainer(tiny_model(build=classifier(regularized)), ["CPU:0", "CPU:1"])
+    start = weights(trainer)
     trainer.train(max_steps=1)
     hidden = trainer.data.first_batch["x"] @ start["a/kernel"]
     expected = 0.1 * np.sum(start["a/kernel"] ** 2) + 0.01 * np.sum(np.abs(hidden)) / 8
@@ -116,7 +98,7 @@ def test_layer_losses_are_minimised_and_reported() -> None:
 def test_losses_added_by_build_count_once() -> None:
     def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         model = keras.Sequential([L.Dense(6, activity_regularizer="l1", name="a"), L.Dense(2, name="b")], name="m")
-        net = learning(lambda x, training: model(x))(inputs, train_phase)
+        net = classifier(lambda x, training: model(x))(inputs, train_phase)
         return {**net, "loss": net["loss"] + tf.add_n(model.losses)}
 
     trainer = tiny_trainer(build=build)
@@ -133,7 +115,7 @@ def pretrained(x: Any, training: bool) -> Any:
 
 
 def test_weights_loaded_in_build_are_applied_once() -> None:
-    trainer = tiny_trainer(build=learning(pretrained))
+    trainer = tiny_trainer(build=classifier(pretrained))
     np.testing.assert_array_equal(trainer.variables["fc/kernel"], np.eye(4))
     np.testing.assert_array_equal(trainer.variables["bn/moving_mean"], np.full(4, 7.0))
     trainer.evaluate("vld")
@@ -160,7 +142,7 @@ def test_weight_files_are_read_once(tmp_path: Path) -> None:
         return keras.models.load_model(tmp_path / "net.keras", compile=False)(x)
 
     for network in (from_weights, from_model):
-        trainer = tiny_trainer(build=learning(network))
+        trainer = tiny_trainer(build=classifier(network))
         np.testing.assert_array_equal(trainer.keras_layers["net"].get_layer("fc").kernel, first.layers[0].kernel)
         assert len(moved(trainer)) == 4
 
@@ -202,21 +184,21 @@ def twice_a_layer_with_children(x: Any, training: bool) -> Any:
 )
 def test_errors(network: Network, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        tiny_trainer(build=learning(network))
+        tiny_trainer(build=classifier(network))
 
 
 def test_constructor_keeps_existing_layers_unchanged() -> None:
     bn, drop = L.BatchNormalization(name="bn"), L.Dropout(0.5, seed=3)
     bn.build((None, 4))
     bn.moving_mean.assign(np.full(4, 7.0))
-    tiny_trainer(build=learning(lambda x, on: L.Dense(2, name="out")(drop(bn(x, training=on), training=on))))
+    tiny_trainer(build=classifier(lambda x, on: L.Dense(2, name="out")(drop(bn(x, training=on), training=on))))
     np.testing.assert_array_equal(bn.moving_mean, np.full(4, 7.0))
     np.testing.assert_array_equal(drop.seed_generator.state, [3, 0])
 
 
 def test_second_trainer_uses_the_same_names(tmp_path: Path) -> None:
     before = L.Dense(4)
-    network = learning(lambda x, training: L.Dense(2)(L.Dense(4)(before(x))))
+    network = classifier(lambda x, training: L.Dense(2)(L.Dense(4)(before(x))))
     names = []
     for steps in (3, 5):
         trainer = tiny_trainer(tmp_path / "e", build=network)
@@ -232,7 +214,7 @@ def test_random_numbers_differ_between_towers(make: Any, inline: bool) -> None:
 
     def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         drop = L.Dropout(0.5, seed=1, name="drop") if inline else kept
-        net = learning(lambda x, training: L.Dense(2, name="out")(x))(inputs, train_phase)
+        net = classifier(lambda x, training: L.Dense(2, name="out")(x))(inputs, train_phase)
         mask = tf.reduce_sum(drop(tf.ones([64]), training=True) * tf.range(64.0))
         return {**net, "mask": mask, "mask_squared": mask**2}
 
@@ -263,15 +245,15 @@ def around(inner: keras.Model) -> keras.Model:
     ids=["sequential", "two of them", "and a layer", "within another"],
 )
 def test_variable_names_include_the_functional_model(network: Network, kernels: list[str], tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path / "e", build=learning(network))
+    trainer = tiny_trainer(tmp_path / "e", build=classifier(network))
     assert [name for name in trainer.variables if name.endswith("kernel")] == kernels
     trainer.train([SaveOnExit()], max_steps=3)
-    again = tiny_trainer(tmp_path / "e", build=learning(network))
+    again = tiny_trainer(tmp_path / "e", build=classifier(network))
     again.train([SaveOnExit()], max_steps=5)
-    whole = tiny_trainer(build=learning(network))
+    whole = tiny_trainer(build=classifier(network))
     whole.train(max_steps=5)
-    for name, value in values(whole).items():
-        np.testing.assert_array_equal(value, values(again)[name])
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(value, weights(again)[name])
 
 
 def variables_of_one_name(x: Any, training: bool) -> Any:
@@ -281,12 +263,12 @@ def variables_of_one_name(x: Any, training: bool) -> Any:
 
 
 def test_slots_of_variables_with_equal_names(tmp_path: Path) -> None:
-    whole = tiny_trainer(build=learning(variables_of_one_name))
+    whole = tiny_trainer(build=classifier(variables_of_one_name))
     whole.train(max_steps=5)
     for steps in (3, 5):
-        resumed = tiny_trainer(tmp_path / "e", build=learning(variables_of_one_name))
+        resumed = tiny_trainer(tmp_path / "e", build=classifier(variables_of_one_name))
         resumed.train([SaveOnExit()], max_steps=steps)
-    assert bits(whole) == bits(resumed)
+    assert values(whole) == values(resumed)
     assert {"optimizer/shift_0_momentum", "optimizer/shift_1_0_momentum"} <= resumed.state.keys()
 
 
@@ -306,10 +288,10 @@ def scaled_within(x: Any, training: bool) -> Any:
 
 @pytest.mark.parametrize("change", [scaled, shifted, scaled_within])
 def test_layers_are_matched_by_arguments(change: Network) -> None:
-    trainer = tiny_trainer(build=learning(lambda x, training: L.Dense(2, name="out")(change(x, training))))
-    x, weights = tiny_arrays()["x"][8:], values(trainer)
+    trainer = tiny_trainer(build=classifier(lambda x, training: L.Dense(2, name="out")(change(x, training))))
+    x, kernel = tiny_arrays()["x"][8:], weights(trainer)["out/kernel"]
     (logits,) = trainer.get_predictor(["x"], ["logits"])(x)
-    np.testing.assert_allclose(logits, x @ weights["out/kernel"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(logits, x @ kernel, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("in_training", [True, False])
@@ -322,7 +304,7 @@ def test_sequential_add_must_be_the_same_in_all_calls(in_training: bool) -> None
         return model(x)
 
     with pytest.raises(ModelError, match=r"not add the same layers .* as a list"):
-        tiny_trainer(build=learning(network)).evaluate("vld")
+        tiny_trainer(build=classifier(network)).evaluate("vld")
 
 
 def test_lookup_tables_are_created_once() -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from prototrain import SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import Summaries
 from prototrain.trainers.tower import TowerTrainer
-from tests.model.networks import GROUPS, Network, Together
+from tests.model.networks import GROUPS, Network, Together, inline
 from tests.tiny import tiny_model
 
 L = keras.layers
@@ -78,11 +78,11 @@ def make_trainer(network: Network, towers: int) -> TowerTrainer:
 @pytest.mark.parametrize("group", GROUPS)
 def test_training_equals_keras(group: str) -> None:
     """With layers made inline, on one tower, and with layers made before, on two."""
-    networks = GROUPS[group]
-    trainers = [make_trainer(Together([*networks]), 1)]
+    makes = GROUPS[group]
+    trainers = [make_trainer(Together([inline(make) for make in makes]), 1)]
     if group not in ("dropout", "recurrent"):  # each tower draws its own numbers; a slow one
-        trainers.append(make_trainer(Together([make() for make in networks.values()]), 2))
-    whole = Whole(Together([make() for make in networks.values()]))
+        trainers.append(make_trainer(Together([make() for make in makes]), 2))
+    whole = Whole(Together([make() for make in makes]))
     paired = [
         [pair for part in whole.parts for pair in zip(one.keras_layers[part.name].weights, part.weights, strict=True)]
         for one in trainers

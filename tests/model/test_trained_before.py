@@ -14,7 +14,7 @@ from prototrain import Config, KerasTrainer, SimpleTrainer, SyncReplicatedTraine
 from prototrain.callbacks import SaveOnExit
 from prototrain.errors import ConfigError, ModelError
 from prototrain.launch import launch
-from tests.tiny import tiny_arrays, tiny_config, tiny_datasets, tiny_model, values
+from tests.tiny import classifier, tiny_arrays, tiny_config, tiny_datasets, tiny_model, values
 
 L = keras.layers
 REFUSED = r"earlier trainer of this process has trained .*make the layers in build\(\), or a new model"
@@ -36,9 +36,7 @@ class Net:
     def build(self, inputs: Any, train_phase: bool) -> dict[str, Any]:
         head = self.head or L.Dense(2, name="head")
         self.head = head if self.keeps_head else None
-        logits = head(self.body(inputs["x"], training=train_phase))
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=logits)
-        return {"loss": tf.reduce_mean(losses), "logits": logits}
+        return classifier(lambda x, train_phase: head(self.body(x, training=train_phase)))(inputs, train_phase)
 
 
 def trained(model: Any, make: Any = SimpleTrainer, steps: int = 3, **options: Any) -> Any:

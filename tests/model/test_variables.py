@@ -1,24 +1,20 @@
-"""Selection of a model's variables by filters, and their table."""
+"""Selection of a model's variables by filters, and which of its values are scalars."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from prototrain import Config
-from prototrain.errors import ConfigError
-from prototrain.model.variables import select, variable_table
-from tests.tiny import tiny_trainer
-
-
-def variables(**shapes: list[int]) -> dict[str, tf.Variable]:
-    """Variables of ones by name, with ``__`` for a slash."""
-    return {name.replace("__", "/"): tf.Variable(tf.ones(shape)) for name, shape in shapes.items()}
-
-
-NET = {"fc0__kernel": [4, 6], "fc0__bias": [6], "logits__kernel": [6, 2]}
+from prototrain.errors import ConfigError, ModelError
+from prototrain.model.net import scalars
+from prototrain.model.variables import select
+from tests.checkpoint.test_weights import NET, variables
+from tests.tiny import tiny_build, tiny_trainer
 
 
 @pytest.mark.parametrize(
@@ -40,10 +36,7 @@ def test_select(filters: dict[str, Any], chosen: list[str]) -> None:
 @pytest.mark.parametrize(
     ("filters", "message"),
     [
-        (
-            {"filter_regex": "conv"},
-            "^model.weight_decay.filter_regex: 'conv' accepts none of the variables fc0/kernel,",
-        ),
+        ({"filter_regex": "conv"}, "^model.weight_decay.filter_regex: 'conv' accepts none of .* fc0/kernel,"),
         ({"filter_fn": lambda variable: False}, "^model.weight_decay.filter_fn: accepts none"),
         ({"filter_fn": lambda v: False, "filter_regex": "f"}, "filter_fn and model.weight_decay.filter_regex: accepts"),
     ],
@@ -64,9 +57,34 @@ def test_only_trained_variables_decay() -> None:
     assert list(trainer.decayed) == ["fc0/kernel", "logits/kernel"]
 
 
-def test_variable_table() -> None:
-    net = variables(**NET)
-    lines = str(variable_table(net, {"fc0/kernel": net["fc0/kernel"]}, {})).splitlines()
-    assert lines[0].split() == ["variable", "shape", "parameters", "trained", "decays"]
-    assert lines[2].split() == ["fc0/kernel", "[4,", "6]", "24", "yes"]
-    assert lines[-1].split() == ["total", "42"]
+# Scalars.
+
+
+def test_scalars() -> None:
+    found = scalars(
+        {
+            "loss": tf.constant(1.0),
+            "variable": keras.Variable(2.0),
+            "count": tf.Variable(3),
+            "vector": keras.Variable([1.0]),
+            "text": tf.constant("x"),
+            "ragged": tf.ragged.constant([[1.0]]),
+            "array": np.array(1.0),
+        }
+    )
+    assert {name: float(value) for name, value in found.items()} == {"loss": 1.0, "variable": 2.0, "count": 3.0}
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "loss_total"])
+def test_reserved_scalar_names(name: str) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        return {**tiny_build(inputs, train_phase), name: tf.constant(5.0)}
+
+    with pytest.raises(ModelError, match=f"scalar '{name}'"):
+        tiny_trainer(build=build)
+
+
+def test_reserved_names_of_other_tensors() -> None:
+    trainer = tiny_trainer(build=lambda *given: {**tiny_build(*given), "learning_rate": tf.ones([2])})
+    trainer.train(max_steps=1)
+    assert trainer.outputs["learning_rate"] == pytest.approx(0.01)

@@ -7,14 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
-import tensorflow as tf
-
 from prototrain.callbacks import Callback, LearningRate, ModelSaver, StopOnNaN
 from prototrain.schedules import from_config
-from prototrain.towers import components
 from prototrain.trainers.tower import TowerTrainer
+from tests.tiny import values_of_towers
 
 CUT, END = 4, 9
 
@@ -29,15 +25,6 @@ def train(trainer: TowerTrainer, steps: int) -> TowerTrainer:
     return trainer
 
 
-def bits(trainer: TowerTrainer) -> dict[str, list[bytes]]:
-    """The bits of every tower's copy of every variable that a checkpoint of the trainer holds."""
-    return {
-        name: [np.asarray(copy).tobytes() for copy in components(entry)]
-        for name, entry in trainer.state.items()
-        if isinstance(entry, tf.Variable | keras.Variable)
-    }
-
-
 def assert_resumes_exactly(make: Callable[[Path], Any], directory: Path) -> TowerTrainer:
     """Compare a run of `END` steps with one of another trainer that resumes from the checkpoint after `CUT`.
 
@@ -48,12 +35,12 @@ def assert_resumes_exactly(make: Callable[[Path], Any], directory: Path) -> Towe
     Returns:
         the second trainer.
     """
-    whole = bits(train(make(directory), END))
+    whole = values_of_towers(train(make(directory), END))
     for checkpoint in (directory / "checkpoints").glob("step-*"):
         if checkpoint.name != f"step-{CUT:010}":
             shutil.rmtree(checkpoint)
     resumed = train(make(directory), END)
     assert resumed.data.mode in ("iterator", "replay")
     assert resumed.run.resume_line().startswith(f"resumed at step {CUT}")
-    assert bits(resumed) == whole
+    assert values_of_towers(resumed) == whole
     return resumed

@@ -16,15 +16,11 @@ from prototrain import ModelDict, load_model
 from prototrain.cli import main
 from prototrain.errors import ConfigError, ModelError, NonFiniteError
 from prototrain.trainers.optimization import rate
-from tests.models.exact import assert_resumes_exactly, bits, train
-from tests.tiny import tiny_config
+from tests.models.exact import assert_resumes_exactly, train
+from tests.tiny import saved_variables, tiny_config
 
-SMALL = {
-    "model.batch_size": 16,
-    "model.generator_units": [6],
-    "model.discriminator_units": [6],
-    "model.noise_size": 3,
-}
+UNITS = {"model.generator_units": [6], "model.discriminator_units": [6]}
+SMALL = {**UNITS, "model.batch_size": 16, "model.noise_size": 3}
 
 
 @pytest.fixture
@@ -108,7 +104,7 @@ def test_resumed_run_is_exact(model: Any, experiment: Path) -> None:
     model.config.update({"model.lr_schedule.method": "exp", "model.lr_schedule.exp.value": 0.01})
     model.config.update({"model.lr_schedule.exp.decay_rate": 0.5, "model.lr_schedule.exp.decay_steps": 3})
     trainer = assert_resumes_exactly(lambda directory: GANTrainer(model, experiment=directory), experiment)
-    saved = [name for name in bits(trainer) if name.startswith(("optimizer/", "discriminator_optimizer/"))]
+    saved = [name for name in saved_variables(trainer) if name.startswith(("optimizer/", "discriminator_optimizer/"))]
     assert {"optimizer/generator_fc0_kernel_0_velocity", "discriminator_optimizer/iteration"} <= set(saved)
     assert not any("discriminator" in name for name in saved if name.startswith("optimizer/"))
     assert rate(trainer.optimizer) == rate(trainer.discriminator_optimizer) == pytest.approx(0.01 * 0.5 ** (8 / 3))
@@ -147,15 +143,9 @@ def test_tile_images() -> None:
     ("config", "message"),
     [
         ({"model__discriminator_updates": 0}, "model.discriminator_updates: expected an int >= 1, got 0"),
-        (
-            {"model__discriminator_updates": 3},
-            "8 examples do not divide evenly into 1 tower with 3 discriminator updates",
-        ),
+        ({"model__discriminator_updates": 3}, "8 examples do not divide evenly .* 3 discriminator updates"),
         ({"model__accumulate_steps": 2}, "model.accumulate_steps: GANTrainer does not accumulate gradients"),
-        (
-            {"model__trainable_variables__filter_regex": "gen"},
-            "trains variables named discriminator/...; there are gen",
-        ),
+        ({"model__trainable_variables__filter_regex": "gen"}, "trains variables named discriminator/.*there are gen"),
     ],
 )
 def test_wrong_settings(config: dict[str, Any], message: str) -> None:

@@ -102,11 +102,11 @@ def test_call_ends_at_the_next_requested_step() -> None:
     assert asked == {4, 6, 8, 12, 14}
 
 
-def poisoned(step: int, *, gradient_only: bool = False) -> Any:
+def poisoned(step: int, *, gradient_only: bool = False, build: Any = tiny_build) -> Any:
     """A build whose loss, or only the gradient of it, is NaN for the batch of one step."""
 
-    def build(inputs: Any, train_phase: bool) -> Any:
-        net = tiny_build(inputs, train_phase)
+    def poisoned_build(inputs: Any, train_phase: bool) -> Any:
+        net = build(inputs, train_phase)
         bad = tf.reduce_any(tf.equal(inputs["number"], step - 1)) if train_phase else tf.constant(False)
         if gradient_only:
             # The square root of zero is finite; its slope is not.
@@ -116,7 +116,7 @@ def poisoned(step: int, *, gradient_only: bool = False) -> Any:
             net.loss = tf.where(bad, tf.constant(float("nan")), net.loss)
         return net
 
-    return build
+    return poisoned_build
 
 
 def numbered_datasets() -> dict[str, tf.data.Dataset]:
@@ -221,17 +221,15 @@ def test_end_of_data_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("datasets", "error", "words"),
+    ("datasets", "words"),
     [
-        (lambda: {"vld": tiny_datasets()["vld"]}, DataError, "'trn'"),
-        (lambda: tiny_datasets()["trn"], DataError, "must return a dict"),
-        (lambda: {"trn": tiny_datasets()["trn"].take(0)}, DataError, "'trn' is empty"),
-        (lambda: {"trn": tiny_datasets()["trn"].map(lambda b: (b["x"], b["y"]))}, DataError, "dict of batched tensors"),
-        (lambda: {"trn": [1, 2]}, DataError, "tf.data.Dataset for 'trn', not list"),
+        (lambda: {"vld": tiny_datasets()["vld"]}, "'trn'"),
+        (lambda: tiny_datasets()["trn"], "must return a dict"),
+        (lambda: {"trn": tiny_datasets()["trn"].take(0)}, "'trn' is empty"),
     ],
 )
-def test_wrong_datasets(datasets: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_wrong_datasets(datasets: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
         SimpleTrainer(tiny_model(datasets=datasets))
 
 
@@ -409,9 +407,7 @@ def test_scalar_names_of_a_custom_train_step() -> None:
         Own(tiny_model()).train([StopOnNaN()], max_steps=3)
 
 
-def test_failed_step_restores_the_newest_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_failed_step_restores_the_newest_checkpoint(tmp_path: Path) -> None:
     trainer = SimpleTrainer(tiny_model(build=poisoned(8), datasets=numbered_datasets), experiment=tmp_path)
     begun_first = ModelSaver(max_to_keep=1, asynchronous=True).every(steps=4)
     with pytest.raises(NonFiniteError):

@@ -14,28 +14,21 @@ from prototrain.errors import ConfigError, NonFiniteError
 from prototrain.step.nonfinite import LossScale
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import TowerTrainer
-from tests.tiny import tiny_model
+from tests.tiny import classifier, tiny_model, weights
 from tests.trainers.test_replicated import embedding_build, poisoned
 
 
 def dense_build(inputs: Any, train_phase: bool) -> ModelDict:
-    net = ModelDict()
-    net.x = inputs["x"]
-    net.fc0 = keras.layers.Dense(6, activation="relu", name="fc0")(net.last)
-    net.logits = keras.layers.Dense(2, dtype="float32", name="logits")(net.last)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
-    net.loss = tf.reduce_mean(losses)
-    net.examples = tf.size(inputs["y"])
+    hidden = keras.layers.Dense(6, activation="relu", name="fc0")(inputs["x"])
+    logits = keras.layers.Dense(2, dtype="float32", name="logits")
+    net = classifier(lambda x, train_phase: logits(hidden))(inputs, train_phase)
+    net.update(fc0=hidden, examples=tf.size(inputs["y"]))
     return net
 
 
 def make(towers: int, experiment: Path | None = None, **keywords: Any) -> TowerTrainer:
     model = tiny_model(**{"build": dense_build, "model__weight_decay__value": 0.1, **keywords})
     return SimpleTrainer(model, experiment=experiment) if towers == 1 else SyncReplicatedTrainer(model, towers)
-
-
-def weights(trainer: TowerTrainer) -> dict[str, Any]:
-    return {name: np.array(tf.convert_to_tensor(variable)) for name, variable in trainer.variables.items()}
 
 
 @pytest.mark.parametrize(("towers", "count", "build"), [(2, 2, dense_build), (1, 2, embedding_build)])

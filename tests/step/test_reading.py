@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.preloaded import Program
-from tests.test_exits import environment
+from tests.tiny import environment
 
 PROGRAM = """
 import sys

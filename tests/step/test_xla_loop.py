@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,26 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, ModelDict, SimpleTrainer, SyncReplicatedTrainer
+from prototrain import Callback, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import DumpTensors, SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
 from tests.conftest import ROOT
-from tests.tiny import Losses, tiny_arrays, tiny_datasets, tiny_model, values
+from tests.step.test_calls import numbered_datasets, poisoned
+from tests.tiny import Losses, Recorder, classifier, tiny_arrays, tiny_datasets, tiny_model, values
 
 STEPS = 13
 
 
-def plain_build(inputs: Any, train_phase: bool, *, dropout: float = 0.0) -> ModelDict:
+@classifier
+def plain_build(x: Any, train_phase: bool) -> Any:
     """One layer, which XLA compiles fast, without dropout: XLA draws other random numbers."""
-    net = ModelDict()
-    net.x = inputs["x"]
-    if dropout:
-        net.dropout = keras.layers.Dropout(dropout, name="dropout")(net.last, training=train_phase)
-    net.logits = keras.layers.Dense(2, name="logits")(net.last)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
-    net.loss = tf.reduce_mean(losses)
-    return net
+    return keras.layers.Dense(2, name="logits")(x)
 
 
-small_build = partial(plain_build, dropout=0.2)
+@classifier
+def small_build(x: Any, train_phase: bool) -> Any:
+    dropped = keras.layers.Dropout(0.2, name="dropout")(x, training=train_phase)
+    return keras.layers.Dense(2, name="logits")(dropped)
 
 
 def shuffled() -> dict[str, Any]:
@@ -63,19 +60,6 @@ def trainer(experiment: Path | None = None, *, loop: Any = "loop", **model: Any)
     return SimpleTrainer(tiny_model(**model), experiment=experiment)
 
 
-class Every(Callback):
-    """Ends a call after every k steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def next_step(self, step: int) -> int:
-        return step + self.steps
-
-    def trigger_step(self) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prototrain.data.iterator.LONGEST_BLOCK", 3)
@@ -90,7 +74,7 @@ def test_steps_equal_the_plain_loop() -> None:
         losses.append(list(noted.by_step.values()))
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
     other = trainer(datasets=generated, build=plain_build)
-    other.train([Every(5)], max_steps=STEPS)
+    other.train([Recorder().every(steps=5)], max_steps=STEPS)
     assert values(other) == values(made) and other.data.block == 3
 
 
@@ -131,27 +115,14 @@ def test_resume_with_the_other_form(experiment: Path) -> None:
     np.testing.assert_allclose(noted[1], noted[0], rtol=1e-3)
 
 
-def nan_at(step: int) -> Any:
-    def build(inputs: Any, train_phase: bool) -> Any:
-        net = small_build(inputs, train_phase)
-        bad = tf.reduce_all(inputs["x"][:, 0] == float(step))
-        net.loss = tf.where(bad, float("nan"), net.loss)
-        return net
-
-    return build
-
-
 def numbered() -> dict[str, Any]:
-    """The first feature is the number of the batch."""
-    found = tiny_arrays(96)
-    found["x"][:, 0] = np.repeat(np.arange(12), 8)
-    return {"trn": tf.data.Dataset.from_tensor_slices(found).batch(8, drop_remainder=True)}
+    return {"trn": numbered_datasets()["trn"].unbatch().batch(8, drop_remainder=True)}
 
 
 def test_nan_ends_the_run_without_the_update() -> None:
-    good = trainer(datasets=numbered, build=nan_at(-1))
+    good = trainer(datasets=numbered, build=small_build)
     good.train([StopOnNaN()], max_steps=7)
-    bad = trainer(datasets=numbered, build=nan_at(7))
+    bad = trainer(datasets=numbered, build=poisoned(8, build=small_build))
     with pytest.raises(NonFiniteError, match=r"in step 8 \(loss nan"):
         bad.train([StopOnNaN()], max_steps=STEPS)
     assert bad.global_step == 7 and values(bad) == values(good)
@@ -193,11 +164,12 @@ def test_several_towers_and_python_steps_are_errors() -> None:
 
 
 PROGRAM = """
-from tests.step.test_xla_loop import Every, trainer
+from tests.step.test_xla_loop import trainer
+from tests.tiny import Recorder
 
 made = trainer()
 for number, steps in enumerate((4, 11, 30)):
-    made.train([Every(number + 2)], max_steps=steps)
+    made.train([Recorder().every(steps=number + 2)], max_steps=steps)
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 from prototrain.errors import SweepError
 from prototrain.experiment import checkpoint_steps
 from prototrain.sweeps.api import sweep
-from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.ray_nodes import nodes
 from tests.sweeps.test_processes import SLOW
-from tests.tiny import tiny_model
+from tests.tiny import environment, tiny_model
 
 __all__ = ["nodes"]
 
@@ -43,8 +41,8 @@ def test_trial_of_a_lost_node_resumes_elsewhere(tmp_path: Path, nodes: Any) -> N
     (tmp_path / "slow").touch()
     grid = ["--grid", "model.lr_schedule.constant.value=0.1,0.2", "--jobs", "2", "--cluster", nodes.address]
     shared = ["-s", "model.num_steps=200", "-s", "trainer.checkpoint_save_interval=5"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    program = Program(["-m", "prototrain.cli", "sweep", "m", *grid, *shared], environment, tmp_path)
+    command = ["-m", "prototrain.cli", "sweep", "m", *grid, *shared]
+    program = Program(command, environment(PYTHONDONTWRITEBYTECODE="1"), tmp_path)
     directories = [tmp_path / f"experiments/e-{number}/checkpoints" for number in range(2)]
     while not all(map(checkpoint_steps, directories)):
         assert program.returncode is None, program.stdout.read()

@@ -26,10 +26,9 @@ from prototrain.sweeps.reporter import Link
 from prototrain.sweeps.space import from_mapping
 from prototrain.sweeps.study import Study, Trial, sqlite_url
 from prototrain.system.signals import StopRequest
-from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.test_cli import MODEL
-from tests.tiny import tiny_config
+from tests.tiny import environment, tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -159,15 +158,14 @@ def sweep_command(*arguments: str) -> list[str]:
 def test_killed_sweep_resumes() -> None:
     Path("m.py").write_text(SLOW)
     Path("slow").touch()
-    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    first = Program(sweep_command()[1:], environment)
+    first = Program(sweep_command()[1:], environment(PYTHONDONTWRITEBYTECODE="1"))
     directories = [Path(f"experiments/e-{number}/checkpoints") for number in range(2)]
     while not all(checkpoint_steps(directory) for directory in directories):
         assert first.returncode is None, first.stdout.read()
         time.sleep(0.05)
     first.kill()
     Path("slow").unlink()
-    again = Program(sweep_command()[1:], environment)
+    again = Program(sweep_command()[1:], environment(PYTHONDONTWRITEBYTECODE="1"))
     with again.stdout as output:
         said = output.read()
     assert again.wait(20) == 0, said
@@ -184,9 +182,9 @@ def test_killed_sweep_resumes() -> None:
 @pytest.mark.slow
 def test_ctrl_c_during_the_import_stops_the_sweep() -> None:
     Path("m.py").write_text(MODEL)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(sweep_command(), env=environment, start_new_session=True, **pipes) as sweep:
+    unbuffered = environment(PYTHONUNBUFFERED="1")
+    with subprocess.Popen(sweep_command(), env=unbuffered, start_new_session=True, **pipes) as sweep:
         assert sweep.stdout is not None
         while "trial 0 runs" not in sweep.stdout.readline():
             assert sweep.poll() is None

@@ -1,13 +1,20 @@
-"""Atomic writes."""
+"""Atomic writes, paths and URLs."""
 
 from __future__ import annotations
 
+import importlib
 import resource
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from prototrain.system.files import write_atomic
+from prototrain.checkpoint.weights import read_weights
+from prototrain.cli import main
+from prototrain.errors import StorageError
+from prototrain.experiment import Experiment
+from prototrain.system.files import joined, local_path, url_of, write_atomic
 
 
 @pytest.mark.parametrize(
@@ -33,3 +40,79 @@ def test_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+# URLs.
+
+
+@pytest.mark.parametrize(
+    ("path", "url", "local"),
+    [
+        ("experiments/simple", None, "experiments/simple"),
+        ("/data:1/x", None, "/data:1/x"),
+        ("C:/x", None, "C:/x"),
+        ("a:b", None, "a:b"),
+        ("file:///tmp/x", None, "/tmp/x"),
+        (Path("file:///tmp/x"), None, "/tmp/x"),
+        ("memory://bucket/x", "memory://bucket/x", None),
+        ("memory://bucket//x//", "memory://bucket/x", None),
+        ("memory:///bucket", "memory://bucket", None),
+        ("MEMORY://bucket", "memory://bucket", None),
+        (Path("memory://bucket/x"), "memory://bucket/x", None),  # without one slash
+    ],
+)
+def test_url_of(path: str | Path, url: str | None, local: str | None) -> None:
+    assert url_of(path) == url
+    if local is not None:
+        assert local_path(path) == Path(local)
+
+
+def test_joined() -> None:
+    assert joined("memory://bucket/x/", "name") == "memory://bucket/x/name"
+    assert joined("x", "name") == Path("x/name")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("gx://bucket/x", "cannot use gx://bucket/x: Protocol not known: gx"),
+        ("simplecache::memory://x", "no path and no URL"),
+        ("memory://", "give a URL such as memory://bucket/folder"),
+        ("memory://x/../y", "give a URL such as .* without . or .. in it"),
+        ("gs://bucket/x", "cannot use gs://bucket/x: .*nstall gcsfs"),
+        ("s3://bucket/x", "cannot use s3://bucket/x: Install s3fs"),
+    ],
+)
+@pytest.mark.parametrize("use", [Experiment, read_weights])
+def test_errors_of_urls(url: str, said: str, use: Any, monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
+    for package, scheme in (("gcsfs", "gs"), ("s3fs", "s3")):
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, scheme, raising=False)
+    with pytest.raises(StorageError, match=said):
+        use(url)
+    assert list(scratch.iterdir()) == []
+
+
+def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(StorageError, match=r"pip install 'prototrain\[cloud\]'$"):
+        url_of("gs://bucket/x")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "models.simple", "-s", "trainer.experiment_base_dir=gx://bucket/x"],
+        ["run", "models.simple", "-s", "model.weights_load_path=gx://bucket/x"],
+        ["run", "--from", "gx://bucket/x"],
+        ["action", "models.simple", "evaluate", "--checkpoint", "gx://bucket/x"],
+        ["compare", "gx://bucket/x", "gx://bucket/y"],
+        ["sweep", "models.simple", "--grid", "model.batch_size=1", "-s", "trainer.experiment_base_dir=gx://bucket/x"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:3]),
+)
+def test_unknown_scheme_is_an_error(arguments: list[str], scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("prototrain: error: cannot use gx://bucket/x")
+    assert said.count("\n") == 1 and not (scratch / "gx:").exists()

@@ -18,7 +18,7 @@ from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, StartP
 from prototrain.experiment import Experiment
 from prototrain.experiment.lock import DirectoryLock
 from prototrain.system.signals import StopRequest
-from tests.tiny import CountingTrainer, tiny_trainer
+from tests.tiny import At, CountingTrainer, tiny_trainer
 
 FORK = multiprocessing.get_context("fork")
 # Python 3.12 and later warn about a fork in a process with threads, which TensorFlow always has.
@@ -63,10 +63,6 @@ def deaf() -> None:
     wait_for_ever()
 
 
-def at(step: int, action: Callable[[], object]) -> CallbackFactory:
-    return CallbackFactory(trigger=lambda self: self.trainer.global_step == step and action())
-
-
 def test_process_pool_does_not_end_the_run(experiment: Path) -> None:
     def work() -> None:
         with FORK.Pool(2) as pool:
@@ -74,7 +70,7 @@ def test_process_pool_does_not_end_the_run(experiment: Path) -> None:
 
     for step in range(3, 6):
         trainer = CountingTrainer(experiment=experiment)
-        trainer.train([at(step, work).every(steps=1), SaveOnExit()], max_steps=step)
+        trainer.train([At(step, work), SaveOnExit()], max_steps=step)
         assert trainer.global_step == step and trainer.stop.signum is None
 
 
@@ -92,7 +88,7 @@ def test_signal_to_a_child_does_not_reach_the_run(signum: int) -> None:
 
     codes: list[int] = []
     trainer = CountingTrainer()
-    trainer.train([at(2, end_one).every(steps=1)], max_steps=4)
+    trainer.train([At(2, end_one)], max_steps=4)
     # Python's handler of SIGINT raises an exception, which `fork` turns into an exit code.
     assert codes == [1 if signum == signal.SIGINT else -signum]
     assert trainer.global_step == 4
@@ -101,7 +97,7 @@ def test_signal_to_a_child_does_not_reach_the_run(signum: int) -> None:
 def test_child_that_outlives_the_run(experiment: Path, children: list[int]) -> None:
     trainer = CountingTrainer(experiment=experiment)
     begin = time.monotonic()
-    trainer.train([at(1, lambda: children.append(fork(wait_for_ever))).every(steps=1), SaveOnExit()], max_steps=2)
+    trainer.train([At(1, lambda: children.append(fork(wait_for_ever))), SaveOnExit()], max_steps=2)
     assert time.monotonic() - begin < ENOUGH
     assert not Experiment(experiment).is_running()
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=3)
@@ -138,11 +134,7 @@ def test_lock_of_a_killed_owner_with_a_living_child(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "code"),
-    [
-        (CountingTrainer, RuntimeError("no"), 1),
-        (tiny_trainer, SystemExit(7), 7),
-    ],
+    ("make", "error", "code"), [(CountingTrainer, RuntimeError("no"), 1), (tiny_trainer, SystemExit(7), 7)]
 )
 def test_exception_in_a_child_does_not_end_the_run(
     make: Callable[..., Trainer], error: BaseException, code: int, experiment: Path
@@ -157,7 +149,7 @@ def test_exception_in_a_child_does_not_end_the_run(
         codes.append(code_of(child))
 
     trainer = make(experiment=experiment)
-    trainer.train([at(2, leave).every(steps=1), JSONWriter(), SaveOnExit()], max_steps=3)
+    trainer.train([At(2, leave), JSONWriter(), SaveOnExit()], max_steps=3)
     assert codes == [code]
     assert trainer.run.checkpoints.steps() == [3]
     assert (experiment / "run.json").read_text().count('"finished"') == 1

@@ -14,11 +14,7 @@ from prototrain.towers import gpus_in_machine
 @pytest.mark.parametrize(
     ("program", "hidden", "names"),
     [
-        (
-            "echo 'GPU 0: NVIDIA A100 (UUID: GPU-1)'; echo 'GPU 1: Tesla T4 (UUID: GPU-2)'",
-            "",
-            ["NVIDIA A100", "Tesla T4"],
-        ),
+        ("echo 'GPU 0: NVIDIA A100 (UUID: 1)'; echo 'GPU 1: Tesla T4 (UUID: 2)'", "", ["NVIDIA A100", "Tesla T4"]),
         ("echo 'GPU 0: NVIDIA A100 (UUID: GPU-1)'", "-1", []),
         ("echo 'NVIDIA-SMI has failed'; exit 9", "", []),
         (None, "", []),

@@ -22,16 +22,8 @@ from prototrain.estimator import Estimator, EstimatorSpec
 from prototrain.system.signals import LeavingAtOnce, StopRequest, ignore_save_signals
 from tests.preloaded import Program
 from tests.system.test_forks import code_of, fork, wait_for_ever
-from tests.test_exits import (
-    STEPS,
-    WhileSaving,
-    WhileTracing,
-    callbacks,
-    rows,
-    send,
-    straight,
-)
-from tests.tiny import At, CountingTrainer, tiny_model, values
+from tests.test_exits import STEPS, WhileSaving, WhileTracing, callbacks, rows, send, straight
+from tests.tiny import At, CountingTrainer, environment, tiny_model, values
 
 __all__ = ["straight"]  # a fixture
 TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGQUIT)
@@ -124,7 +116,7 @@ def test_save_signal_changes_nothing_else(
         if path.name > "step-0000000007":
             path.rename(tmp_path / path.name)
     again = SimpleTrainer(tiny_model(), experiment=tmp_path)
-    again.state["slow"] = WhileSaving(lambda: None)
+    again.state["slow"] = WhileSaving(None)
     again.train(callbacks(At(7, lambda: None)), max_steps=STEPS)
     assert again.run.resume_line().startswith("resumed at step 7")
     assert values(again) == straight[0] and rows(tmp_path) == straight[1]
@@ -182,8 +174,7 @@ def test_child_of_a_nested_run_gets_its_signals(signum: int) -> None:
 
 LOOK = """
 import os, signal, threading
-from prototrain import Trainer
-from prototrain.callbacks import Callback
+from tests.tiny import At, CountingTrainer
 
 ready, done = threading.Event(), threading.Event()
 
@@ -191,19 +182,14 @@ def beside():
     ready.set()
     done.wait()
 
-class Counting(Trainer):
-    def run_step(self):
-        return {}
-
-class Look(Callback):
-    def trigger_step(self):
-        ready.wait()
-        os.kill(os.getpid(), signal.SIGQUIT)
-        done.set()
+def look():
+    ready.wait()
+    os.kill(os.getpid(), signal.SIGQUIT)
+    done.set()
 
 threading.Thread(target=beside).start()
-trainer = Counting()
-trainer.train([Look()], max_steps=1)
+trainer = CountingTrainer()
+trainer.train([At(1, look)], max_steps=1)
 print("steps", trainer.global_step)
 """
 
@@ -211,7 +197,7 @@ print("steps", trainer.global_step)
 def test_stacks_of_all_threads(tmp_path: Path) -> None:
     # In its own process: faulthandler prints the stacks of 100 threads at most, the newest first.
     (tmp_path / "look.py").write_text(LOOK)
-    program = Program([str(tmp_path / "look.py")])
+    program = Program([str(tmp_path / "look.py")], environment())
     with program.stdout as output:
         said = output.read()
     assert program.wait(30) == 0

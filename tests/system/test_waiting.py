@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tensorflow as tf
 from prototrain.callbacks import SaveOnExit, Validation
 from prototrain.system.terminal import announcing
 from tests.conftest import ROOT
-from tests.test_exits import send
+from tests.test_exits import WhileSaving, send
 from tests.tiny import CountingTrainer, Recorder, tiny_arrays, tiny_datasets, tiny_trainer
 
 
@@ -132,20 +131,10 @@ def test_signal_interrupts_the_first_validation(experiment: Path, capsys: pytest
     assert "SIGTERM: stopping before the first step; twice more leaves at once" in capsys.readouterr().out
 
 
-class SignalsWhenRead:
-    """A part of a checkpoint that takes long to restore and receives a signal meanwhile."""
-
-    def write(self, prefix: str) -> None:
-        pass
-
-    def read(self, prefix: str, meta: None) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_signal_while_restoring(experiment: Path) -> None:
     for steps in (2, 4):
         trainer = CountingTrainer(experiment=experiment)
-        trainer.state["slow"] = SignalsWhenRead()
+        trainer.state["slow"] = WhileSaving(None, reading=lambda: send(signal.SIGINT))
         if steps == 2:
             trainer.train([SaveOnExit()], max_steps=steps)
     with pytest.raises(KeyboardInterrupt):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,36 @@ import tensorflow as tf
 from prototrain import Callback, NoOpTrainer, StopTraining, Trainer
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError, NonFiniteError, PrototrainError
-from tests.tiny import CountingTrainer, Recorder, tiny_datasets, tiny_trainer
+from tests.tiny import At, CountingTrainer, Recorder, failing, raising, tiny_datasets, tiny_trainer
 
 
-class StopAt(Callback):
-    """Raises in the given hook at one step."""
+def stop_at(step: int) -> Callback:
+    return At(step, raising(StopTraining("enough")))
 
-    def __init__(self, step: int, error: BaseException | None = None) -> None:
-        self.step = step
-        self.error = error or StopTraining("enough")
+
+class Tally(Recorder):
+    """A callback whose state depends on how often and when the hooks of steps and epochs are called."""
+
+    at_end = False
+
+    def _note(self, hook: str) -> None:
+        if hook not in ("setup", "before_train", "after_train"):
+            self.calls.append([hook, self.trainer.epoch_num, self.trainer.global_step])  # type: ignore[arg-type]
 
     def trigger_step(self) -> None:
-        raise self.error
+        self._note("trigger_step")
 
-    def next_step(self, step: int) -> int | None:
-        return self.step if step < self.step else None
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
 
 
 def test_order_of_hooks() -> None:
     recorder = Recorder()
-    CountingTrainer().train([recorder, recorder_every(recorder, 3)], steps_per_epoch=4, max_epoch=2)
+    periodic = Recorder(recorder.calls).every(steps=3)
+    CountingTrainer().train([recorder, periodic], steps_per_epoch=4, max_epoch=2)
     assert [call for call in recorder.calls if call[0] != "setup" and "train" not in call[0]] == [
         ("before_epoch", 0),
         ("before_epoch", 0),
@@ -49,10 +58,6 @@ def test_order_of_hooks() -> None:
         ("trigger_epoch", 8),
         ("trigger", 8),  # the last step of a run counts as due
     ]
-
-
-def recorder_every(recorder: Recorder, steps: int) -> Callback:
-    return Recorder(recorder.calls).every(steps=steps)
 
 
 LENGTHS = [
@@ -119,55 +124,40 @@ def test_callback_runs_at_exactly_its_steps(epoch: int, stop: int | None, resume
     directory = tmp_path / "run"
     if resume_at:
         CountingTrainer(experiment=directory).train([SaveOnExit()], max_steps=resume_at, steps_per_epoch=epoch)
-    by_steps, by_epochs, per_step = {interval: Recorder() for interval in INTERVALS}, Recorder(), Steps()
+    by_steps, by_epochs, per_step = {interval: Recorder() for interval in INTERVALS}, Recorder(), Tally()
     periodic = [recorder.every(steps=interval) for interval, recorder in by_steps.items()]
-    stops = [StopAt(stop)] if stop else []
+    stops = [stop_at(stop)] if stop else []
     CountingTrainer(experiment=directory).train(
         [*periodic, by_epochs.every(epochs=1), per_step, *stops, SaveOnExit()], max_steps=total, steps_per_epoch=epoch
     )
     end = stop if stop and stop > resume_at else total
     ran = range(resume_at + 1, end + 1)
-    assert per_step.steps == list(ran)
+    assert [step for hook, _, step in per_step.calls if hook == "trigger_step"] == list(ran)
     for interval, recorder in by_steps.items():
         assert recorder.steps("trigger") == [step for step in ran if step % interval == 0 or step == end], interval
     assert by_epochs.steps("trigger") == [step for step in ran if step % epoch == 0 or step == end]
 
 
-class Steps(Callback):
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def trigger_step(self) -> None:
-        self.steps.append(self.trainer.global_step)
-
-
-@pytest.mark.parametrize("hook", ["setup", "before_train", "trigger_step", "trigger_epoch"])
-def test_after_train_always_runs(hook: str) -> None:
-    class Fails(Callback):
-        pass
-
-    def fail(self: Callback) -> None:
-        raise RuntimeError(f"in {hook}")
-
-    setattr(Fails, hook, fail)
+@pytest.mark.parametrize(
+    ("hook", "step"), [("setup", 0), ("before_train", 0), ("trigger_step", 1), ("trigger_epoch", 2)]
+)
+def test_after_train_always_runs(hook: str, step: int) -> None:
     first, last = Recorder(), Recorder()
-    with pytest.raises(RuntimeError, match=f"in {hook}"):
-        CountingTrainer().train([first, Fails(), last], steps_per_epoch=2, max_epoch=1)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        fails = failing(hook, step, RuntimeError("a mistake"))
+        CountingTrainer().train([first, fails, last], steps_per_epoch=2, max_epoch=1)
     assert len(first.steps("after_train")) == 1
     assert len(last.steps("after_train")) == (0 if hook == "setup" else 1)
 
 
 def test_failing_after_train() -> None:
-    class FailsAtEnd(Callback):
-        def after_train(self) -> None:
-            raise RuntimeError("at the end")
-
     recorder = Recorder()
     with pytest.raises(RuntimeError, match="at the end"):
-        CountingTrainer().train([FailsAtEnd(), recorder], max_steps=2)
+        CountingTrainer().train([failing("after_train", 2, RuntimeError("at the end")), recorder], max_steps=2)
     assert recorder.steps("after_train") == [2]
     with pytest.raises(KeyError, match="early") as caught:
-        CountingTrainer().train([FailsAtEnd(), StopAt(1, KeyError("early"))], max_steps=2)
+        early = At(1, raising(KeyError("early")))
+        CountingTrainer().train([failing("after_train", 1, RuntimeError("at the end")), early], max_steps=2)
     assert any("at the end" in note for note in caught.value.__notes__)
 
 
@@ -183,16 +173,6 @@ def test_non_finite_scalars_with_and_without_stop_on_nan() -> None:
     with pytest.raises(NonFiniteError, match="loss is nan in step 3"):
         trainer.train([StopOnNaN()], max_steps=5)
     assert trainer.global_step == 2
-
-
-def test_custom_run_steps() -> None:
-    class Many(Trainer):
-        def run_steps(self, n: int) -> int:
-            return n
-
-    trainer, recorder = Many(), Recorder()
-    trainer.train([recorder.every(steps=4)], max_steps=10)
-    assert trainer.global_step == 10 and recorder.steps("trigger") == [4, 8, 10]
 
 
 def test_before_and_after_run() -> None:
@@ -233,63 +213,9 @@ def test_writer_without_a_directory_is_an_error() -> None:
 
 @pytest.mark.parametrize("hook", ["before_run", "after_run"])
 def test_stop_training_in_after_run_saves_the_step(hook: str, tmp_path: Path) -> None:
-    class Stops(Callback):
-        pass
-
-    def stop(self: Callback, *outputs: Any) -> None:
-        if self.trainer.counter.begun == 2:
-            raise StopTraining("here")
-
-    setattr(Stops, hook, stop)
     trainer = CountingTrainer(experiment=tmp_path)
-    trainer.train([Stops(), SaveOnExit()], max_steps=5)
+    trainer.train([failing(hook, 2, StopTraining("here")), SaveOnExit()], max_steps=5)
     assert trainer.run.checkpoints.steps() == [2 if hook == "before_run" else 3] == [trainer.global_step]
-
-
-class Tally(Callback):
-    """A callback whose state depends on how often and when its hooks are called."""
-
-    at_end = False
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def _note(self, hook: str) -> None:
-        self.calls.append([hook, self.trainer.epoch_num, self.trainer.global_step])
-
-    def before_epoch(self) -> None:
-        self._note("before_epoch")
-
-    def trigger_step(self) -> None:
-        self._note("trigger_step")
-
-    def after_epoch(self) -> None:
-        self._note("after_epoch")
-
-    def trigger_epoch(self) -> None:
-        self._note("trigger_epoch")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.calls = state["calls"]
-
-
-def failing(hook: str, step: int, error: BaseException | None) -> Callback:
-    """A callback that raises in one of its hooks at a step, or asks for a stop as a signal does."""
-
-    class Fails(Callback):
-        pass
-
-    def fail(self: Callback) -> None:
-        if self.trainer.global_step == step:
-            if error is not None:
-                raise error
-            self.trainer.stop.request(signal.SIGINT)
-
-    setattr(Fails, hook, fail)
-    return Fails()
 
 
 EPOCH_HOOKS = ("before_epoch", "trigger_step", "after_epoch", "trigger_epoch")
@@ -397,6 +323,7 @@ def test_incomplete_step_restores_the_checkpoint(tmp_path: Path) -> None:
     trainer = FailsOnce(experiment=tmp_path)
     with pytest.raises(OSError, match="after the change"):
         trainer.train([ModelSaver().every(steps=3)], max_steps=8)
+    assert trainer.global_step == 5 and not trainer.step_is_whole
     trainer.train([ModelSaver().every(steps=3)], max_steps=8)
     assert trainer.state["total"] == 36
     without = FailsOnce()
@@ -410,25 +337,12 @@ def files(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-class CannotBegin(Callback):
-    """Fails in one of the hooks before the first step."""
-
-    def __init__(self, hook: str) -> None:
-        setattr(self, hook, self._fail)
-
-    def setup(self) -> None: ...
-
-    def check_run(self) -> None: ...
-
-    def _fail(self) -> None:
-        raise PrototrainError("a mistake")
-
-
 def test_fresh_start_deletes_after_the_checks(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit(), JSONWriter()], max_steps=4)
     (experiment / "analysis").mkdir()
     before = files(experiment)
-    refused: list[list[Any]] = [[CannotBegin("setup")], [CannotBegin("check_run")], [SaveOnExit]]
+    hooks = [[failing(hook, 0, PrototrainError("a mistake"))] for hook in ("setup", "check_run")]
+    refused: list[list[Any]] = [*hooks, [SaveOnExit]]
     for callbacks in refused:
         with pytest.raises(PrototrainError):
             CountingTrainer(experiment=experiment).train([*callbacks, JSONWriter()], max_steps=2, fresh=True)
@@ -447,12 +361,14 @@ def test_fresh_start_deletes_after_the_checks(experiment: Path) -> None:
     assert trainer.run.checkpoints.steps() == [2]
 
 
-def test_reason_of_the_end() -> None:
+def test_stop_training_completes_the_step() -> None:
+    early, late = Recorder(), Recorder()
     trainer = CountingTrainer()
-    trainer.train([StopAt(2)], max_steps=4)
-    assert trainer.outcome.reason == "enough"
-    trainer.train(max_steps=4)
-    assert trainer.global_step == 4 and trainer.outcome.reason is None
+    trainer.train([early.every(steps=2), stop_at(4), late.every(steps=2)], max_steps=10)
+    assert trainer.global_step == 4 and trainer.outcome.reason == "enough"
+    assert early.steps("trigger") == late.steps("trigger") == [2, 4]
+    trainer.train(max_steps=6)
+    assert trainer.global_step == 6 and trainer.outcome.reason is None
 
 
 def test_no_op_trainer(experiment: Path) -> None:
@@ -462,36 +378,12 @@ def test_no_op_trainer(experiment: Path) -> None:
     assert trainer.global_step == 9 and trainer.outputs == {} and recorder.steps("trigger") == [6, 8, 9]
 
 
-def test_stop_training_completes_the_step() -> None:
-    early, late = Recorder(), Recorder()
-    trainer = CountingTrainer()
-    trainer.train([early.every(steps=2), StopAt(4), late.every(steps=2)], max_steps=10)
-    assert trainer.global_step == 4
-    assert early.steps("trigger") == late.steps("trigger") == [2, 4]
-
-
-def test_failing_step_is_not_counted() -> None:
-    class Fails(Trainer):
-        def run_step(self) -> None:
-            if self.global_step == 3:
-                raise OSError("disk")
-
-    trainer = Fails()
-    with pytest.raises(OSError, match="disk"):
-        trainer.train(max_steps=5)
-    assert trainer.global_step == 3 and not trainer.step_is_whole
-
-
 def test_run_in_an_exception_handler() -> None:
-    class FailsAtEnd(Callback):
-        def after_train(self) -> None:
-            raise RuntimeError("at the end")
-
     try:
         raise KeyError("of the caller")
     except KeyError:
         with pytest.raises(RuntimeError, match="at the end"):
-            CountingTrainer().train([FailsAtEnd()], max_steps=1)
+            CountingTrainer().train([failing("after_train", 1, RuntimeError("at the end"))], max_steps=1)
 
 
 def test_failed_fresh_start_keeps_the_old_run(experiment: Path) -> None:

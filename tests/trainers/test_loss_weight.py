@@ -80,9 +80,7 @@ class Own(SyncReplicatedTrainer):
 
 DIVIDED = {
     "two micro-batches": lambda **m: SimpleTrainer(masked(model__accumulate_steps=2, **m)),
-    "two micro-batches with XLA": lambda **m: SimpleTrainer(
-        masked(model__accumulate_steps=2, model__jit_compile=True, **m)
-    ),
+    "two micro-batches with XLA": lambda **m: DIVIDED["two micro-batches"](model__jit_compile=True, **m),
     "two towers": lambda **m: SyncReplicatedTrainer(masked(**m), "cpu:2"),
     "two towers, one copy": lambda **m: SyncParameterServerTrainer(masked(**m), "cpu:2"),
     "a train_step": lambda **m: Own(masked(**m), "cpu:2"),

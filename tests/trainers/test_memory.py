@@ -9,20 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback
 from prototrain.callbacks import ModelSaver
 from prototrain.errors import OutOfMemoryError
 from prototrain.system.tracebacks import out_of_memory
-from tests.tiny import CountingTrainer, tiny_build, tiny_trainer
+from tests.tiny import At, CountingTrainer, tiny_build, tiny_trainer
 
 _PETABYTES = 10**16  # more than the address space
-
-
-class Eats(Callback):
-    """Allocates more memory than available, after some step."""
-
-    def trigger(self) -> None:
-        np.ones(_PETABYTES)
 
 
 def big(inputs: Any) -> tf.Tensor:
@@ -38,7 +30,7 @@ def build_of(inputs: Any, train_phase: bool) -> Any:
 
 
 def test_in_a_callback(experiment: Path) -> None:
-    callbacks = [ModelSaver().every(steps=2), Eats().every(steps=3)]
+    callbacks = [ModelSaver().every(steps=2), At(3, lambda: np.ones(_PETABYTES))]
     with pytest.raises(OutOfMemoryError, match="Unable to allocate") as raised:
         CountingTrainer(experiment=experiment).train(callbacks, max_steps=4)
     said = str(raised.value)

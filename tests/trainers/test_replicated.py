@@ -13,35 +13,28 @@ from prototrain import ModelDict, SimpleTrainer
 from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, ModelError, NonFiniteError, StepError
 from prototrain.launch import launch
+from prototrain.model import placement
+from prototrain.model.placement import Placement
 from prototrain.towers import components, current_tower
 from prototrain.trainers.replicated import SyncParameterServerTrainer, SyncReplicatedTrainer
 from prototrain.trainers.tower import TowerTrainer
-from tests.tiny import At, Losses, tiny_arrays, tiny_build, tiny_model
+from tests.tiny import At, Losses, classifier, tiny_arrays, tiny_build, tiny_model, values_of_towers
 
 
-def plain_build(inputs: Any, train_phase: bool) -> ModelDict:
+@classifier
+def plain_build(x: Any, train_phase: bool) -> Any:
     """No random layers, and batch normalisation over all towers: any number of towers gives the same results."""
-    net = ModelDict()
-    net.x = inputs["x"]
-    net.fc0 = keras.layers.Dense(6, activation="relu", name="fc0")(net.last)
-    net.bn0 = keras.layers.BatchNormalization(synchronized=True, name="bn0")(net.last, training=train_phase)
-    net.logits = keras.layers.Dense(2, name="logits")(net.last)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
-    net.loss = tf.reduce_mean(losses)
-    correct = tf.equal(tf.argmax(net.logits, 1, output_type=tf.int32), inputs["y"])
-    net.accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
-    return net
+    x = keras.layers.Dense(6, activation="relu", name="fc0")(x)
+    x = keras.layers.BatchNormalization(synchronized=True, name="bn0")(x, training=train_phase)
+    return keras.layers.Dense(2, name="logits")(x)
 
 
-def embedding_build(inputs: Any, train_phase: bool) -> ModelDict:
+@classifier
+def embedding_build(x: Any, train_phase: bool) -> Any:
     """An embedding, whose gradient is sparse."""
-    net = ModelDict()
-    net.ids = tf.cast(tf.abs(inputs["x"]) * 3, tf.int32) % 7
-    net.embedded = keras.layers.Embedding(7, 3, name="embedding")(net.ids)
-    net.logits = keras.layers.Dense(2, name="logits")(tf.reshape(net.last, [-1, 12]))
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
-    net.loss = tf.reduce_mean(losses)
-    return net
+    words = tf.cast(tf.abs(x) * 3, tf.int32) % 7
+    rows = keras.layers.Embedding(7, 3, name="embedding")(words)
+    return keras.layers.Dense(2, name="logits")(tf.reshape(rows, [-1, 12]))
 
 
 def endless(batch_size: int = 8) -> dict[str, tf.data.Dataset]:
@@ -58,15 +51,6 @@ def poisoned(step: int, example: int) -> Any:
         return {"trn": tf.data.Dataset.from_tensor_slices(arrays).batch(8)}
 
     return make
-
-
-def bits(trainer: TowerTrainer) -> dict[str, list[bytes]]:
-    """The bits of every tower's copy of every variable in the trainer's state."""
-    return {
-        name: [np.asarray(copy).tobytes() for copy in components(entry)]
-        for name, entry in trainer.state.items()
-        if isinstance(entry, tf.Variable | keras.Variable)
-    }
 
 
 def rate() -> LearningRate:
@@ -122,11 +106,11 @@ def test_batch_per_tower() -> None:
 
 @pytest.mark.parametrize("kind", [SyncReplicatedTrainer, SyncParameterServerTrainer])
 def test_single_steps_and_resume_are_exact(kind: Any, experiment: Path) -> None:
-    whole = bits(trained(tiny_model(), kind, 8, 2))
+    whole = values_of_towers(trained(tiny_model(), kind, 8, 2))
     for steps in (3, 8):
         part = kind(tiny_model(), 2, experiment=experiment)
         part.train([rate(), StopOnNaN(), Losses(), SaveOnExit()], max_steps=steps)
-    assert part.run.resume_line().startswith("resumed at step 3") and bits(part) == whole
+    assert part.run.resume_line().startswith("resumed at step 3") and values_of_towers(part) == whole
     for name in ("bn0/moving_mean", "bn0/moving_variance"):  # plain statistics are averaged over the towers
         assert len(set(whole[name])) == 1
     assert len({copy for name, copies in whole.items() if "seed_generator_state" in name for copy in copies}) == 2
@@ -216,8 +200,8 @@ def test_bad_gradient_in_one_tower_changes_no_variable(kind: Any, example: int) 
     trainer = kind(tiny_model(datasets=poisoned(4, example)), 2)
     good: list[Any] = []
     with pytest.raises(NonFiniteError, match="in step 4"):
-        trainer.train([StopOnNaN(), At(3, lambda: good.append(bits(trainer)))], max_steps=20)
-    assert trainer.global_step == 3 and [bits(trainer)] == good
+        trainer.train([StopOnNaN(), At(3, lambda: good.append(values_of_towers(trainer)))], max_steps=20)
+    assert trainer.global_step == 3 and [values_of_towers(trainer)] == good
 
 
 def test_resume_with_another_number_of_towers(experiment: Path) -> None:
@@ -260,3 +244,38 @@ def test_towers_option(tmp_path: Path) -> None:
     assert trainer.describe()["devices"] == "CPU:1, CPU:3"
     with pytest.raises(ConfigError, match="SimpleTrainer has one tower only; derive it from SyncReplicatedTrainer"):
         launch(model, trainer=SimpleTrainer, towers=2)
+
+
+# The mean over towers.
+
+
+def test_mean_of_tensors_of_all_shapes_and_dtypes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(placement, "PACKED_ELEMENTS", 6)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    towers = Placement(strategy, combines_by_copies=True)
+    assert towers.may_fail and not Placement(strategy).may_fail
+    given = [
+        tf.constant([[1.0, 2.0], [3.0, 4.0]]),  # small
+        tf.constant([1.0, 2.0], tf.float64),  # the only small one of its kind
+        tf.range(12.0),  # large
+        tf.constant(5.0),  # small
+        tf.zeros([0]),
+        tf.zeros([0], tf.float16),  # the only one of this kind
+        tf.IndexedSlices(tf.ones([2, 3]), tf.constant([1, 0]), tf.constant([4, 3])),
+    ]
+
+    @tf.function
+    def means() -> Any:
+        def tower(_: Any) -> Any:
+            context = tf.distribute.get_replica_context()
+            scale = tf.cast(context.replica_id_in_sync_group, tf.float32) * 2 + 1  # 1 and 3: 2 in the middle
+            scaled = [tf.nest.map_structure(lambda one: one * tf.cast(scale, one.dtype), one) for one in given[:-1]]
+            sparse = tf.IndexedSlices(given[-1].values * scale, given[-1].indices, given[-1].dense_shape)
+            found = towers.mean([*scaled, sparse])
+            return [*found[:-1], tf.convert_to_tensor(found[-1])]
+
+        return [towers.local_results(one) for one in towers.run(tower, {"x": tf.zeros([2])})]
+
+    for (first, second), expected in zip(means(), given, strict=True):
+        np.testing.assert_array_equal(first, tf.convert_to_tensor(expected) * 2)
+        np.testing.assert_array_equal(first, second)

@@ -15,23 +15,11 @@ from prototrain import Callback
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries, TensorBoardWriter
 from prototrain.errors import CheckpointError, ExperimentError
 from prototrain.experiment.record import read_attempts
-from tests.tiny import CountingTrainer
+from tests.tiny import At, CountingTrainer
 
 
 def writers() -> list[Callback]:
     return [Summaries().every(steps=2), JSONWriter()]
-
-
-class AtStep(Callback):
-    """Changes the run's directory after a step."""
-
-    def __init__(self, step: int, action: Callable[[Path], object]) -> None:
-        self.step, self.action = step, action
-
-    def trigger_step(self) -> None:
-        if self.trainer.global_step == self.step:
-            assert self.trainer.experiment is not None
-            self.action(self.trainer.experiment.directory)
 
 
 def killed(experiment: Path) -> None:
@@ -79,11 +67,7 @@ def test_set_aside_checkpoints_are_not_missing(experiment: Path) -> None:
 
 NEVER_SAVED: dict[str, tuple[Callable[[], list[Callback]], Callable[[Path], object], str]] = {
     "no saver": (writers, lambda experiment: None, "came to step 6 and left no checkpoint: the run begins again"),
-    "killed early": (
-        lambda: [*writers(), ModelSaver().every(steps=100)],
-        killed,
-        "came to step 6 and left no checkpoint",
-    ),
+    "killed early": (lambda: [*writers(), ModelSaver().every(steps=100)], killed, "and left no checkpoint"),
     "killed at once": (list, killed, "was killed and left no checkpoint"),
 }
 
@@ -132,7 +116,7 @@ def test_deleted_directory_ends_the_run(action: Callable[[Path], object], saves:
     more: list[Any] = [TensorBoardWriter(), ModelSaver().every(steps=4), SaveOnExit()] if saves else []
     trainer = CountingTrainer(experiment=experiment)
     with pytest.raises(ExperimentError, match="was deleted or moved during the run") as caught:
-        trainer.train([*writers(), *more, AtStep(3, action)], max_steps=8)
+        trainer.train([*writers(), *more, At(3, lambda: action(experiment))], max_steps=8)
     assert "\n" not in str(caught.value)
     assert trainer.global_step == (4 if saves else 8)
     assert not (experiment / "checkpoints").exists()
@@ -140,5 +124,5 @@ def test_deleted_directory_ends_the_run(action: Callable[[Path], object], saves:
 
 def test_deleted_lock_is_harmless(experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
-    trainer.train([SaveOnExit(), AtStep(3, lambda directory: os.remove(directory / ".lock"))], max_steps=8)
+    trainer.train([SaveOnExit(), At(3, lambda: os.remove(experiment / ".lock"))], max_steps=8)
     assert trainer.run.checkpoints.steps() == [8]

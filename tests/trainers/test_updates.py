@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Config, SimpleTrainer, SyncReplicatedTrainer
-from prototrain.callbacks import SaveOnExit, StopOnNaN
-from prototrain.errors import CheckpointError, ConfigError, ModelError
-from prototrain.keras.trainer import KerasTrainer
+from prototrain import Config, KerasTrainer, SimpleTrainer, SyncReplicatedTrainer
+from prototrain.callbacks import SaveOnExit, ScheduledHyperParamSetter, StopOnNaN
+from prototrain.errors import ConfigError, ModelError
 from prototrain.launch import default_callbacks
 from prototrain.trainers.async_towers import AsyncTrainer
+from prototrain.trainers.optimization import equal_optimizer, optimizer_settings
 from prototrain.trainers.tower import TowerTrainer
+from tests.tiny import tiny_model
 
 RATE = 0.1
 
@@ -122,7 +123,7 @@ def test_variables_excluded_from_weight_decay(make: Any) -> None:
     assert weight(trainer) == pytest.approx(1 - RATE * (2.0 if make is two_towers else 4.0))
 
 
-class Signs(TowerTrainer):
+class SignTrainer(SimpleTrainer):
     decays = False
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
@@ -131,10 +132,6 @@ class Signs(TowerTrainer):
             loss = self.build(inputs, True)["loss"] + (self.weight_decay_loss() if self.decays else 0.0)
         self.apply_gradients(list(zip(self.gradients(tape, loss, variables), variables, strict=True)), loss=loss)
         return {"loss": loss}
-
-
-class SignTrainer(Signs, SimpleTrainer):
-    pass
 
 
 class DecayTrainer(SignTrainer):
@@ -184,13 +181,6 @@ def test_weights_are_loaded_only_at_a_fresh_start(make: Any, tmp_path: Path) -> 
     assert run(1) == pytest.approx(7 - RATE * 2 * 5)
     if make is SimpleTrainer:
         assert run(2) == pytest.approx(6 - RATE * 2 * 4)
-
-
-def test_missing_weights_are_an_early_error(tmp_path: Path) -> None:
-    model = Line(model__weights_load_path=str(tmp_path / "missing.npz"))
-    with pytest.raises(CheckpointError, match=r"there is no file .*missing"):
-        SimpleTrainer(model, experiment=tmp_path / "run").train(default_callbacks(model))
-    assert not (tmp_path / "run").exists()
 
 
 class Sometimes(TowerTrainer):
@@ -258,3 +248,51 @@ def test_wrong_arguments_of_apply_gradients(pairs: Any, when: Any, said: str) ->
     trainer = SimpleTrainer(Line())
     with pytest.raises(ModelError, match=said):
         trainer.apply_gradients(pairs(trainer.trainable.values()), loss=tf.constant(0.0), when=when)
+
+
+# Settings of the optimizer.
+
+
+class Rate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """An optimizer without `get_config`."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate
+
+
+def test_schedule_without_get_config() -> None:
+    optimizer = keras.optimizers.SGD(Rate(0.25), momentum=0.5)
+    assert optimizer_settings(optimizer)["momentum"] == 0.5
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    model.compile(optimizer, "mse")
+    data = tf.data.Dataset.from_tensors((np.ones((1, 1)), np.zeros((1, 1))))
+    KerasTrainer(model, data).train(max_steps=1)
+    assert float(model.layers[0].kernel[0, 0]) == 0.5
+    with pytest.raises(ConfigError, match=r"SGD cannot be made a second time: .*get_config"):
+        equal_optimizer(optimizer)
+
+
+def test_warning_for_an_unused_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = {"model__lr_schedule__method": "step", "model__lr_schedule__step__boundaries": [1]}
+    values = {"model__lr_schedule__step__values": [0.1, 0.01]}
+    own = {"model__optimizer__method": lambda: keras.optimizers.SGD(0.1)}
+    setter = ScheduledHyperParamSetter("learning_rate", [(1, 0.1)])
+    constant: dict[str, Any] = {}  # no required keys
+    for change, callbacks, is_said in (
+        ({**steps, **values}, [], True),
+        ({**steps, **values, **own}, [], True),
+        ({**steps, **values}, [setter], False),
+        (constant, [], False),
+    ):
+        SimpleTrainer(tiny_model(**change)).train(callbacks, max_steps=2)
+        said = "model.lr_schedule (step) is not followed: the learning rate stays at 0.1"
+        assert (said in capsys.readouterr().out) is is_said
+
+
+def test_changed_weight_decay_exclusions_are_reported() -> None:
+    one, other = keras.optimizers.AdamW(0.1), keras.optimizers.AdamW(0.1)
+    other.exclude_from_weight_decay(var_names=["kernel", "bias"])
+    assert optimizer_settings(other) == optimizer_settings(one) | {"without weight decay": ["bias", "kernel"]}
