@@ -104,6 +104,7 @@ def from_config(method: str, **keys: Any) -> Any:
         ("step", {"step__boundaries": [10], "step__values": [1, 0.5]}, 11, 0.5),
         ("custom", {"custom__fn": lambda step: 3}, 1, 3.0),
         ("custom", {"custom__fn": lambda step: tf.cast(step, tf.float64) / 4}, 1, 0.25),
+        ("custom", {"custom__fn": lambda step: 0.5 / (1 + step)}, 1, 0.25),
         ("cosine", {"cosine__value": 0.5, "cosine__decay_steps": 8}, 4, 0.25),
         ("cosine", {"cosine__value": 0.5, "cosine__final": 0.125}, 100, 0.125),
         ("polynomial", {"polynomial__value": 1.0, "polynomial__power": 2.0}, 10, 0.25),
