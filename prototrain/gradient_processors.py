@@ -130,14 +130,16 @@ class ScaleGradient(_ByName):
     variable unchanged; to save its optimizer slots, too, use `model.trainable_variables.filter_regex`.
 
     Args:
-        factors: a dict {regex: factor}, or a list of such pairs. A regex matches whole names of variables, without the
-            `:0`, and the first match counts. Other gradients do not change.
+        factors: a dict {regex: factor}, a pair (regex, factor), or a list of pairs. A regex matches whole names of
+            variables, without the `:0`, and the first match counts. Other gradients do not change.
     """
 
-    def __init__(self, factors: Mapping[str, float] | Iterable[tuple[str, float]]) -> None:
-        by_regex = dict(factors)
-        super().__init__(by_regex)
-        self.factors = list(by_regex.values())
+    def __init__(self, factors: Mapping[str, float] | tuple[str, float] | Sequence[tuple[str, float]]) -> None:
+        if isinstance(factors, tuple) and isinstance(factors[0], str):
+            factors = [factors]
+        given: list[Any] = list(factors.items() if isinstance(factors, Mapping) else factors)
+        super().__init__(regex for regex, _ in given)
+        self.factors = [factor for _, factor in given]
 
     def _process(self, gradient: Any, variable: Any, index: int) -> Any:
         factor = self.factors[index]

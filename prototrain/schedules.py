@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -175,10 +176,13 @@ def _of_method(config: Config, method: str) -> Schedule:
 
     def custom(step: Any) -> tf.Tensor:
         result = evaluate(function, _int64(step))
-        try:
-            return tf.ensure_shape(tf.cast(result, tf.float32), ())
-        except (TypeError, ValueError, tf.errors.OpError) as error:
-            raise ConfigError(f"{prefix}.fn: must return a scalar number, got {result!r}") from error
+        value = tf.constant("")
+        with suppress(TypeError, ValueError):
+            value = tf.convert_to_tensor(result)
+        is_number = value.dtype.is_floating or value.dtype.is_integer
+        if not is_number or value.shape.rank not in (0, None):
+            raise ConfigError(f"{prefix}.fn: must return a scalar number, got {result!r}")
+        return tf.cast(tf.ensure_shape(value, ()), tf.float32)
 
     return custom
 

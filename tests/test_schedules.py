@@ -125,7 +125,7 @@ def test_from_config_with_missing_keys() -> None:
             from_config(method)
 
 
-@pytest.mark.parametrize("result", [None, [0.1, 0.2], "fast"])
+@pytest.mark.parametrize("result", [None, [0.1, 0.2], "fast", True])
 def test_custom_schedule_must_return_a_scalar(result: Any) -> None:
     with pytest.raises(ConfigError, match=r"custom\.fn: must return a scalar number, got "):
         from_config("custom", custom__fn=lambda step: result)(0)

@@ -54,4 +54,6 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         write_atomic(path, json.dumps(whole, indent=2) + "\n")
     except OSError as error:
         raise ExperimentError(f"cannot write {path}: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise ExperimentError(f"{path} is damaged; delete it to write it again") from error
     say(f"written to {restored.experiment.keep(path)}")

@@ -241,6 +241,8 @@ class KerasMetric(Inferencer):
     """
 
     def __init__(self, metric: keras.metrics.Metric, *names: str, name: str | None = None) -> None:
+        if not names:
+            raise CallbackError(f"KerasMetric({metric.name}): name the tensors it takes, such as 'labels', 'logits'")
         self.metric = metric
         self.names = names
         self.name = name or str(metric.name)

@@ -215,6 +215,7 @@ class CallbackGroup:
         is_repeated = step == self._triggered_at  # the run ends right after a complete epoch
         if is_repeated or self._is_cut:
             due = [callback for callback in due if _is_periodic(callback) or (callback.at_end and not is_repeated)]
+        due = [callback for callback in due if not _is_periodic(callback) or callback.next_step(step - 1) == step]
         self._triggered_at, self.unfinished = step, True
         self._run("trigger_epoch", due, is_last=True)
 

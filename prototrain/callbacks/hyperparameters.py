@@ -356,13 +356,15 @@ class LearningRate(Callback):
             tensor, or float64 if the schedule cannot compute with int64, as in ``0.1 * 0.5 ** (step // 1000)``.
 
     Raises:
-        CallbackError: at setup, if the trainer has no optimizer, the optimizer already has a schedule, or `schedule`
-            does not consist of TensorFlow ops.
+        CallbackError: the schedule is not callable or does not consist of TensorFlow ops; at setup, if the trainer has
+            no optimizer or the optimizer already has a schedule.
     """
 
     chief_only = False  # all workers must apply the same updates
 
     def __init__(self, schedule: Callable[[Any], Any]) -> None:
+        if not callable(schedule):
+            raise CallbackError(f"LearningRate takes a function of the step, not {schedule!r}")
         self.schedule = schedule
 
     @property

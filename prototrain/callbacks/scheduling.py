@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,9 @@ class RunOp(Callback):
         run_as_trigger: whether to call it in `trigger`, by default after each epoch.
         run_step: whether to call it in every step. It is then traced into the compiled step and may only use
             TensorFlow ops.
+
+    Raises:
+        CallbackError: `function` is not callable.
     """
 
     chief_only = False
@@ -84,6 +88,10 @@ class RunOp(Callback):
         run_as_trigger: bool = True,
         run_step: bool = False,
     ) -> None:
+        if not callable(function):
+            raise CallbackError(
+                f"RunOp takes a function, not {function!r}; write RunOp(lambda: variable.assign(value))"
+            )
         self.function = function
         self._run_before = run_before
         self._runs = {"after_run": run_step, "trigger": run_as_trigger, "trigger_epoch": run_as_trigger}
@@ -118,6 +126,7 @@ class AssignVariables(Callback):
     chief_only = False
 
     def __init__(self, function: Callable[[Any], Any], regex: str = ".*") -> None:
+        re.compile(regex)  # raises an error for a wrong pattern
         self.function = function
         self.regex = regex
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -178,6 +179,7 @@ class StopOnNaN(Callback):
     chief_only = False  # all workers must apply the same updates
 
     def __init__(self, *, ignore: str | None = None) -> None:
+        re.compile(ignore or "")  # raises an error for a wrong pattern
         self.ignore = ignore
 
     def setup(self) -> None:

@@ -134,6 +134,15 @@ def test_resume_from_a_save_between_callbacks_runs_each_once(every: dict[str, in
     assert train(8)[:3] == [4 if every == {"steps": 2} else 2] * 3
 
 
+def test_callback_that_stops_at_the_end_of_an_epoch_leaves_a_last_checkpoint(tmp_path: Path) -> None:
+    stopping = EarlyStopping("loss", mode="max", patience=1).every(epochs=1)
+    callbacks = [measures("loss", lambda step: -step), stopping, JSONWriter(), Summaries().every(steps=7)]
+    trainer = CountingTrainer(experiment=tmp_path)
+    trainer.train([*callbacks, ModelSaver().every(steps=500)], steps_per_epoch=5, max_epoch=9)
+    assert trainer.global_step == 10 and trainer.run.checkpoints.steps() == [10]
+    assert [step for step, _ in trainer.monitors.history("trn/loss")] == [7, 10]
+
+
 def test_resume_from_the_first_of_two_best_savers(tmp_path: Path) -> None:
     found = []
     for experiment, parts in ((tmp_path / "one", (8,)), (tmp_path / "two", (4, 8))):

@@ -167,7 +167,7 @@ class MovingAverageSummary(_StepSums):
         if not 0 < decay < 1:
             raise CallbackError(f"MovingAverageSummary: decay must be between 0 and 1, got {decay!r}")
         super().__init__()
-        self._pattern = pattern
+        self._pattern = None if pattern is None else re.compile(pattern)
         self.names = names
         self.decay = decay
         self.state_key = f"MovingAverageSummary/{decay}/{pattern or ','.join(names)}"
@@ -175,10 +175,10 @@ class MovingAverageSummary(_StepSums):
     def after_run(self, outputs: dict[str, Any]) -> None:
         names = self.names
         if self._pattern is not None:
-            names = tuple(name for name in outputs if re.fullmatch(self._pattern, name))
+            names = tuple(name for name in outputs if self._pattern.fullmatch(name))
         missing = [name for name in names if name not in outputs]
         if missing or not names:
-            wanted = ", ".join(missing) or repr(self._pattern)
+            wanted = ", ".join(missing) or repr(self._pattern and self._pattern.pattern)
             known = ", ".join(outputs) or "none"
             raise CallbackError(f"MovingAverageSummary: the step has no scalar {wanted}; it has: {known}")
         # Keep the weighted sum of each scalar's values and the sum of the weights.
