@@ -97,6 +97,8 @@ def _csv_examples(files: list[str]) -> tf.data.Dataset:
     """Return the rows of CSV files as strings; the first line names the columns."""
     with open(files[0], encoding="utf-8-sig", errors="replace", newline="") as file:
         names = next(csv.reader(file), [])
+    if not names:
+        raise DataError(f"{files[0]}: has no first line with the names of the columns")
     return readers.csv(files, features={name: (tf.string, []) for name in names})
 
 

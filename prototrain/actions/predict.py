@@ -88,7 +88,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
 def _column(name: str, value: Any, size: int, suffix: str) -> Any:
     """Return an output with one row per example, as an array or, for JSON lines, a ragged tensor."""
-    if isinstance(value, tf.RaggedTensor) and suffix == ".jsonl":
+    if isinstance(value, tf.RaggedTensor) and suffix == ".jsonl" and value.shape[0] == size:
         return value
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor | dict | tuple) or value.shape[:1] != (size,):
         what = f"a {type(value).__name__}{f' of shape {tuple(value.shape)}' if hasattr(value, 'shape') else ''}"

@@ -278,7 +278,7 @@ class PeriodicTrigger(ProxyCallback):
     def before_train(self) -> None:
         self.callback.before_train()
         self._last_time, self._last_step = self._clock(), -1
-        if self.is_due_at_start and self.trainer.global_step == 0:
+        if self.is_due_at_start and self.trainer.run.is_fresh:
             self.fire()
 
     def next_step(self, step: int) -> int | None:

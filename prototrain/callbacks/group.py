@@ -254,12 +254,15 @@ class CallbackGroup:
                     stop = stop or request
                 if at_start:
                     self._trainer.stop.check()
-        except BaseException:
+        except BaseException as error:
             if hook == "before_epoch":
                 self._begun_at = -1
             elif not at_start:
                 self.unfinished = True
-                self._done.clear()
+                if isinstance(error, Exception):
+                    self._done.clear()
+                else:  # a signal has interrupted this callback only
+                    self._done.discard(self._call_of(callback, hook))
             raise
         if is_last:
             self.unfinished = False

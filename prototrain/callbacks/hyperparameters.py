@@ -74,7 +74,8 @@ class HyperParam:
     def set(self, value: float) -> None:
         """Set the value."""
         if self._attribute is not None:
-            setattr(self._target, self._attribute, value)
+            is_whole = isinstance(getattr(self._target, self._attribute), int) and float(value).is_integer()
+            setattr(self._target, self._attribute, int(value) if is_whole else value)
         else:
             # Assign an array, since TensorFlow caches every Python number that it converts.
             variable = self._variable

@@ -100,7 +100,7 @@ class RunOp(Callback):
         return self._runs[hook] if hook in self._runs else super().overrides(hook)
 
     def before_train(self) -> None:
-        if self._run_before and self.trainer.global_step == 0:
+        if self._run_before and self.trainer.run.is_fresh:
             self.function()
 
     def after_run(self, outputs: dict[str, Any]) -> None:

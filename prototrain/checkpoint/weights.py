@@ -239,7 +239,7 @@ def _bundle_prefix(path: Path) -> Path:
         path = directory / BUNDLE
     if not path.with_name(path.name + ".index").is_file():
         raise CheckpointError(
-            f"model.weights_load_path: there is no checkpoint at {path}; give an experiment's directory, one of its "
+            f"there are no weights to load: no checkpoint at {path}; give an experiment's directory, one of its "
             "checkpoints/step-*, the prefix of a TensorFlow checkpoint, a .npz or a .weights.h5"
         )
     return path

@@ -55,5 +55,5 @@ def _free_place(name: str) -> Path:
         raise ModelError(f"{target} is there already; choose another name or delete it first")
     found = None if Path(parts[0]).exists() else find_spec(parts[0])
     if found is not None:
-        raise ModelError(f"there is a module {parts[0]} already, in {found.origin}; choose another name")
+        raise ModelError(f"there is a module {parts[0]} already; choose another name")
     return target

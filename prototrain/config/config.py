@@ -146,7 +146,8 @@ class Config(UserDict[str, Any]):
                 raise ConfigError(f"{show(text)} is not an override; expected KEY=VALUE")
             value = read_value(written)
             if key in SCHEMA:
-                trial[key] = value
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                trial[key] = written.strip() if is_number and SCHEMA[key].type == "str" else value
             elif key not in self:
                 raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(key, [*SCHEMA, *self])}")
             else:
@@ -253,13 +254,14 @@ class Config(UserDict[str, Any]):
         """Return the keys that were set to a value other than the default but have not been read.
 
         The defaults are the model's own if it was loaded by name, else those of the schema, without the model's own
-        keys. Required keys are left out, because scripts must set them.
+        keys. Required keys are left out, because scripts must set them, and so is the place of experiments.
         """
         if self._defaults is not None:
             changed = [key for key, *_ in self.changes() or () if key in self.data]
         else:
             changed = [key for key, value in self.data.items() if key in SCHEMA and value != SCHEMA[key].default]
-        return [key for key in changed if key not in self._read and not (key in SCHEMA and SCHEMA[key].required)]
+        left_out = {*LOCATION_KEYS, *(key for key, spec in SCHEMA.items() if spec.required)}
+        return [key for key in changed if key not in self._read and key not in left_out]
 
     def keep_defaults(self) -> None:
         """Store the current values as the model's own defaults, at the first call only."""

@@ -289,6 +289,9 @@ class Estimator:
                 f"export_saved_model: {export_dir_base} is a URL; give a directory, such as one below the model_dir"
             )
         receiver = serving_input_receiver_fn()
+        if not isinstance(receiver, ServingInputReceiver):
+            kind = type(receiver).__name__
+            raise ModelError(f"serving_input_receiver_fn must return an estimator.ServingInputReceiver, not {kind}")
         program = self._program(ModeKeys.PREDICT, receiver.dataset, features_of=receiver.receive)
         built = self._built(program, checkpoint_path)
         built.build(built.data.first_batch, False)  # sets program.signatures
@@ -428,7 +431,7 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
 
 def _experiment(model_dir: str | Path | None, of_config: str | Path | None) -> Experiment:
     """Return the experiment in the given directory, or in a new temporary one if no directory is given."""
-    if model_dir and of_config and str(model_dir) != str(of_config):
+    if model_dir and of_config and Path(model_dir).absolute() != Path(of_config).absolute():
         raise ConfigError(f"there are two model directories, {model_dir} and {of_config}; give one")
     directory = model_dir or of_config
     if not directory:

@@ -105,6 +105,8 @@ class Numeric(Dense):
 
     def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
         value = _raw(features, self.key)
+        if isinstance(features[self.key], tf.SparseTensor | tf.RaggedTensor):
+            raise ModelError(f"numeric_column({self.key!r}): the feature is sparse or ragged; make it a dense tensor")
         if value.dtype == tf.string:
             raise ModelError(f"numeric_column({self.key!r}): the feature is text; tf.strings.to_number makes numbers")
         if self.normalizer_fn is not None:
@@ -195,7 +197,8 @@ class Vocabulary(OfOneFeature):
     num_oov_buckets: int = 0
 
     def __post_init__(self) -> None:
-        words = self.vocabulary_list = np.asarray(list(self.vocabulary_list)).tolist()
+        words = [word.item() if isinstance(word, np.generic) else word for word in self.vocabulary_list]
+        self.vocabulary_list = words
         if not words or len(set(words)) < len(words):
             raise ModelError(f"the vocabulary of the column {self.key!r} must have words, each of them once")
         if self.num_oov_buckets and self.default_value != -1:
@@ -428,10 +431,12 @@ def categorical_column_with_vocabulary_file(
         dtype, default_value, num_oov_buckets: see `categorical_column_with_vocabulary_list`.
 
     Raises:
-        ModelError: the file has fewer than `vocabulary_size` words.
-        OSError: the file cannot be read.
+        ModelError: the file cannot be read, or has fewer than `vocabulary_size` words.
     """
-    text = Path(vocabulary_file).read_bytes().decode()
+    try:
+        text = Path(vocabulary_file).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"the vocabulary of {key!r} cannot be read from {vocabulary_file}: {error}") from error
     # Not splitlines(), which also splits at the line separators of Unicode; TensorFlow reads such a line as one word.
     lines = text.replace("\r", "").removesuffix("\n").split("\n") if text else []
     if vocabulary_size is not None and vocabulary_size > len(lines):
@@ -526,7 +531,8 @@ def linear_model(features: Mapping[str, Any], feature_columns: Iterable[Any], un
 
 def ordered(feature_columns: Iterable[Any]) -> list[Any]:
     """Return columns sorted by name; they must have different names, and there must be one at least."""
-    found = sorted(map(checked, feature_columns), key=lambda column: column.name)
+    given = [feature_columns] if isinstance(feature_columns, Column) else feature_columns
+    found = sorted(map(checked, given), key=lambda column: column.name)
     for one, other in pairwise(found):
         if one.name == other.name:
             raise ModelError(f"feature_columns has two columns {one.name!r}")

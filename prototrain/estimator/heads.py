@@ -124,6 +124,8 @@ class Head:
     def _measured(self, labels: Any, logits: Any, features: Any) -> tuple[Any, Any, Any, Any]:
         """Return the logits, labels, losses and weights of the examples; weights may be None."""
         logits = self._logits(logits)
+        if isinstance(labels, Mapping):
+            raise ModelError(f"the head takes one tensor of labels, not a dict of {', '.join(labels)}")
         labels = self._labels(labels, logits)
         if self._loss_fn is None:
             losses = self._losses(labels, logits)

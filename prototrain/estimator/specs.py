@@ -152,6 +152,10 @@ class WarmStartSettings:
     vars_to_warm_start: str | Sequence[str] = ".*"
     var_name_to_prev_var_name: Mapping[str, str] | None = None
 
+    def __post_init__(self) -> None:
+        if not self.vars_to_warm_start:
+            raise ConfigError("WarmStartSettings: vars_to_warm_start names no variables; '.*' loads all")
+
 
 @dataclass
 class TrainSpec:

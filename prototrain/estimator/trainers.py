@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -80,7 +80,8 @@ class ProgramTrainer(TowerTrainer):
 
     def learning_rates(self) -> list[Callback]:
         """Return callbacks for the learning rates that depend on the step."""
-        return [RateOfPart(part) for part in self.parts if part.spec.learning_rate is not None]
+        specs = [part.spec for part in self.parts]
+        return [RateOfPart(spec.rate, number) for number, spec in enumerate(specs) if spec.learning_rate is not None]
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
@@ -115,11 +116,11 @@ def _chosen(spec: OptimizerSpec, trainable: dict[str, Any], *, is_alone: bool) -
 
 
 class RateOfPart(LearningRate):
-    """Sets the learning rate of one of several optimizers; see `LearningRate`."""
+    """Sets the learning rate of one of several optimizers, given by its number; see `LearningRate`."""
 
-    def __init__(self, part: Part) -> None:
-        super().__init__(part.spec.rate)
-        self._optimizer = part.optimizer
+    def __init__(self, schedule: Callable[[Any], Any], number: int) -> None:
+        super().__init__(schedule)
+        self._number = number
 
     @property
     def name(self) -> str:
@@ -127,7 +128,8 @@ class RateOfPart(LearningRate):
 
     @property
     def optimizer(self) -> keras.optimizers.Optimizer:
-        return self._optimizer
+        trainer: Any = self.trainer
+        return trainer.parts[self._number].optimizer  # another one after SetTrainable
 
 
 class EstimatorTrainer(ProgramTrainer, SimpleTrainer):

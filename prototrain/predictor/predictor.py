@@ -34,11 +34,15 @@ class Predictor:
         output_names: names in the mapping that `build` returns, in the order of the results.
 
     Raises:
-        ModelError: a dict of the training batch has no such path, or only some elements of a tuple are named.
+        ModelError: a dict of the training batch has no such path, only some elements of a tuple are named, or names
+            are no list.
     """
 
     def __init__(self, built: Any, input_names: Sequence[str], output_names: Sequence[str]) -> None:
         self._built = built
+        for names in (input_names, output_names):
+            if isinstance(names, str):
+                raise ModelError(f"a predictor takes lists of names, such as [{names!r}], not {names!r}")
         self.input_names, self.output_names = list(input_names), list(output_names)
         self._specs = {name: self._spec(name) for name in self.input_names}
         try:

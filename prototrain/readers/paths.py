@@ -45,7 +45,7 @@ def matching_files(pattern: PathLike) -> list[str]:
         path = local_path(pattern)
         if path.is_file():
             return [str(path)]
-        base = next(parent for parent in path.parents if parent.is_dir() or parent == parent.parent)
+        base = next((parent for parent in path.parents if parent.is_dir() or parent == parent.parent), path)
         found = Path(glob.escape(str(base)), path.relative_to(base))
         return sorted(file for file in glob.glob(str(found), recursive=True) if os.path.isfile(file))
     above, _, name = url.rpartition("/")

@@ -48,10 +48,12 @@ def tfrecords(
         A dataset of dictionaries name -> tensor.
 
     Raises:
-        DataError: a pattern matches no file, examples cannot have the dtype of a feature, or, with `shuffle="index"`,
-            the files are compressed or damaged.
+        DataError: `compression` is unknown, a pattern matches no file, examples cannot have the dtype of a feature,
+            or, with `shuffle="index"`, the files are compressed or damaged.
         StorageError: files at a URL cannot be downloaded.
     """
+    if compression not in (None, "GZIP", "ZLIB"):
+        raise DataError(f'tfrecords: compression must be None, "GZIP" or "ZLIB", not {compression!r}')
     files: list[str] = []
     given = several(patterns)
     for pattern in given:

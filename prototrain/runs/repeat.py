@@ -127,6 +127,7 @@ class Announcement(Callback):
 
 
 def _settings(environment: dict[str, Any]) -> dict[str, Any]:
-    names = ("versions", "callbacks", "platform", "devices", "directory")
+    names = ("versions", "platform", "devices", "directory")
     data = {f"data {name}": environment["data"].get(name) for name in ("file names", "file sizes")}
-    return {**environment["facts"], **data, **{name: environment.get(name) for name in names}}
+    callbacks = [name for name in environment.get("callbacks", ()) if name != Announcement.__name__]
+    return {**environment["facts"], **data, "callbacks": callbacks, **{name: environment.get(name) for name in names}}

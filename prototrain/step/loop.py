@@ -21,7 +21,7 @@ from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite
 from prototrain.step.trace import SummaryFile, TowerTrace, noting_summaries, tracing
 from prototrain.step.update import weighted_outputs
 from prototrain.step.variables import StopVariable, scratch_variable
-from prototrain.tf_private import is_op_determinism_enabled, next_synchronously
+from prototrain.tf_private import KerasVariable, is_op_determinism_enabled, next_synchronously
 from prototrain.towers import components
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ class Iteration:
             handles.get(op.inputs[0].name) for op in operations if op.type.startswith(_ASSIGNMENTS) and op.inputs
         )
         is_on_towers = self.placement.strategy.extended.variable_created_in_scope
-        for name, variable in self.trainer.state.items():
+        for name, entry in self.trainer.state.items():
+            variable = entry.value if isinstance(entry, KerasVariable) else entry
             if isinstance(variable, tf.Variable) and assigned[id(variable.handle)] > 1 and not is_on_towers(variable):
                 raise ModelError(
                     f"train_step assigns to state[{name!r}] once on each tower: make this variable in "

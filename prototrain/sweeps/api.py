@@ -102,8 +102,11 @@ def sweep(
         raise SweepError("cpus_per_trial must be positive, and gpus_per_trial a part of one GPU or a whole number")
     found = load_model(model) if isinstance(model, str) else model
     config = found.config.copy()
+    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
     config.override(overrides)
     plan = Plan(config=config, space=from_mapping(space), trials=trials, objective=objective, mode=mode)
+    for key in plan.space.keys() & {text.partition("=")[0].strip() for text in overrides}:
+        say(f"WARNING: the given {key} has no effect: the sweep sets it")
     for key in plan.space:
         if (why := config.why_without_effect(key)) is not None and why.partition(" ")[0] not in plan.space:
             say(f"WARNING: {key} has no effect: {why}")

@@ -60,6 +60,8 @@ class Trial:
     def report(self, newest: Newest) -> bool:
         """Report scalars to the study; returns whether the trial should end because it is pruned."""
         if self._objective not in newest:
+            if self._objective.startswith("trn/") and not any(name.startswith("trn/") for name in newest):
+                return False  # training scalars may be recorded less often than the validation runs
             known = ", ".join(newest) or "none"
             raise SweepError(f"trial {self.number} has no scalar {self._objective!r} to go by; it has: {known}")
         step, value = newest[self._objective]

@@ -196,6 +196,11 @@ class Run:
             self._upload_rest(error)
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether the run began at step 0 without a checkpoint."""
+        return self.began_at == 0 and self.checkpoint is None
+
+    @property
     def _own_experiment(self) -> Experiment | None:
         """The experiment, if this process writes it."""
         return self._trainer.experiment if self._trainer.is_chief else None
@@ -524,8 +529,10 @@ class Run:
     @contextmanager
     def preparing(self) -> Iterator[None]:
         """Context manager that reverts changes to the restored state, which already includes them."""
+        keras_state = keras_random_state()
         with random_state_kept(), StateEntries(self._trainer.state).kept():
             yield
+            set_keras_random_state(keras_state)
 
     def resume_line(self) -> str:
         """Return the row "start": the step of the resume, the data position, and changes since the checkpoint."""

@@ -522,9 +522,11 @@ class TowerTrainer(Trainer):
     def _check_copies(self) -> None:
         """Raise a ModelError if the towers have different copies of a variable that `train_step` assigns."""
         for name, variable in variables_in(self.state).items() if self.towers > 1 and self.has_own_train_step else ():
-            first, *others = (copy.numpy() for copy in components(variable))
-            # Seeds and counters of layers belong to a single tower.
-            if first.dtype.kind == "f" and not all(np.array_equal(first, one, equal_nan=True) for one in others):
+            copies = components(variable)
+            first, *others = (copy.numpy() for copy in copies)
+            # Seeds and counters of layers belong to a single tower, as do the parts of a sum.
+            is_shared = first.dtype.kind == "f" and copies[0].synchronization != tf.VariableSynchronization.ON_READ
+            if is_shared and not all(np.array_equal(first, one, equal_nan=True) for one in others):
                 raise ModelError(
                     f"the towers have different values of {name}, to which train_step assigns: average it first, "
                     'with tf.distribute.get_replica_context().all_reduce("mean", value), or give the variable an '

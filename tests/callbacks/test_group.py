@@ -112,6 +112,37 @@ def test_stop_between_callbacks_runs_each_once(every: dict[str, int], where: int
     assert counts == [times] * 3
 
 
+class StopsInside(Named):
+    """Is interrupted by a signal once, like a long validation."""
+
+    def __init__(self, letter: str, once: list[bool]) -> None:
+        super().__init__(letter, [])
+        self.once = once
+
+    def trigger(self) -> None:
+        super().trigger()
+        if self.trainer.global_step == 4 and self.once:
+            self.once.pop()
+            self.count -= 1
+            self.trainer.stop.request(signal.SIGINT)
+            self.trainer.stop.check()
+
+
+@pytest.mark.parametrize("every", [{"steps": 2}, {"epochs": 1}, {}])
+def test_stop_inside_a_callback_repeats_only_that_one(every: dict[str, int], tmp_path: Path) -> None:
+    once = [True]
+
+    def train() -> list[int]:
+        named = [Named("a", []), StopsInside("b", once), Named("c", [])]
+        timed = [callback.every(**every) if every else callback for callback in named]
+        CountingTrainer(experiment=tmp_path).train([*timed, SaveOnExit()], steps_per_epoch=4, max_epoch=2)
+        return [callback.count for callback in named]
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert train() == [4 if every == {"steps": 2} else 2] * 3
+
+
 class Saves(Named):
     """Saves before later callbacks of the step have run."""
 

@@ -165,9 +165,9 @@ def damaged(place: Path) -> Path:
         (
             lambda place: place,
             {},
-            "weights_load_path: there is no checkpoint at .*place; give an experiment's directory",
+            "no weights to load: no checkpoint at .*place; give an experiment's directory",
         ),
-        (empty, {}, "weights_load_path: there is no checkpoint at"),
+        (empty, {}, "no weights to load: no checkpoint at"),
         (lambda place: place.with_name("n" * 300), {}, "File name too long"),
         (lambda place: Path(f"{place}\0"), {}, "there is no checkpoint '.*: embedded null (byte|character)"),
         (other, {}, "nothing in .*place matches a variable of the model"),

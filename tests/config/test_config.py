@@ -76,7 +76,7 @@ def test_override(text: str, key: str, value: Any) -> None:
         ("model.batch_size", "is not an override; expected KEY=VALUE"),
         ("model.batch_sise=3", "unknown key 'model.batch_sise'; the nearest known one is model.batch_size"),
         ("model.widht=3", "unknown key 'model.widht'; the nearest known one is model.width"),
-        ("trainer.experiment_name=2024", r"trainer.experiment_name: expected str, got 2024"),
+        ("trainer.experiment_name=False", r"trainer.experiment_name: expected str, got False"),
         ("model.norm=True", "model.norm: expected str, got True"),
         ("model.units=[8, a]", r"model.units: expected list\[int\], got '\[8, a\]'"),
     ],

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, estimator
+from prototrain.callbacks import CallbackFactory, SetTrainable
 from prototrain.checkpoint.store import read_bundle
 from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, ModeKeys, OptimizerSpec, RunConfig, TrainSpec
 from tests.estimator.programs import POINTS, SIDES, classifier, endless, linear_fn, named, plain
@@ -149,6 +150,20 @@ def test_optimizer_spec(tmp_path: Path) -> None:
     line = Estimator(build, tmp_path).train(lambda: plain().repeat(), steps=2)
     np.testing.assert_allclose(line.get_variable_value("line/kernel"), [[0.25], [0.25]])
     np.testing.assert_array_equal(line.get_variable_value("line/bias"), [0.0])
+
+
+def test_learning_rate_after_weights_are_frozen(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        hidden = keras.layers.Dense(2, name="hidden")(features["x"])
+        loss = tf.reduce_mean(keras.layers.Dense(1, name="out")(hidden) ** 2)
+        how = OptimizerSpec(keras.optimizers.SGD(0.1), lambda step: 0.5 * tf.cast(step, tf.float32))
+        return EstimatorSpec(mode, loss=loss, train_op=how)
+
+    rates: list[float] = []
+    look = CallbackFactory(trigger=lambda me: rates.append(float(me.trainer.optimizer.learning_rate)))
+    hooks = [look.every(steps=1), SetTrainable("hidden", False).at(step=2)]
+    Estimator(model_fn, tmp_path).train(lambda: named().repeat(), hooks, steps=4)
+    assert rates == [0.0, 0.5, 1.0, 1.5]
 
 
 def test_warm_start_from_another_run(trained: Estimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,9 @@ def test_sparse_and_empty_features() -> None:
 f = feature_column
 CASES: dict[str, Any] = {
     "no feature 'x' for its column; input_fn gives age, word": lambda: f.numeric_column("x").dense(FEATURES),
+    r"numeric_column\('x'\): the feature is sparse or ragged": lambda: f.numeric_column("x").dense(
+        {"x": tf.ragged.constant([[1.0], [2.0, 3.0]])}
+    ),
     r"numeric_column\('word'\): the feature is text": lambda: f.numeric_column("word").dense(FEATURES),
     "has words like 'a', the feature is int64": lambda: f.categorical_column_with_vocabulary_list("number", "ab").ids(
         FEATURES

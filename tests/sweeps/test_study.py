@@ -174,6 +174,13 @@ def test_bad_trials_are_pruned(opens: Opens) -> None:
     assert states(process) == [*["finished"] * 5, "pruned", "finished"]
 
 
+def test_training_scalars_may_be_recorded_after_the_first_validation(opens: Opens) -> None:
+    trial = taken(opens(objective="trn/loss"))
+    assert trial.report({"vld/loss": (1, 2.0)}) is False
+    with pytest.raises(SweepError, match="no scalar 'trn/loss'"):
+        trial.report({"vld/loss": (2, 2.0), "trn/lose": (2, 1.0)})
+
+
 def test_failed_trials(opens: Opens) -> None:
     process = opens()
     silent, broken, infinite = taken(process), taken(process), taken(process)

@@ -155,16 +155,19 @@ class CountsSteps(SyncReplicatedTrainer):
 
     def __init__(self, *arguments: Any, averages: bool = True, scoped: bool = True) -> None:
         super().__init__(*arguments)
-        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        first, total = tf.VariableAggregation.ONLY_FIRST_REPLICA, tf.VariableAggregation.SUM
+        on_read = tf.VariableSynchronization.ON_READ
         with self.strategy.scope() if scoped else nullcontext():
             self.count = tf.Variable(0, trainable=False, aggregation=first)
             self.average = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.MEAN)
+            self.total = tf.Variable(0.0, trainable=False, synchronization=on_read, aggregation=total)
         self.averages = averages
-        self.state.update(count=self.count, average=self.average)
+        self.state.update(count=self.count, average=self.average, total=self.total)
 
     def train_step(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         mean = tf.reduce_mean(inputs["x"])
         self.count.assign_add(1)
+        self.total.assign_add(mean)
         self.average.assign(0.5 * self.average + 0.5 * mean)
         change = tf.distribute.get_replica_context().all_reduce("mean", mean) if self.averages else mean
         self.variables["logits/bias"].assign_add(tf.fill([2], change))

@@ -90,7 +90,7 @@ class JSONWriter(Monitor):
             size = aside.stat().st_size if aside.exists() else 0
             # A run that starts at step 0 repeats every row, including those of step 0.
             with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
-                last = cut_back(self._path, step or -1)
+                last = cut_back(self._path, -1 if self.trainer.run.is_fresh else step)
             self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
             self._size = 0 if last is None else self._path.stat().st_size - self._offset
             if step and aside.exists() and aside.stat().st_size > size:
