@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
 import keras
@@ -114,10 +115,7 @@ class StateEntries:
             self._values.append(key)
 
     def _add_variable(self, name: str, variable: Any) -> str:
-        unique, number = name, 0
-        while unique in self.variables:
-            number += 1
-            unique = f"{name}_{number}"
+        unique = unique_name(name, self.variables)
         self.variables[unique] = variable
         return unique
 
@@ -349,6 +347,14 @@ def check_fit(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor], wher
         raise CheckpointError(
             f"checkpoint {where} does not fit this model: {'; '.join(sorted(problems)[:4])}{more}; {hint}{cure}"
         )
+
+
+def unique_name(name: str, taken: Container[str], *, first: int = 1) -> str:
+    """Return a name that is not taken: the given one, or else with a number."""
+    unique, numbers = name, count(first)
+    while unique in taken:
+        unique = f"{name}_{next(numbers)}"
+    return unique
 
 
 def describe_variable(variable: Any) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.state import describe_variable
+from prototrain.checkpoint.state import describe_variable, unique_name
 from prototrain.checkpoint.values import random_state_kept
 from prototrain.errors import ModelError
 from prototrain.model.build_call import BuildCall, Objects, base_name
@@ -139,7 +139,7 @@ class LayerCache:
         named = [item for key, items in self._objects.items() if key[0] == 0 and key[2] for item in items]
         layers = {key: item for key, item in made.items() if isinstance(item, keras.layers.Layer)} | called
         for layer in layers.values():
-            self.layers[_unique(layer.name, self.layers)] = layer
+            self.layers[unique_name(layer.name, self.layers)] = layer
         for item in [*self.layers.values(), *made.values()]:
             for variable in [item] if isinstance(item, KerasVariable) else getattr(item, "variables", [item]):
                 if isinstance(variable, KerasVariable):
@@ -165,7 +165,7 @@ class LayerCache:
                     "weights make the layer once and call it twice, otherwise give one of them another name (or a "
                     "tf.name_scope)"
                 )
-            self.variables[_unique(wanted, self.variables)] = variable
+            self.variables[unique_name(wanted, self.variables)] = variable
         paths = Counter(holder.path for holder in self._weights.values())
         for name, holder in self.holders.items():
             if isinstance(holder, KerasVariable) and paths[holder.path] > 1:
@@ -289,14 +289,6 @@ def _place_again(variable: Any) -> None:
         synchronization=held.synchronization,
     )
     hold(variable, new)
-
-
-def _unique(name: str, taken: Mapping[str, Any]) -> str:
-    unique, number = name, 0
-    while unique in taken:
-        number += 1
-        unique = f"{name}_{number}"
-    return unique
 
 
 def _model_names(models: list[Any]) -> dict[int, str]:

@@ -317,7 +317,8 @@ class TowerTrainer(Trainer):
         net = self.built.build(inputs, train_phase)
         trace = tower_trace()
         if train_phase and trace is not None:
-            trace.add_net(net)
+            if trace.is_watched:
+                trace.nets.append(net)
             trace.weight = loss_weight(net)
         return net
 
