@@ -164,14 +164,7 @@ class BuiltModel:
             keras.config.set_dtype_policy(before)
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Build one tower on its batch, with the variables that all towers and modes share.
-
-        Args:
-            inputs: the tower's batch.
-            train_phase: whether to build for training.
-
-        Returns:
-            the tensors that the model's `build` returned, by name.
+        """Build one tower on its batch, with the variables that all towers and modes share; returns tensors by name.
 
         Raises:
             ModelError: `build` does not return a mapping, or makes other layers or variables than its first call.
