@@ -24,7 +24,6 @@ from keras.src.utils import rng_utils
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.eager import context
-from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.config import is_op_determinism_enabled as is_op_determinism_enabled
 from tensorflow.python.ops import summary_ops_v2
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
@@ -202,12 +201,6 @@ def names_in_checkpoint(saved: bytes) -> dict[str, str]:
     """Return the names of variables by key, from the `TrackableObjectGraph` of a `tf.train.Checkpoint`."""
     graph = TrackableObjectGraph.FromString(saved)
     return {entry.checkpoint_key: entry.full_name for node in graph.nodes for entry in node.attributes}
-
-
-def is_stateful(kind: str) -> bool:
-    """Return whether ops of a type are stateful; True for an unknown type."""
-    definition = op_def_registry.get(kind)
-    return definition is None or definition.is_stateful
 
 
 # -- Keras -------------------------------------------------------------------------------------------------------------

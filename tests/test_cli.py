@@ -250,15 +250,6 @@ def test_wrong_usage_exits_with_2(line: str, capfd: pytest.CaptureFixture[str]) 
     assert said.startswith("prototrain: error: ") and said.count("\n") == 1 and "--help)" in said
 
 
-def test_unknown_model_suggests_a_name(capfd: pytest.CaptureFixture[str]) -> None:
-    Path("mine").mkdir()
-    Path("mine/__init__.py").touch()
-    Path("mine/digits.py").touch()
-    for name, meant in (("mine.digts", "did you mean 'mine.digits'?"), ("mime.digits", "did you mean 'mine'?")):
-        assert main(["run", name]) == 1
-        assert meant in capfd.readouterr().err
-
-
 SCRIPT = """
 from prototrain import SimpleTrainer
 

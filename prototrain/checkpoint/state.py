@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
 import keras
@@ -56,7 +57,7 @@ class _SaveableTrackable:
 
 
 class StateEntries:
-    """The entries of a state dict, grouped by how they are saved.
+    """The entries of `trainer.state`, grouped by how they are saved.
 
     - By name in the bundle: variables, NumPy arrays, Keras seed generators, and the variables of layers, models,
       optimizers, metrics and `tf.Module`, as ``<key>/<path>``.
@@ -64,22 +65,12 @@ class StateEntries:
     - In meta.json: objects with `state_dict` and `load_state_dict`, random generators, and plain values.
 
     Arrays and plain values are data: those in a checkpoint may have another type or shape, or other keys.
-
-    Args:
-        state: `trainer.state`.
-
-    Attributes:
-        variables: the entries in the bundle, by name.
-        saveables: the entries in separate files, by key.
-
-    Raises:
-        CheckpointError: an entry has no variables yet.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
-        self.variables: dict[str, Any] = {}
-        self.saveables: dict[str, Saveable] = {}
+        self.variables: dict[str, Any] = {}  # the entries in the bundle, by name
+        self.saveables: dict[str, Saveable] = {}  # the entries in separate files, by key
         self._arrays: dict[str, str] = {}  # the arrays' names in the bundle, by key
         self._objects: dict[str, HasStateDict] = {}
         self._values: list[str] = []
@@ -114,19 +105,12 @@ class StateEntries:
             self._values.append(key)
 
     def _add_variable(self, name: str, variable: Any) -> str:
-        unique, number = name, 0
-        while unique in self.variables:
-            number += 1
-            unique = f"{name}_{number}"
+        unique = unique_name(name, self.variables)
         self.variables[unique] = variable
         return unique
 
     def values(self) -> dict[str, Any]:
-        """Return the entries as JSON-compatible values for meta.json.
-
-        Raises:
-            CheckpointError: an entry cannot be saved; the message gives the reason.
-        """
+        """Return the entries as JSON-compatible values for meta.json; raises a CheckpointError if one has none."""
         found: dict[str, Any] = {key: encode(self._state[key], f"state[{key!r}]") for key in self._values}
         found |= {key: {_STORED: name} for key, name in self._arrays.items()}
         for key, holder in self._objects.items():
@@ -142,17 +126,11 @@ class StateEntries:
 
     @contextmanager
     def restoring(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Context manager that restores the state from a checkpoint; variables change only if nothing fails.
+        """Context manager that restores the state from a verified checkpoint; variables change only if nothing fails.
 
         On entry, the whole checkpoint is read and checked, and objects and entries in separate files are restored.
         The block restores whatever is not in the state. At the end, if the block has not failed, variables, arrays and
         plain values are restored.
-
-        Args:
-            checkpoint: a verified checkpoint.
-
-        Raises:
-            CheckpointError: the checkpoint does not fit, or cannot be read.
         """
         meta, values = checkpoint.meta, checkpoint.meta["values"]
         saved = checkpoint.tensors()
@@ -248,11 +226,7 @@ def _fits_bundle(entry: Any) -> bool:
 
 
 def _fill(old: Any, value: Any) -> bool:
-    """Replace the content of a list, dict or array in place, since a trainer may keep it in an attribute, too.
-
-    Returns:
-        whether that was possible.
-    """
+    """Replace the content of a list, dict or array in place, which a trainer may keep in an attribute; False if not."""
     if type(old) is list and type(value) is list:
         old[:] = value
     elif type(old) is dict and type(value) is dict:
@@ -269,14 +243,7 @@ def _fill(old: Any, value: Any) -> bool:
 
 @contextmanager
 def restore_errors(what: str) -> Iterator[None]:
-    """Context manager that turns errors from a malformed state into a `CheckpointError` of one line.
-
-    Args:
-        what: the state that is restored, for the error message.
-
-    Raises:
-        CheckpointError: the state cannot be restored.
-    """
+    """Context manager that turns errors from a malformed state into a `CheckpointError` of one line."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -305,15 +272,7 @@ def variables_in(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def match_towers(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Match saved values to the current towers, if their number has changed.
-
-    Args:
-        variables: the current variables by name.
-        saved: the saved values by name.
-
-    Returns:
-        a value for each tower's own variable: a new tower gets the first tower's value, or a seed derived from it.
-    """
+    """Match saved values to the current towers: a new one gets the first tower's value, or a seed derived from it."""
     matched = {name: value for name, value in saved.items() if OF_TOWER not in name or name in variables}
     for name in variables:
         first, separator, index = name.partition(OF_TOWER)
@@ -324,17 +283,7 @@ def match_towers(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor]) -
 
 
 def check_fit(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor], where: str, *, cure: str = _CURE) -> None:
-    """Check that a checkpoint has exactly these variables.
-
-    Args:
-        variables: the current variables by name.
-        saved: the saved values by name.
-        where: the checkpoint, for the error message.
-        cure: the advice in the error message.
-
-    Raises:
-        CheckpointError: a variable exists on one side only, or its shape or dtype differs.
-    """
+    """Raise a CheckpointError if a variable exists on one side only, or its shape or dtype differs."""
     problems = [f"{name} is new in the model" for name in variables if name not in saved]
     problems += [f"{name} is no longer in the model" for name in saved if name not in variables]
     for name in variables.keys() & saved.keys():
@@ -351,6 +300,14 @@ def check_fit(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor], wher
         )
 
 
+def unique_name(name: str, taken: Container[str], *, first: int = 1) -> str:
+    """Return a name that is not taken: the given one, or else with a number."""
+    unique, numbers = name, count(first)
+    while unique in taken:
+        unique = f"{name}_{next(numbers)}"
+    return unique
+
+
 def describe_variable(variable: Any) -> str:
     """Return the dtype and shape of a variable, such as ``float32[64,128]``."""
     return f"{tf.as_dtype(variable.dtype).name}[{','.join(str(size) for size in variable.shape)}]"
@@ -365,21 +322,14 @@ class FiniteState:
     """Finds variables that are not finite, except those that were not finite at the start, such as a mask of -inf.
 
     A variable that was infinite at the start is still checked for NaN.
-
-    Attributes:
-        ignored: regular expressions; variables whose names match one of them are skipped.
     """
 
     def __init__(self) -> None:
-        self.ignored: list[str] = []
+        self.ignored: list[str] = []  # regular expressions of names that are skipped
         self._known: dict[str, str | None] = {}  # "NaN", "infinite" or None at the start, by name
 
     def begin(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Record which variables are not finite before training. Variables of an earlier call are skipped.
-
-        Returns:
-            "NaN" or "infinite" by name, for the variables that are not finite.
-        """
+        """Record and return which variables are not finite before training, without those of an earlier call."""
         new = {name: variable for name, variable in variables.items() if name not in self._known}
         found = not_finite(new)
         self._known.update({name: found.get(name) for name in new})

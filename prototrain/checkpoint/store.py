@@ -66,19 +66,13 @@ class Saveable(Protocol):
 class Snapshot:
     """The content of a checkpoint.
 
-    Attributes:
-        step: the number of completed steps.
-        variables: tensors, variables or arrays by name.
-        saveables: objects with separate files, by name.
-        meta: everything else, as JSON-compatible values.
-        check: called in the writing thread with the values by name, before they are written. It raises an error if
-            they must not be saved.
+    `check` is called in the writing thread with the values by name, and raises an error if they must not be saved.
     """
 
-    step: int
-    variables: dict[str, Any] = field(default_factory=dict)
+    step: int  # the number of completed steps
+    variables: dict[str, Any] = field(default_factory=dict)  # tensors, variables or arrays
     saveables: dict[str, Saveable] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)  # everything else, as JSON-compatible values
     check: Callable[[Mapping[str, tf.Tensor]], object] | None = None
 
 
@@ -274,14 +268,7 @@ class Checkpoints:
         return None
 
     def set_all_aside(self) -> Path | None:
-        """Move all checkpoints to another directory, so that a run can start from step 0 without losing them.
-
-        Returns:
-            the new directory, or None if there are no checkpoints.
-
-        Raises:
-            CheckpointError: the checkpoints cannot be moved.
-        """
+        """Move all checkpoints to another directory, and return it; None if there are no checkpoints."""
         if not self.steps():
             return None
         number = 1
@@ -295,11 +282,7 @@ class Checkpoints:
         return target
 
     def set_aside(self, path: Path) -> bool:
-        """Rename a damaged checkpoint, so that a resume ignores it.
-
-        Returns:
-            whether the checkpoint was renamed.
-        """
+        """Rename a damaged checkpoint, so that a resume ignores it; returns whether that worked."""
         target = _unused(path.with_name(f".bad-{path.name}"))
         try:
             path.rename(target)
@@ -435,11 +418,7 @@ def _read_tensors(prefix: Path | str) -> dict[str, tf.Tensor]:
 
 
 def read_bundle(prefix: Path | str) -> dict[str, np.ndarray[Any, Any]]:
-    """Read all tensors of a TensorFlow checkpoint by name, as arrays.
-
-    Raises:
-        CheckpointError: there is no checkpoint with this prefix, or it cannot be read.
-    """
+    """Read all tensors of a TensorFlow checkpoint by name; raises a CheckpointError if that fails."""
     return {name: tensor.numpy() for name, tensor in _read_tensors(prefix).items()}
 
 

@@ -38,13 +38,8 @@ _CURE = (
 def encode(value: Any, where: str, *, loose: bool = False) -> Any:
     """Encode a value as JSON types; `decode` reverses this.
 
-    Args:
-        value: the value.
-        where: the name of the value, for error messages.
-        loose: convert values to the closest plain type: a tensor to an array, a `defaultdict` to a dict.
-
-    Raises:
-        CheckpointError: a part of the value cannot be restored exactly.
+    A part that cannot be restored exactly is a CheckpointError; or if `loose`, becomes the closest plain type: a tensor
+    an array, a `defaultdict` a dict.
     """
     try:
         return _encode(value, where, loose)
@@ -94,11 +89,7 @@ def _nearest(value: Any) -> Any:
 
 
 def decode(coded: Any) -> Any:
-    """Decode a value that `encode` returned.
-
-    Raises:
-        ValueError, TypeError: `coded` is not a result of `encode`.
-    """
+    """Decode a value that `encode` returned; raises a ValueError or TypeError for any other."""
     if isinstance(coded, list):
         return [decode(item) for item in coded]
     if not isinstance(coded, dict):
@@ -127,21 +118,12 @@ GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 class GeneratorState:
-    """Saves and restores the state of a random generator, so that it draws the same numbers after a restore.
-
-    Args:
-        generator: one of `GENERATORS`.
-    """
+    """Saves and restores the state of one of `GENERATORS`, which then draws the same numbers."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
 
     def state_dict(self) -> Any:
-        """The generator's state, for `encode`.
-
-        Raises:
-            CheckpointError: the generator has no state, like `random.SystemRandom`, or has spawned others.
-        """
         found = self._generator
         if isinstance(found, np.random.RandomState):
             return found.get_state(legacy=False)
@@ -155,7 +137,6 @@ class GeneratorState:
             raise CheckpointError(f"a {type(found).__name__} cannot be saved: it has no state") from error
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore the state of a generator of the same kind."""
         found: Any = self._generator
         if isinstance(found, np.random.RandomState):
             found.set_state(state)

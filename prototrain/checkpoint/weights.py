@@ -50,17 +50,10 @@ def load_weights(
     mismatch: Literal["skip", "error"] = "skip",
     prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> dict[str, list[str]]:
-    """Load every variable that matches by name and shape. Floats of another precision are converted.
+    """Load every variable that matches by name and shape; see `TowerTrainer.load_weights`.
 
-    Args:
-        variables: the model's variables by name.
-        source: arrays by name, or a path; see `read_weights`.
-        prefix: put before every name of the source, with a slash.
-        ignore: regular expressions for whole names of the model's variables, which keep their values.
-        names: a dict or function from names in the source to names in the model, applied before `prefix`. Names that
-            are missing from the dict stay the same; None skips a name.
-        mismatch: "skip" to keep the value of a variable with another shape, "error" to raise an error.
-        prepare: a function from the arrays of the source to the arrays to load.
+    Floats of another precision are converted. `names` is applied before `prefix`; names that are missing from the dict
+    stay the same. `prepare` is a function from the arrays of the source to the arrays to load.
 
     Returns:
         names by outcome: "loaded" (which includes those "type converted"), "excluded", "not in the checkpoint", "not in
@@ -114,11 +107,7 @@ def load_weights(
 
 
 def dump_weights(variables: Mapping[str, Any], path: str | Path) -> None:
-    """Write variables to a ``.npz`` by name. `load_weights` and `numpy.load` can read it.
-
-    Raises:
-        CheckpointError: the path does not end with ``.npz``, or the file cannot be written.
-    """
+    """Write variables to a ``.npz`` by name; see `TowerTrainer.dump_weights`."""
     path = Path(path).expanduser()
     if path.suffix != ".npz":
         raise CheckpointError(f"dump_weights writes a .npz; {path.name!r} must end with that")
@@ -173,11 +162,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the moving averages in a checkpoint by the names of their weights.
-
-    Args:
-        saved: a checkpoint's variables by name.
-    """
+    """Return the moving averages among a checkpoint's variables, by the names of their weights."""
     return {name.removeprefix(AVERAGES): value for name, value in saved.items() if name.startswith(AVERAGES)}
 
 
@@ -256,10 +241,8 @@ def _newest_of_tensorflow(path: Path) -> Path:
 
 
 def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Read a bundle's tensors by the names of their variables.
-
-    The keys in a `tf.train.Checkpoint` are paths through the saved objects; its object graph has the names.
-    """
+    """Read a bundle's tensors by the names of their variables."""
+    # The keys in a `tf.train.Checkpoint` are paths through the saved objects; its object graph has the names.
     saved: dict[str, Any] = read_bundle(prefix)
     if _OBJECT_GRAPH not in saved:
         return saved
@@ -268,16 +251,14 @@ def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def best_checkpoint(source: Any) -> Path:
-    """Return the directory of the checkpoint that `MinSaver` or `MaxSaver` kept.
-
-    Args:
-        source: an `Experiment` or its path.
+    """Return the directory of the checkpoint that `MinSaver` or `MaxSaver` kept in an `Experiment` or its path.
 
     Raises:
         CheckpointError: `source` is not an experiment, it has no best checkpoint or several, or the record of a best
             checkpoint is damaged.
     """
-    if isinstance(source, Mapping) or not (experiment := _experiment(source)).exists():
+    experiment = Experiment(fetched(source)) if isinstance(source, str | Path) else source
+    if not isinstance(experiment, Experiment) or not experiment.exists():
         raise CheckpointError(f"load_weights: checkpoint='best' needs an experiment, not {str(source)[:80]}")
     found = {}
     for path in sorted(path for mode in ("min", "max") for path in experiment.checkpoints.glob(f"{mode}-*.json")):
@@ -293,10 +274,6 @@ def best_checkpoint(source: Any) -> Path:
     if len(set(found.values())) > 1:
         raise CheckpointError(f"{experiment} has several best checkpoints: {', '.join(found)}; name one by its step")
     return Checkpoints(experiment.checkpoints).path(next(iter(found.values())))
-
-
-def _experiment(source: Any) -> Experiment:
-    return source if isinstance(source, Experiment) else Experiment(fetched(source))
 
 
 # -- the weights files of Keras ----------------------------------------------------------------------------------------

@@ -29,13 +29,6 @@ def as_datasets(given: Any, config: Mapping[str, Any]) -> Any:
     `MapDataset` or `IterDataset` of batches, and a tensorpack DataFlow of batches, recognized by its `reset_state`.
     "trn" is reshuffled in each pass if it is of arrays or a `PyDataset`. A tuple becomes a dict with the keys "x", "y"
     and "sample_weight"; a single array becomes "x". Any other value is returned unchanged.
-
-    Args:
-        given: the returned values by name.
-        config: the config of the model; ``model.batch_size`` is the size of batches made from arrays.
-
-    Raises:
-        DataError: a value cannot be read, or is empty.
     """
     if not isinstance(given, dict):
         return given
@@ -71,10 +64,7 @@ def _from_arrays(arrays: dict[str, Any], name: str, batch_size: int) -> tf.data.
 def batches_of_rows(
     arrays: Any, length: int, batch_size: int, *, shuffle: bool, drop_remainder: bool = False
 ) -> tf.data.Dataset:
-    """Return a dataset of batches whose examples are the rows of a structure of arrays.
-
-    A shuffle is over row numbers. A saved position holds those that are left, eight bytes each.
-    """
+    """Return a dataset of batches of the rows of a structure of arrays; a shuffle is over row numbers."""
     if any(isinstance(array, tf.SparseTensor) for array in tf.nest.flatten(arrays)):
         raise DataError("a sparse tensor has no rows to take: give a tf.data.Dataset of it")
     rows = tf.data.Dataset.range(length)
@@ -103,14 +93,10 @@ def _converted(value: Any) -> Any:
 
 
 def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: bool) -> tf.data.Dataset:
-    """Return the batches of one pass over a `PyDataset`.
+    """Return the batches of one pass over a `PyDataset`, shuffled in an order that depends on the run's seed and pass.
 
-    Args:
-        data: the dataset; its `workers` are not used.
-        shuffle: whether to shuffle the batches, in an order that depends on the run's seed and the pass.
-        ends_epochs: whether to call `on_epoch_end` and `on_epoch_begin` before each pass, including the first. A
-            resumed run repeats the calls of all earlier passes. NumPy's and Python's global generators are seeded
-            before each.
+    With `ends_epochs`, `on_epoch_end` and `on_epoch_begin` are called before each pass, including the first, under
+    seeds. A resumed run repeats the calls of all earlier passes.
     """
     number, length, seed = pass_being_made(), data.num_batches, random.getrandbits(31)
     for done in range(_passes.get(data, 0), number + 1 if ends_epochs else 0):
@@ -136,14 +122,11 @@ def from_generator(make: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
 
 
 def _dataset_of(batches: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
-    """Return a dataset of batches from Python code.
-
-    The spec comes from the first batches. Dimensions in which they differ are None, as is the number of examples.
-    """
+    """Return a dataset of batches from Python code. Dimensions in which the first batches differ are None."""
     specs = [keras.tree.map_structure(_spec, batch) for batch in islice(batches(), _LOOKED_AT)]
     if not specs:
         raise DataError("the data is empty: it gave no batch")
-    signature = keras.tree.map_structure(lambda *some: _common(some), *specs)
+    signature = keras.tree.map_structure(_common, *specs)
     return tf.data.Dataset.from_generator(batches, output_signature=signature)
 
 
@@ -153,7 +136,7 @@ def _spec(value: Any) -> tf.TypeSpec:
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if is_dense else spec
 
 
-def _common(specs: tuple[Any, ...]) -> Any:
+def _common(*specs: tf.TypeSpec) -> Any:
     found = specs[0].most_specific_common_supertype(specs[1:])
     if found is None:
         raise DataError(f"the batches are not alike: {' and '.join(map(str, specs))}")

@@ -23,14 +23,9 @@ _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
 def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
-    """Check that the elements of a dataset are batches: dicts of tensors, or of dicts and tuples of tensors.
+    """Return a dataset if it is not empty and its elements are batches; otherwise raise a DataError.
 
-    Args:
-        dataset: the dataset.
-        name: its name, for messages.
-
-    Raises:
-        DataError: it is not such a dataset, or it is empty.
+    A batch is a dict of tensors, or of dicts and tuples of tensors.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise DataError(
@@ -91,14 +86,9 @@ def has_path(structure: Any, path: str) -> bool:
 
 
 def from_paths(values: Mapping[str, Any], like: Any) -> Batch:
-    """Return a batch, or part of one, made from values by name or path.
+    """Return a batch, or part of one, made from values by name or path; raises a KeyError if a tuple is incomplete.
 
-    Args:
-        values: values by name or path.
-        like: a batch or spec that determines which names are paths; None if all are names.
-
-    Raises:
-        KeyError: a tuple is incomplete.
+    `like` is a batch or spec that determines which names are paths; None if all are names.
     """
     inside = _inside(like)
     found: Batch = {}
@@ -170,11 +160,7 @@ def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
 
 
 def split_batch(inputs: Batch, parts: int) -> list[Batch]:
-    """Split every tensor of a batch evenly along its first dimension; scalars go to every part. Traced or eager.
-
-    Raises:
-        tf.errors.InvalidArgumentError: the number of examples does not divide.
-    """
+    """Split every tensor of a batch evenly along its first dimension; scalars go to every part. Traced or eager."""
     if parts == 1:
         return [inputs]
     paths = {id(value): path for path, value in by_path(inputs).items()}
@@ -223,13 +209,7 @@ def first_part(inputs: Batch, parts: int) -> Batch:
 
 
 def limited(make: Callable[[], Datasets], *, limit: int | None, overfit: int | None) -> Callable[[], Datasets]:
-    """Wrap a model's `datasets` to return less data.
-
-    Args:
-        make: the function to wrap.
-        limit: maximum number of batches in a pass over each dataset, or None.
-        overfit: number of first training batches that replace every dataset, or None.
-    """
+    """Wrap a model's `datasets` to return at most `limit` batches, or the first `overfit` training batches for all."""
     kept: list[tf.data.Dataset] = []
 
     def datasets() -> Datasets:

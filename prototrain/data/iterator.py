@@ -55,33 +55,15 @@ class DataIterator:
 
     This class has the mode "restart": a resumed run starts a new pass. Each subclass keeps a position.
 
-    Args:
-        source: the datasets of the run.
-        reason: why the mode is not "iterator".
-        batch_size: size of the batch of zeros that is the first batch of live data.
-
     Attributes:
-        mode: how a resumed run returns to the position: "iterator", "replay" or "restart".
-        endless: whether the iterator never ends; otherwise call `start_next_pass` at its end.
-        iterator: iterator over batches, or over blocks of batches; replaced by a restore or a new pass.
         number: index of the pass, from 0.
-        offset: number of batches trained on in the pass.
-        total: number of batches trained on in all passes.
-        behind: number of batches of the pass to read again, after the `passes_behind`.
-        passes_behind: number of earlier passes to read again.
+        offset: number of batches trained on in the pass; `total` of those in all passes.
+        behind: number of batches of the pass to read again, after the `passes_behind`, which are earlier passes.
         block: number of batches in a block; 0 if batches are read one by one.
-        datasets: the datasets of the model, by name.
-        element_spec: spec of a training batch.
-        first_batch: first batch of the training data; zeros if the data is live.
-        is_made_up: whether the data is live, so that `first_batch` is zeros.
-        caveat: why the last restored position is not exact, or None.
-        allow_changes: whether a restore accepts data that has changed since the position was saved.
-        cardinality: number of batches in a pass, or None if unknown or infinite.
-        fingerprint: facts that must be equal for a saved position to mean the same batches.
     """
 
-    mode: ClassVar[str] = "restart"
-    endless: ClassVar[bool] = False
+    mode: ClassVar[str] = "restart"  # how a resumed run returns to the position; or "iterator" or "replay"
+    endless: ClassVar[bool] = False  # whether the iterator never ends; otherwise call `start_next_pass` at its end
 
     def __init__(self, source: Source, reason: str = "", *, batch_size: int = 1) -> None:
         self.share, self.reason = source.share, reason
@@ -92,11 +74,11 @@ class DataIterator:
         self._current: Any = None  # the current block; `_row` is that of its next batch
         self._expected: str | None = None  # the digest at the position, while batches are read again
         self._reads_ahead = False
-        self.allow_changes = False
-        self.caveat: str | None = None
+        self.allow_changes = False  # whether a restore accepts data that has changed since the position was saved
+        self.caveat: str | None = None  # why the last restored position is not exact
         length = int(source.training.cardinality())
-        self.cardinality = length if length >= 0 else None
-        self.is_made_up = any(map(is_live, stages(source.training)))
+        self.cardinality = length if length >= 0 else None  # None if unknown or infinite
+        self.is_made_up = any(map(is_live, stages(source.training)))  # `first_batch` of live data is zeros
         if self.is_made_up:
             self.first_batch = made_up_batch(source.training.element_spec, batch_size)
             self._start(source.training, 0)
@@ -107,6 +89,7 @@ class DataIterator:
         described = describe_pipeline(source.training)
         if self.mode != "iterator":  # only an iterator's state contains file names
             del described["file names"]
+        # These facts must be equal for a saved position to mean the same batches.
         self.fingerprint: dict[str, Any] = {
             "elements": {name: f"{spec!r}" for name, spec in sorted(self.element_spec.items())},
             "batches per pass": self.cardinality,
@@ -121,13 +104,10 @@ class DataIterator:
         _alive.add(self)
 
     def require_batch_size(self, size: int, configured: int) -> None:
-        """Check that batches have `size` examples, this worker's part of ``model.batch_size``.
+        """Raise a ConfigError unless batches have `size` examples, this worker's part of ``model.batch_size``.
 
         If the dimension is not static, the size of the first batch counts. A smaller one may be a single short batch,
         or one of many sizes, such as those of `bucket_by_sequence_length`, which is a warning.
-
-        Raises:
-            ConfigError: the batches have another size.
         """
         sizes = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
         is_static = None not in sizes
@@ -164,12 +144,7 @@ class DataIterator:
         return dict(batch)
 
     def count(self, batches: int, *, reads_ahead: bool = False) -> None:
-        """Count batches that were trained on.
-
-        Args:
-            batches: number of batches.
-            reads_ahead: whether more batches were read, for a failed step.
-        """
+        """Count batches that were trained on. With `reads_ahead`, more were read, for a failed step."""
         self.offset += batches
         self._row += batches if self.block else 0
         self.total += batches
@@ -228,10 +203,7 @@ class DataIterator:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def fits_blocks(self) -> str | None:
-        """Return why batches cannot be stacked into blocks, or None if they can.
-
-        Blocks need dense numeric tensors of fixed shapes, and data that is not live.
-        """
+        """Return why batches cannot be stacked into blocks, or None if they can."""
         for path, spec in by_path(self.element_spec).items():
             if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined() or spec.dtype == tf.string:
                 return (
@@ -248,11 +220,7 @@ class DataIterator:
         self._begin(self.number)
 
     def next_block(self) -> tuple[Batch, int, int] | None:
-        """Return the block with the next batch, or None at the end of the pass.
-
-        Returns:
-            the stacked batches, the row of the next batch, and the number of batches left in the block.
-        """
+        """Return stacked batches, the row of the next one, and the number of those left; None at the end of a pass."""
         if not self._rows_left:
             try:
                 self._read_block()
@@ -357,14 +325,7 @@ class DataIterator:
     def catch_up(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
         """Read batches again up to the position of the run, if a restored iterator is behind it.
 
-        Args:
-            stop_requested: returns whether a stop was requested.
-
-        Returns:
-            False if a stop was requested before the position was reached.
-
-        Raises:
-            DataError: reading failed.
+        Returns False if a stop was requested before the position was reached; raises a DataError if reading failed.
         """
         if self._reads_ahead:
             self.rewind()

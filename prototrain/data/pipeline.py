@@ -55,9 +55,8 @@ def operations(stage: Any) -> Iterator[Any]:
 def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
     """Describe a dataset in JSON values that are the same in every process for the same code and data.
 
-    Returns:
-        a dict with "stages", one line for each stage, source first, with its numbers and array shapes, such as
-        ``Shuffle(2000, 1337)``; and digests of the "file names" and "file sizes".
+    "stages" has one line for each stage, source first, with its numbers and array shapes, such as
+    ``Shuffle(2000, 1337)``; "file names" and "file sizes" are digests.
     """
     lines: list[str] = []
     names: list[str] = []

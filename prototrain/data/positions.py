@@ -44,14 +44,8 @@ def training_data(
 ) -> DataIterator:
     """Return the training data of a run.
 
-    Args:
-        make: the `datasets` function of a model; called again for each pass if the data depends on the pass.
-        seed: seed of the run, for datasets without a seed.
-        announce: function that prints a line for the user.
-        batch_size: size of the batch of zeros that is the first batch of live data.
-        repeat: whether to repeat a finite dataset; otherwise training ends with it.
-        share: the worker that reads the data.
-        data_position: ``trainer.data_position``.
+    `make` is called again for each pass if the data depends on the pass. `batch_size` is that of the batch of zeros
+    which is the first batch of live data. Without `repeat`, training ends with a finite dataset.
     """
     source = Source(make, seed, announce, share=share, repeat=repeat)
     looked_at = source.training
@@ -187,9 +181,8 @@ class StateIterator(DataIterator):
 def indexed(dataset: tf.data.Dataset) -> Callable[[int], None] | None:
     """Return a function that makes the next iteration over a dataset start after a number of batches.
 
-    Returns:
-        None if the source is not a reader with ``shuffle="index"``, or if later stages do not determine which examples
-        are in each batch.
+    Returns None if the source is not a reader with ``shuffle="index"``, or if later stages do not determine which
+    examples are in each batch.
     """
     batch: tuple[int | None, int | None] | None = None
     is_endless = False
@@ -223,9 +216,7 @@ def indexed(dataset: tf.data.Dataset) -> Callable[[int], None] | None:
 class NumberIterator(DataIterator):
     """Training data whose position is a number of batches; the pipeline starts at the matching example.
 
-    Args:
-        source: the datasets of the run.
-        dataset: the training dataset of the first pass; nothing else may read it.
+    Nothing else may read `dataset`, the training dataset of the first pass.
     """
 
     mode = "iterator"

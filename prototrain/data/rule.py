@@ -47,18 +47,11 @@ _HARMLESS_OPTIONS = ("autotune", "deterministic", "threading", "experimental_dis
 
 
 def choose_mode(dataset: tf.data.Dataset, wanted: str = "auto") -> tuple[str, str]:
-    """Choose how a run returns to its position in a dataset.
+    """Return how a run returns to its position in a dataset, and the reason if it is not "iterator".
 
-    Args:
-        dataset: the dataset of training batches.
-        wanted: ``trainer.data_position``.
-
-    Returns:
-        the mode, and the reason if it is not "iterator":
-
-        - "iterator": plain stages with at most one shuffle, whose iterator state TensorFlow saves completely;
-        - "replay": other data that repeats under its seed;
-        - "restart": data that does not repeat.
+    - "iterator": plain stages with at most one shuffle, whose iterator state TensorFlow saves completely;
+    - "replay": other data that repeats under its seed;
+    - "restart": data that does not repeat.
     """
     if wanted != "auto":
         return wanted, "" if wanted == "iterator" else "trainer.data_position"

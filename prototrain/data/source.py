@@ -88,12 +88,6 @@ class Source:
 
     All datasets of a run come from one call of `datasets()`, so validation examples are never trained on. Later calls
     provide only the training dataset, and only if it has the same data.
-
-    See `prototrain.data.positions.training_data` for the arguments.
-
-    Attributes:
-        datasets: the datasets of the run, by name.
-        is_single_pass: whether training ends with the dataset.
     """
 
     def __init__(
@@ -105,6 +99,7 @@ class Source:
         # Python functions of the last two passes: an iterator over the earlier one may still be ending.
         self._functions: deque[list[Any]] = deque(maxlen=2)
         self.rebuild()
+        # Whether training ends with the dataset.
         self.is_single_pass = not repeat and self.training.cardinality() != tf.data.INFINITE_CARDINALITY
 
     def rebuild(self) -> None:
@@ -159,8 +154,7 @@ class Source:
     def _seeded(self, number: int) -> Iterator[None]:
         """Context manager that seeds all global random generators and restores their states on exit.
 
-        Python, NumPy and Keras get the same seed in all passes, which keeps a random split the same. TensorFlow's seed
-        depends on the pass.
+        Only TensorFlow's seed depends on the pass; the others keep a random split the same.
         """
         of_pass = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
         with global_random_kept():

@@ -99,17 +99,8 @@ class _Frame:
 class BuildCall:
     """A call of `build` in progress.
 
-    Args:
-        objects: the objects of the first call; filled by it.
-        is_first: whether this is the first call.
-        take_over: called with each layer that `build` itself calls, before the layer's first call.
-        seeds: variables that the current tower uses as seed states, by the names of the seed states.
-
-    Attributes:
-        called: the layers that `build` itself has called, by id.
-        variables: the `tf.Variable` objects that `build` or its layers have requested.
-        losses: loss tensors that layers have added.
-        updates_metrics: whether to update metrics; if None, updates by `build` itself are errors.
+    The first call fills `objects`. `take_over` is called with each layer that `build` itself calls, before the layer's
+    first call. `seeds` are the current tower's seed variables, by the names of the seed states that they replace.
     """
 
     def __init__(
@@ -130,19 +121,16 @@ class BuildCall:
         self._new: dict[int, Any] = {}
         self._before: dict[int, tuple[Any, Any]] = {}  # variables and their values, by the id of the handle
         self._taken: set[int] = set()  # ids of the losses, and of regularized weights, that `build` has read
-        self.called: dict[int, Any] = {}
-        self.variables: list[Any] = []
-        self.losses: list[Any] = []
-        self.updates_metrics: bool | None = None
+        self.called: dict[int, Any] = {}  # the layers that `build` itself has called, by id
+        self.variables: list[Any] = []  # the `tf.Variable` objects that `build` or its layers have requested
+        self.losses: list[Any] = []  # that layers have added
+        self.updates_metrics: bool | None = None  # if None, updates by `build` itself are errors
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Context manager that activates the hooks, and checks that the call made the same objects as the first.
 
         The first call restores the variables that running on a batch has changed.
-
-        Raises:
-            ModelError: the call left out an object that only its order distinguishes from another.
         """
         try:
             with _set("call", self):
@@ -247,9 +235,13 @@ class BuildCall:
                 continue
             if key[1] == _ADDED:
                 raise _added_others(key[2])
-            if weights := _floating(left_out[-1]):
+            last = left_out[-1]
+            held = [last] if isinstance(last, (KerasVariable, tf.Variable)) else getattr(last, "variables", [])
+            weights = [variable for variable in held if tf.as_dtype(variable.dtype).is_floating]
+            if weights:
+                name = getattr(weights[0], "path", None) or base_name(weights[0])
                 raise ModelError(
-                    f"build() left out {weights[0]}, which cannot be told from another variable of the same kind of "
+                    f"build() left out {name}, which cannot be told from another variable of the same kind of "
                     "layer; give every layer and variable that is not in all calls, and those like it, a name of its "
                     "own"
                 )
@@ -349,20 +341,11 @@ def _added_others(name: str) -> ModelError:
     )
 
 
-def _floating(made: Any) -> list[str]:
-    """Return the names of an object's floating-point variables."""
-    held: list[Any] = [made] if isinstance(made, (KerasVariable, tf.Variable)) else getattr(made, "variables", [])
-    return [getattr(v, "path", None) or base_name(v) for v in held if tf.as_dtype(v.dtype).is_floating]
-
-
 def _outline(value: Any, has_contents: bool, within: tuple[Any, ...] = ()) -> Any:
     """Return a hashable outline of an argument that is the same in every call of `build`.
 
-    Args:
-        value: the argument.
-        has_contents: whether to include the contents of arrays. Only lookup tables need it: initial weights may be
-            drawn again in each call.
-        within: the functions that contain the argument.
+    Only lookup tables need the contents of arrays: initial weights may be drawn again in each call. `within` are the
+    functions that contain the argument.
     """
     if value is None or isinstance(value, (bool, bytes, complex, float, int, str)):
         return value
@@ -412,9 +395,8 @@ def _hook_constructor(kind: type) -> None:
             _hook_initializer(type(made))
             return made
 
-        # Constructors call base constructors, possibly with other arguments.
-        call = None if getattr(_thread, "constructing", False) else present_call()
-        if call is None:
+        call = present_call()
+        if call is None or getattr(_thread, "constructing", False):  # constructors call base constructors
             return plain()
         with _set("constructing", True):
             return call.obtain(cls, args, kwargs, hooked)

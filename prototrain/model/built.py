@@ -17,7 +17,7 @@ from prototrain.checkpoint.state import check_fit
 from prototrain.checkpoint.store import Checkpoint
 from prototrain.checkpoint.weights import Source, averaged_weights, load_report_table, load_weights
 from prototrain.data.adapters import as_datasets
-from prototrain.data.batches import first_dimensions, first_part, limited
+from prototrain.data.batches import first_part, limited
 from prototrain.data.positions import training_data
 from prototrain.data.source import Share, for_worker
 from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryError
@@ -54,11 +54,10 @@ class BuiltModel:
         look: called with this object after the data is loaded, before the model is built.
         check: called with the result of `build` for training; raises an error if it cannot be trained on.
         stop: ends an evaluation when a stop is requested; by default a silent request.
-        counter: counts the completed steps; by default a counter at 0.
+        counter: counts the completed steps.
         log: prints a line for the user.
 
     Attributes:
-        model, config, placement, counter, stop: the arguments.
         data: the training data and its position.
         datasets: the datasets of the model by name.
         element_spec: the spec of a training batch.
@@ -118,7 +117,7 @@ class BuiltModel:
         self.layers = LayerCache()
         try:
             with announcing("building the model", log):
-                self._create_variables(check, log)
+                self._create_variables(check)
         except (MemoryError, tf.errors.OpError) as error:
             if (asked := out_of_memory(error)) is None:
                 raise
@@ -129,7 +128,7 @@ class BuiltModel:
         self.decayed: dict[str, Any] = {}
         self.choose_trained()
 
-    def _create_variables(self, check: Callable[[Any], object], log: Callable[[str], None]) -> None:
+    def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch to create the variables, then trace it once to check that it reuses them."""
         parts = self.placement.parts * self.config["model.accumulate_steps"]
         first = first_part(self.data.first_batch, parts)
@@ -138,14 +137,6 @@ class BuiltModel:
         with self._building(True), creating, naming_batch(first):
             net = self.model.build(first, True)
         check(net)
-        is_weighted = loss_weight(net) is not None
-        sizes = {path: int(size) for path, size in first_dimensions(self.data.first_batch).items()}
-        if "loss" in net and not is_weighted and len(set(sizes.values())) > 1:
-            listed = ", ".join(f"{path} {size}" for path, size in sizes.items())
-            log(
-                f"the tensors of a training batch have different first dimensions ({listed}), and build() returns no "
-                "'loss_weight': all batches have the same weight"
-            )
 
         def build(inputs: Any) -> list[Any]:
             check(self.model.build(inputs, True))
@@ -153,12 +144,13 @@ class BuiltModel:
 
         with self._building(True):
             self.layers.adopt(build, spec)
-        for layer in self.layers.all_layers() if is_weighted and self.placement.towers > 1 else ():
-            if getattr(layer, "synchronized", False):
-                raise ModelError(
-                    f"build() returns 'loss_weight', and {layer.name} is a BatchNormalization(synchronized=True), "
-                    "whose gradients mix the towers before the weights apply; use synchronized=False, or one tower"
-                )
+        if loss_weight(net) is None or self.placement.towers == 1:
+            return
+        if names := [layer.name for layer in self.layers.all_layers() if getattr(layer, "synchronized", False)]:
+            raise ModelError(
+                f"build() returns 'loss_weight', and {names[0]} is a BatchNormalization(synchronized=True), whose "
+                "gradients mix the towers before the weights apply; use synchronized=False, or one tower"
+            )
 
     @contextmanager
     def _building(self, train_phase: bool, tower: int | None = None) -> Iterator[None]:
@@ -172,14 +164,7 @@ class BuiltModel:
             keras.config.set_dtype_policy(before)
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Build one tower on its batch, with the variables that all towers and modes share.
-
-        Args:
-            inputs: the tower's batch.
-            train_phase: whether to build for training.
-
-        Returns:
-            the tensors that the model's `build` returned, by name.
+        """Build one tower on its batch, with the variables that all towers and modes share; returns tensors by name.
 
         Raises:
             ModelError: `build` does not return a mapping, or makes other layers or variables than its first call.
@@ -203,11 +188,7 @@ class BuiltModel:
         return True
 
     def check_trained(self) -> None:
-        """Check that the layers are frozen as they were at the last `choose_trained`.
-
-        Raises:
-            ModelError: user code has set `trainable` of a layer since then.
-        """
+        """Raise a ModelError if user code has set `trainable` of a layer since the last `choose_trained`."""
         if changed := sorted(self.layers.trainable.keys() ^ self._weights.keys()):
             raise ModelError(
                 f"`trainable` of {some_of(changed)} has changed during the run, which the step ignores; use "
@@ -217,14 +198,9 @@ class BuiltModel:
     def weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
         """Return the weights that a regular expression matches, by name; see `LayerCache.matching`.
 
-        Args:
-            who: start of error messages.
-            regex: the regular expression.
-            value: whether the weights are to be trained.
-
         Raises:
             CallbackError: the regular expression is invalid or matches no weight, or a weight is to be trained and
-                ``model.trainable_variables`` excludes it.
+                ``model.trainable_variables`` excludes it. The message starts with `who`.
         """
         try:
             found = {name: self.variables[name] for name in self.layers.matching(regex)}
@@ -232,10 +208,9 @@ class BuiltModel:
             raise CallbackError(f"{who}: {regex!r} is not a regular expression: {error}") from error
         weights = {name: variable for name, variable in found.items() if variable.trainable}
         if not weights:
-            known = [name for name, variable in self.variables.items() if variable.trainable]
-            names = [*self.layers.layers, *(name.rpartition("/")[0] for name in known), *known]
             what = "nothing that could be trained" if found else "no layer and no variable"
-            near = did_you_mean(regex, names) or f"; there are {', '.join(list(dict.fromkeys(names))[:3])}, ..."
+            names = [*self.layers.layers, *self.variables]
+            near = did_you_mean(regex, names) or f"; there are {some_of(names)}"
             raise CallbackError(f"{who}: {regex!r} is the name of {what}{near}")
         allowed = select(self.variables, self.config, "model.trainable_variables") if value else weights
         if left_out := [name for name in weights if name not in allowed]:
@@ -259,9 +234,6 @@ class BuiltModel:
 
     def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
         """Return variables by name, as Keras variables where layers have them, for optimizers.
-
-        Args:
-            variables: variables of the model, or the Keras variables of its layers.
 
         Raises:
             ModelError: a variable does not belong to the model.
@@ -341,17 +313,10 @@ class BuiltModel:
         return f"weights from {where}\n{load_report_table(report)}"
 
     def restore_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
-        """Load the weights of a checkpoint of the same model, preferring moving averages.
-
-        Args:
-            checkpoint: the checkpoint.
-            cure: the remedy at the end of an error message.
-
-        Returns:
-            whether the weights are moving averages.
+        """Load the weights of a checkpoint of the same model; returns whether they are moving averages.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, or belongs to another model.
+            CheckpointError: the checkpoint is damaged, or belongs to another model. The message ends with `cure`.
         """
         saved = checkpoint.tensors()
         averages = averaged_weights(saved)
@@ -360,16 +325,7 @@ class BuiltModel:
         return bool(averages)
 
     def assign(self, values: Mapping[str, Any], where: str, *, cure: str) -> None:
-        """Assign a value to every variable.
-
-        Args:
-            values: the values by variable name; other names are ignored.
-            where: source of the values, for an error message.
-            cure: the remedy at the end of an error message.
-
-        Raises:
-            CheckpointError: a value is missing or has another shape.
-        """
+        """Assign a value to every variable; raises a CheckpointError if one is missing or has another shape."""
         mine = {name: value for name, value in values.items() if name in self.variables}
         check_fit(self.variables, mine, where, cure=cure)
         for name, value in mine.items():
@@ -396,12 +352,7 @@ class BuiltModel:
         return {"config": self.config.facts(), "sources": self._sources}
 
     def origin(self) -> dict[str, Any]:
-        """Return the origin of the model and its data.
-
-        Returns:
-            a dict with "data", the description of the pipeline; and for a model loaded by name, "model", its name, and
-            "modules", the path of its module.
-        """
+        """Return "data", the description of the pipeline, and the "model" and "modules" of a model loaded by name."""
         data = {name: self.data.fingerprint.get(name) for name in ("stages", "file names", "file sizes")}
         found: dict[str, Any] = {"data": data}
         if isinstance(self.model, Model):

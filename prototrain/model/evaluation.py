@@ -30,10 +30,7 @@ OR_BATCHES = "leave out its repeat(), or say how much of it with batches="
 class CompiledPass:
     """A compiled pass over the batches of a dataset, or over the first of them, that sums vectors.
 
-    Args:
-        dataset: the dataset of batches.
-        measure: maps a batch to one vector for each of `dtypes`, always of the same length; traced.
-        dtypes: dtypes of the vectors.
+    `measure` maps a batch to one vector for each of `dtypes`, always of the same length; traced.
     """
 
     def __init__(
@@ -47,17 +44,10 @@ class CompiledPass:
         self._call = compiled(self._iterate)
 
     def run(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
-        """Run the pass. It leaves the seeds of random layers as they are, so that training does not depend on it.
+        """Return the number of batches and the sums, or None if a stop was requested before the end.
 
-        Args:
-            stop: ends the pass when a stop is requested.
-            batches: maximum number of batches; 0 for all.
-
-        Returns:
-            the number of batches and the sums, or None if a stop was requested before the end.
-
-        Raises:
-            tf.errors.OpError: reading or measuring failed.
+        The pass leaves the seeds of random layers as they are, so that training does not depend on it. `batches` is the
+        maximum number of batches; 0 for all.
         """
         seeds = [variable for variable in self._graph().variables if is_seed(variable.name, variable)]
         with values_kept(seeds):  # Keras's recurrent layers draw their dropout masks in evaluations, too
@@ -75,18 +65,8 @@ class CompiledPass:
     def rehearse(self, name: str, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
         """Trace the pass and run it on at most two batches, to find errors early without side effects.
 
-        Data that is reshuffled in each pass is not read, since reading would change the order of the next pass.
-
-        Args:
-            name: name of the dataset, for messages.
-            stop: ends the pass when a stop is requested.
-            batches: maximum number of batches; 0 for two.
-
-        Returns:
-            the same as `run`; also None if the data is reshuffled.
-
-        Raises:
-            tf.errors.OpError: reading or measuring failed.
+        Data that is reshuffled in each pass is not read, since reading would change the order of the next pass; the
+        result is then None.
         """
         with random_state_kept():
             graph = self._graph()
@@ -127,16 +107,7 @@ def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def require_end(name: str, dataset: tf.data.Dataset, cure: str = "leave out its repeat()") -> None:
-    """Check that a dataset is not infinite; datasets of unknown length and other classes pass.
-
-    Args:
-        name: name of the dataset, for the message.
-        dataset: the dataset.
-        cure: the remedy that the message suggests.
-
-    Raises:
-        DataError: the dataset is infinite.
-    """
+    """Raise a DataError if a dataset is infinite; datasets of unknown length and other classes pass."""
     if isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise DataError(f"dataset {name!r} has no end, so the whole of it cannot be evaluated; {cure}")
 
@@ -145,15 +116,8 @@ class Evaluation:
     """Averages a model's scalars over a dataset, in float64.
 
     The weight of a batch is the model's "loss_weight", or the number of examples. If the first dimensions of the
-    tensors differ in any batch, all batches have the same weight.
-
-    Args:
-        name: name of the dataset, for messages.
-        dataset: the dataset of batches.
-        evaluate_batch: maps a batch to the model's scalars by name, and their weight or None; traced.
-
-    Attributes:
-        examples: number of examples in the last pass.
+    tensors differ in any batch, all batches have the same weight. `evaluate_batch` maps a batch to the model's scalars
+    by name, and their weight or None; traced.
     """
 
     def __init__(
@@ -162,7 +126,7 @@ class Evaluation:
         dataset: tf.data.Dataset,
         evaluate_batch: Callable[[Batch], tuple[dict[str, tf.Tensor], tf.Tensor | None]],
     ) -> None:
-        self.examples = 0
+        self.examples = 0  # in the last pass
         self._name = name
         self._evaluate_batch = evaluate_batch
         self._names: list[str] = []
@@ -170,15 +134,7 @@ class Evaluation:
         self._pass = CompiledPass(dataset, self._measure, [tf.float64] * 3)
 
     def run(self, stop: StopRequest, batches: int, *, step: int) -> dict[str, float] | None:
-        """Evaluate the model.
-
-        Args:
-            stop: ends the pass when a stop is requested.
-            batches: maximum number of batches; 0 for all.
-            step: number of completed steps, for messages.
-
-        Returns:
-            the scalars by name, or None if a stop was requested before the end.
+        """Return the scalars by name, or None if a stop was requested before the end.
 
         Raises:
             DataError: the dataset is empty, or all weights are 0.

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.state import describe_variable
+from prototrain.checkpoint.state import describe_variable, unique_name
 from prototrain.checkpoint.values import random_state_kept
 from prototrain.errors import ModelError
 from prototrain.model.build_call import BuildCall, Objects, base_name
@@ -58,11 +58,8 @@ class LayerCache:
         """Context manager for the first call of `build`, which creates layers and variables.
 
         On exit, variables that changed by running on a batch are restored. One-time assignments of `build`, by
-        `load_weights`, `set_weights` or `assign` of an array, are kept.
-
-        Args:
-            strategy: places the variables; by default the current strategy.
-            declare: maps the arguments of a new variable to those that the strategy needs.
+        `load_weights`, `set_weights` or `assign` of an array, are kept. `declare` maps the arguments of a new variable
+        to those that the strategy needs.
         """
         strategy = strategy if strategy is not None else tf.distribute.get_strategy()
         placing = False
@@ -97,12 +94,7 @@ class LayerCache:
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Context manager for later calls of `build`, which get the existing layers and variables.
-
-        Raises:
-            ModelError: `build` does not make the same layers and variables as its first call, or assigns a computed
-                value to a trainable variable.
-        """
+        """Context manager for later calls of `build`, which get the existing layers and variables."""
         call = BuildCall(self._objects, seeds=self.of_tower.get(tower_index()))
 
         def find(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
@@ -128,13 +120,6 @@ class LayerCache:
 
         These variables belong to layers that existed before the first call, such as attributes of a model. A model that
         cannot be called twice fails here, before a run writes anything.
-
-        Args:
-            build: called with one batch; returns tensors.
-            inputs: the spec of the batch.
-
-        Raises:
-            ModelError: see `sharing`; or two layers have the same name.
         """
 
         def traced(batch: Any) -> Any:
@@ -149,17 +134,12 @@ class LayerCache:
         self._name(self._thread.call.called, before)
 
     def _name(self, called: dict[int, Any], before: list[tf.Variable]) -> None:
-        """Give all layers and variables their names.
-
-        Args:
-            called: the layers that `build` has called, by id.
-            before: the variables that `build` uses but has not created.
-        """
+        """Name the layers and variables, with those that `build` has called or uses but has not created."""
         made = {id(item): item for key, items in self._objects.items() if key[0] == 0 for item in items}
         named = [item for key, items in self._objects.items() if key[0] == 0 and key[2] for item in items]
         layers = {key: item for key, item in made.items() if isinstance(item, keras.layers.Layer)} | called
         for layer in layers.values():
-            self.layers[_unique(layer.name, self.layers)] = layer
+            self.layers[unique_name(layer.name, self.layers)] = layer
         for item in [*self.layers.values(), *made.values()]:
             for variable in [item] if isinstance(item, KerasVariable) else getattr(item, "variables", [item]):
                 if isinstance(variable, KerasVariable):
@@ -185,7 +165,7 @@ class LayerCache:
                     "weights make the layer once and call it twice, otherwise give one of them another name (or a "
                     "tf.name_scope)"
                 )
-            self.variables[_unique(wanted, self.variables)] = variable
+            self.variables[unique_name(wanted, self.variables)] = variable
         paths = Counter(holder.path for holder in self._weights.values())
         for name, holder in self.holders.items():
             if isinstance(holder, KerasVariable) and paths[holder.path] > 1:
@@ -279,12 +259,9 @@ class LayerCache:
     # -- losses -------------------------------------------------------------------------------------------------------
 
     def loss(self) -> tf.Tensor | None:
-        """Return the sum of the layers' losses in this thread's last `build`; traced.
+        """Return the sum (float32) of the layers' losses in this thread's last `build`, or None without any; traced.
 
         Losses that `build` has read are excluded, since it adds them to its own loss.
-
-        Returns:
-            a float32 scalar, or None if there are no losses.
         """
         call: BuildCall | None = getattr(self._thread, "call", None)
         losses = [] if call is None else call.losses_left([v for v in self._weights.values() if v.trainable])
@@ -312,14 +289,6 @@ def _place_again(variable: Any) -> None:
         synchronization=held.synchronization,
     )
     hold(variable, new)
-
-
-def _unique(name: str, taken: Mapping[str, Any]) -> str:
-    unique, number = name, 0
-    while unique in taken:
-        number += 1
-        unique = f"{name}_{number}"
-    return unique
 
 
 def _model_names(models: list[Any]) -> dict[int, str]:

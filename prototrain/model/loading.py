@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from prototrain.config import Config
 from prototrain.errors import ConfigError, ModelError, PrototrainError
 from prototrain.experiment import source_of
-from prototrain.system.terminal import did_you_mean
 from prototrain.system.tracebacks import format_error
 
 if TYPE_CHECKING:
@@ -111,11 +110,7 @@ _FUNCTIONS = ("datasets", "build", "callbacks", "serving")
 
 
 def check_model(model: Any) -> None:
-    """Check that an object is a model.
-
-    Raises:
-        ModelError: it is a name or a class, or a required part is missing.
-    """
+    """Raise a ModelError if an object is a name, a class, or no model."""
     if isinstance(model, str):
         raise ModelError(f"a trainer takes the model itself: load_model({model!r})")
     missing = [part for part in _REQUIRED if not hasattr(model, part)]
@@ -175,11 +170,7 @@ def load_model(name: str) -> Model:
 
 
 def require_module(name: str) -> None:
-    """Check that the module of a model exists, without importing it.
-
-    Raises:
-        ModelError: there is no such module.
-    """
+    """Raise a ModelError if there is no module of a model; does not import it."""
     module = name.partition(":")[0]
     _look_here()
     try:
@@ -191,14 +182,7 @@ def require_module(name: str) -> None:
 
 
 def import_own(name: str, *, what: str) -> ModuleType | None:
-    """Import a user's module from the current directory or from an installed package.
-
-    Args:
-        name: the dotted module name.
-        what: the kind of module, for messages.
-
-    Returns:
-        the module, or None if it does not exist.
+    """Import a user's module from the current directory or an installed package; returns None if it does not exist.
 
     Raises:
         ModelError: the name is invalid, or importing the module fails (its traceback is printed to stderr).
@@ -228,21 +212,7 @@ def _look_here() -> None:
 
 
 def _no_model(name: str) -> ModelError:
-    wrong, found = name, _modules_here(name.rpartition(".")[0])
-    while "." in wrong and not found:  # look for similar modules in the current directory
-        wrong = wrong.rpartition(".")[0]
-        found = _modules_here(wrong.rpartition(".")[0])
-    near = did_you_mean(wrong, found)
-    return ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages{near}")
-
-
-def _modules_here(package: str) -> list[str]:
-    """Return the full names of the modules in a package of the current directory; an empty name is its top level."""
-    directory = Path(*package.split(".")) if package else Path()
-    entries = directory.iterdir() if directory.is_dir() else ()
-    names = (entry.stem for entry in entries if entry.suffix == ".py" or entry.is_dir())
-    prefix = f"{package}." if package else ""
-    return sorted(f"{prefix}{name}" for name in names if name.isidentifier() and not name.startswith("_"))
+    return ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages")
 
 
 def _made(module: ModuleType, attribute: str, name: str) -> Any:

@@ -15,24 +15,12 @@ from prototrain.tf_private import KerasVariable
 
 LOSS_WEIGHT = "loss_weight"
 
-OF_ENGINE = (
-    "gradient_norm",
-    "learning_rate",
-    "loss_l1",
-    "loss_l2",
-    "loss_layers",
-    "loss_scale",
-    "loss_total",
-)
+OF_ENGINE = ("gradient_norm", "learning_rate", "loss_l1", "loss_l2", "loss_layers", "loss_scale", "loss_total")
 """Names of the scalars that a step adds to those of the model."""
 
 
 def check_net(net: Any) -> Mapping[str, Any]:
-    """Check that a model's `build` returned a mapping.
-
-    Raises:
-        ModelError: it returned anything else.
-    """
+    """Raise a ModelError if a model's `build` returned anything but a mapping."""
     if not isinstance(net, Mapping):
         cure = "end it with `return net`" if net is None else 'write return {"loss": loss, ...}'
         raise ModelError(f"build() must return a mapping of named tensors, not {type(net).__name__}; {cure}")
@@ -40,11 +28,7 @@ def check_net(net: Any) -> Mapping[str, Any]:
 
 
 def check_names(net: Mapping[str, Any]) -> None:
-    """Check that no scalar of a model has a name from `OF_ENGINE`.
-
-    Raises:
-        ModelError: a scalar has such a name.
-    """
+    """Raise a ModelError if a scalar of a model has a name from `OF_ENGINE`."""
     taken = [name for name in scalars(net, require_loss=False) if name in OF_ENGINE]
     if taken:
         raise ModelError(
@@ -68,14 +52,7 @@ def naming_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
 
 
 def loss_weight(net: Mapping[str, Any]) -> tf.Tensor | None:
-    """Return the weight of a model's loss, such as the number of tokens it averages over.
-
-    Returns:
-        a float64 scalar, or None if the model returns no "loss_weight".
-
-    Raises:
-        ModelError: the weight is not a numeric scalar.
-    """
+    """Return the weight of a model's loss, a float64 scalar, or None if the model returns no "loss_weight"."""
     given = net.get(LOSS_WEIGHT)
     if given is None:
         return None
@@ -90,10 +67,6 @@ def loss_weight(net: Mapping[str, Any]) -> tf.Tensor | None:
 
 def scalars(net: Mapping[str, Any], *, require_loss: bool = True) -> dict[str, tf.Tensor]:
     """Return the numeric scalars among a model's tensors by name, without "loss_weight".
-
-    Args:
-        net: the tensors that `build` returned, by name.
-        require_loss: whether a floating-point "loss" is required.
 
     Raises:
         ModelError: a required "loss" is missing or not a floating-point scalar.

@@ -67,14 +67,9 @@ class Placement:
         return None
 
     def adopt(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
-        """Adopt a built model, and give the random layers of each tower different seeds.
+        """Adopt a built model, give the random layers of each tower different seeds, and return these by name.
 
-        Args:
-            variables: the variables of the model by name; a shared seed is replaced by the first tower's.
-            cache: the layers and variables of the model.
-
-        Returns:
-            the variables that belong to a single tower, by name, for checkpoints.
+        A shared seed in `variables` is replaced by the first tower's.
         """
         self._variables, self._cache = variables, cache
         return self._separate(variables)
@@ -110,15 +105,13 @@ class Placement:
         """Call a function in every tower with its part of a global batch; traced."""
         if self.parts == 1:
             return self.strategy.run(function, args=(inputs,))
-        # Copies, so that ops that wait for a batch wait on the device of their tower.
-        return self.strategy.run(lambda part: function(_copied(part)), args=(self._split(inputs),))
-
-    def _split(self, inputs: Batch) -> Any:
         with tf.device("CPU:0"):  # the batch is on the host: each tower receives only its part
             parts = split_batch(inputs, self.parts)
-        return self.strategy.experimental_distribute_values_from_function(
+        of_towers = self.strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group - self._first_part]
         )
+        # Copies, so that ops that wait for a batch wait on the device of their tower.
+        return self.strategy.run(lambda part: function(_copied(part)), args=(of_towers,))
 
     def local_results(self, value: Any) -> Sequence[Any]:
         """Return the results of this process's towers."""
@@ -140,12 +133,7 @@ class Placement:
 
 
 class CentralPlacement(Placement):
-    """Towers that share one copy of the variables.
-
-    Args:
-        devices: devices of the towers, such as ``CPU:0``.
-        parameter_device: device of the variables.
-    """
+    """Towers that share one copy of the variables, on the `parameter_device`."""
 
     def __init__(self, devices: Sequence[str], parameter_device: str) -> None:
         super().__init__(tf.distribute.experimental.CentralStorageStrategy(list(devices), parameter_device))
@@ -168,9 +156,6 @@ class OwnPacePlacement(Placement):
     """Towers that share one copy of the variables and do not wait for each other; each sees a whole batch.
 
     TensorFlow's strategy sees a single tower; `on_tower` selects the tower to build.
-
-    Args:
-        devices: devices of the towers, such as ``CPU:0``.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:

@@ -23,11 +23,6 @@ def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str)
     A variable is selected if the function, if set, returns True for it, and the regular expression, if set, matches its
     name from the start (`re.match`).
 
-    Args:
-        variables: the variables by name.
-        config: the config with the filters.
-        namespace: key prefix of the filters, such as ``model.trainable_variables``.
-
     Raises:
         ConfigError: the filters accept none of the variables.
     """
@@ -86,11 +81,7 @@ def variable_table(
 ) -> Table:
     """Return a table with the name, shape and number of parameters of each variable, and whether it trains and decays.
 
-    Args:
-        variables: all variables by name.
-        trained: the trained variables by name.
-        decayed: the decayed variables by name.
-        decays: header of the last column.
+    `decays` is the header of the last column.
     """
     rows: list[tuple[object, ...]] = [
         (name, str(list(one.shape)), _size([one]), *("yes" if name in chosen else "" for chosen in (trained, decayed)))

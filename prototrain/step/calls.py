@@ -28,11 +28,8 @@ _EMPTY_ELEMENT = "components but got"
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Return a `tf.function` without AutoGraph, for a method or an inner function.
-
-    TensorFlow counts traces by code object and warns at the fifth, even if each trace is of another object. A `partial`
-    is counted separately.
-    """
+    """Return a `tf.function` without AutoGraph, for a method or an inner function."""
+    # TensorFlow counts traces by code object and warns at the fifth; a `partial` is counted separately.
     return tf.function(functools.partial(function), autograph=False)
 
 
@@ -46,11 +43,7 @@ class ConcreteCall:
     """A function that is traced once and then called by a single op.
 
     The Python code of `tf.function` around that op takes longer than a small training step, which matters if a callback
-    runs after every step.
-
-    Args:
-        function: maps nested structures of tensors to nested structures of tensors.
-        towers: number of towers. With several, `tf.function` makes the call, since one op cannot be on all devices.
+    runs after every step. With several towers `tf.function` makes the call, since one op cannot be on all devices.
     """
 
     def __init__(self, function: Callable[..., Any], *, towers: int = 1) -> None:
@@ -84,38 +77,22 @@ class ConcreteCall:
 
 @dataclass(kw_only=True, slots=True)
 class StepResult:
-    """The result of a call of many steps.
+    """The result of a call of many steps."""
 
-    Attributes:
-        steps: number of completed steps.
-        outputs: scalars of the last step by name, or of the non-finite step if `is_finite` is False.
-        is_finite: False if the call ended at a non-finite step, whose update was not applied.
-        data_ended: whether the call reached the end of the data.
-        watched: tensors of the last step by name, if it was watched.
-        summary_events: TensorBoard events of `tf.summary` calls in the last step, if it was watched.
-        waiting: seconds spent waiting for batches.
-        tracing: duration of a first call in seconds, which is mostly tracing; otherwise 0.
-        error: the error of the step after the completed ones, or None.
-        is_whole: whether the variables have the values of the last completed step.
-    """
-
-    steps: int
-    outputs: Mapping[str, float] = field(default_factory=dict)
-    is_finite: bool = True
+    steps: int  # that were completed
+    outputs: Mapping[str, float] = field(default_factory=dict)  # scalars of the last step, or of the non-finite one
+    is_finite: bool = True  # False if the call ended at a non-finite step, whose update was not applied
     data_ended: bool = False
-    watched: Mapping[str, Any] = field(default_factory=dict)
-    summary_events: Sequence[Any] = ()
-    waiting: float = 0.0
-    tracing: float = 0.0
-    error: PrototrainError | None = None
-    is_whole: bool = True
+    watched: Mapping[str, Any] = field(default_factory=dict)  # tensors of the last step, if it was watched
+    summary_events: Sequence[Any] = ()  # of `tf.summary` calls in the last step, if it was watched
+    waiting: float = 0.0  # seconds spent waiting for batches
+    tracing: float = 0.0  # seconds of a first call, which is mostly tracing; otherwise 0
+    error: PrototrainError | None = None  # of the step after the completed ones
+    is_whole: bool = True  # whether the variables have the values of the last completed step
 
 
 class ScalarPacker:
-    """Packs a dict of scalars into a float32 and a float64 vector, to copy all of them to the host at once.
-
-    float32 values stay float32; all others become float64.
-    """
+    """Packs scalars into a vector of float32 values and one of all others, as float64, to copy them at once."""
 
     def __init__(self) -> None:
         self._names: tuple[list[str], list[str]] = ([], [])
@@ -154,11 +131,8 @@ def _stack(values: dict[str, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
 
 
 def failed_stage(error: tf.errors.OpError) -> str:
-    """Return the part of an iteration that raised a TensorFlow error: "data" or "model".
-
-    The error message ends with the failed op and the ops around it. Ops of a dataset fail inside the op that reads the
-    iterator.
-    """
+    """Return the part of an iteration that raised a TensorFlow error: "data" or "model"."""
+    # The message ends with the failed op and the ops around it. Ops of a dataset fail inside the op that reads it.
     text = str(error.message)
     if _EMPTY_ELEMENT in text:
         return "data"
@@ -168,21 +142,13 @@ def failed_stage(error: tf.errors.OpError) -> str:
 
 
 class StepCalls(ABC):
-    """Runs many iterations in one call. Subclasses define where they run.
+    """Runs many iterations in one call. Subclasses define where they run."""
 
-    Args:
-        iteration: the iteration.
-
-    Attributes:
-        longest: maximum number of steps of the next call, to take about `CALL_SECONDS` judging by earlier calls.
-        has_summaries: whether a watched step would record `tf.summary` calls; None before the step is traced.
-    """
-
-    has_summaries: bool | None = False
+    has_summaries: bool | None = False  # whether a watched step would record `tf.summary`; None before tracing
 
     def __init__(self, iteration: Iteration) -> None:
         self._iteration = iteration
-        self.longest = 1
+        self.longest = 1  # maximum number of steps of the next call, to take about `CALL_SECONDS`
         self._has_run = False
 
     @abstractmethod

@@ -40,13 +40,6 @@ class Iteration:
         trainer: a tower trainer whose callbacks are set up.
         may_fail: whether a call may raise an error at a step that is not finite; False if other towers continue.
         may_be_watched: whether the last step of a call can run separately, so that callbacks can watch its tensors.
-
-    Attributes:
-        train_step: maps one tower's batch to scalars by name; traced.
-        data: the training data, with `iterator`, `endless` and `element_spec`.
-        guard: the policy for non-finite steps.
-        watched_names: names of the tensors that a watched step returns.
-        alone: whether every call is a single step, without a loop.
     """
 
     def __init__(self, trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: bool = True) -> None:
@@ -60,7 +53,8 @@ class Iteration:
         elif trainer.check_finite:
             self.guard = AssertFinite() if may_fail and trainer.placement.may_fail else SkipNonFinite()
         self.watched_names = frozenset(trainer.callbacks.watched_names)
-        # With several towers, convolutions inside a loop may differ in the last bits from those outside a loop.
+        # Whether every call is a single step, without a loop. With several towers, convolutions inside a loop may
+        # differ in the last bits from those outside a loop.
         self.alone = trainer.towers == 1 and (trainer.callbacks.each_step or not trainer.is_compiled)
         self._packer = ScalarPacker()
 
@@ -86,16 +80,11 @@ class Iteration:
     def __call__(
         self, inputs: Batch, step: tf.Tensor, *, watched: bool = False
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
-        """Trace an iteration.
-
-        Args:
-            inputs: the global batch.
-            step: number of completed steps, int64.
-            watched: whether to return the tensors of `watched_names`.
+        """Trace an iteration on a global batch after `step` (int64) completed steps.
 
         Returns:
             the scalars by name, averaged over the towers; whether the iteration counts as a step, a bool tensor that is
-            False if the guard found it non-finite; and the watched tensors by name.
+            False if the guard found it non-finite; and the tensors of `watched_names`, if it is watched.
         """
         trainer, results = self.trainer, self.placement.local_results
         with _after(inputs):
@@ -164,14 +153,7 @@ def _lift(make: Callable[..., Any], **arguments: Any) -> Any:
 
 
 class CompiledCalls(StepCalls):
-    """Runs iterations in one compiled loop.
-
-    Args:
-        iteration: the iteration.
-        stop: flag that ends a call.
-        stride: difference between the step numbers of successive iterations.
-        towers: number of towers that a call runs on; by default the placement's.
-    """
+    """Runs iterations in one compiled loop; `stride` is the difference between their step numbers."""
 
     def __init__(self, iteration: Iteration, stop: StopVariable, *, stride: int = 1, towers: int | None = None) -> None:
         super().__init__(iteration)
@@ -255,7 +237,6 @@ class CompiledCalls(StepCalls):
         return self._checked(result, start)
 
     def _iterate_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:
-        """Run one step that also returns its watched tensors; traced."""
         assert self._file is not None
         with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):
             return self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched=True)

@@ -28,10 +28,8 @@ _SHOWN = re.compile(re.escape(_MARK) + r"\] \[(\d+)\] \[([^\]]*)\]")
 
 
 def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
-    """Return whether all tensors are finite, a bool scalar; traced or eager.
-
-    It tests their sum, which costs less than many tests and is not finite if any part is not.
-    """
+    """Return whether all tensors are finite, a bool scalar; traced or eager."""
+    # Their sum is not finite if any part is not, and testing it costs less than many tests.
     dense = [
         tensor.values if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor) for tensor in tensors
     ]
@@ -41,39 +39,22 @@ def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class Update:
-    """An update of variables, from inside a tower.
+    """An update of variables, from inside a tower."""
 
-    Attributes:
-        optimizer: a Keras optimizer, or an object with its `learning_rate` and `apply_gradients`.
-        gradients: gradients, the same in all towers.
-        variables: the variable of each gradient.
-        loss: the mean loss over all towers, a scalar.
-        when: whether to update, a scalar bool that is the same in all towers; None for always.
-    """
-
-    optimizer: Any
-    gradients: list[Any]
+    optimizer: Any  # a Keras optimizer, or an object with its `learning_rate` and `apply_gradients`
+    gradients: list[Any]  # the same in all towers
     variables: list[Any]
-    loss: tf.Tensor
-    when: tf.Tensor | None = None
+    loss: tf.Tensor  # the mean over all towers, a scalar
+    when: tf.Tensor | None = None  # whether to update, a scalar bool that is the same in all towers; None for always
 
 
 class NoCheck:
-    """A guard without checks, and the base class of all guards.
+    """A guard without checks, and the base class of all guards."""
 
-    Attributes:
-        may_end: whether an iteration may report that it was not finite, which ends the call.
-    """
-
-    may_end = False
+    may_end = False  # whether an iteration may report that it was not finite, which ends the call
 
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        """Start a step; traced.
-
-        Args:
-            variables: variables of all towers that the step may change before it is known to be finite.
-            step: number of completed steps, an int64 tensor in the graph of the iteration.
-        """
+        """Start a step; traced. It may change `variables` of all towers before it is known to be finite."""
 
     def apply(self, trace: TowerTrace, update: Update) -> None:
         """Update variables from inside a tower; traced."""
@@ -82,15 +63,10 @@ class NoCheck:
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
     ) -> tf.Tensor:
-        """Finish a step after all towers: call `after_run`, or restore changed variables; traced.
-
-        Args:
-            outputs: additional scalars that must be finite, by name.
-            finite: whether all updates of the step were finite, a bool tensor.
-            after_run: called after a step that counts, or None.
+        """Call `after_run`, or restore changed variables, after all towers; traced.
 
         Returns:
-            whether the step counts, a bool tensor.
+            whether the step counts, a bool tensor: if `finite`, which is that of all updates, and `outputs` are finite.
         """
         if after_run is not None:
             after_run()

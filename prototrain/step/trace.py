@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from prototrain.checkpoint.state import unique_name
 from prototrain.tf_private import ChangingWriter, default_writer
 
 if TYPE_CHECKING:
@@ -26,38 +27,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class TowerTrace:
-    """One tower's step while it is traced; see `tower_trace`.
-
-    Attributes:
-        guard: checks the updates of the step.
-        is_watched: whether the step returns more than its scalars.
-        nets: tensors that `build` returned for each micro-batch of a watched step.
-        weight: the "loss_weight" of the last `build`, until it has been applied.
-        scalars: scalars to report in addition to those that `train_step` returns.
-        applied: for each guarded update, whether all values were finite; the same in all towers.
-        graph: the graph of the step; a branch of a `tf.cond` has another one.
-    """
+    """One tower's step while it is traced; see `tower_trace`."""
 
     guard: NoCheck
-    is_watched: bool
-    nets: list[Mapping[str, Any]] = field(default_factory=list)
-    weight: tf.Tensor | None = None
-    scalars: dict[str, tf.Tensor] = field(default_factory=dict)
-    applied: list[tf.Tensor] = field(default_factory=list)
-    graph: Any = field(default_factory=tf.compat.v1.get_default_graph)
-
-    def add_net(self, net: Mapping[str, Any]) -> None:
-        """Store the tensors that `build` returned, if the step is watched."""
-        if self.is_watched:
-            self.nets.append(net)
+    is_watched: bool  # whether the step returns more than its scalars
+    nets: list[Mapping[str, Any]] = field(default_factory=list)  # what `build` returned for each micro-batch
+    weight: tf.Tensor | None = None  # the "loss_weight" of the last `build`, until it has been applied
+    scalars: dict[str, tf.Tensor] = field(default_factory=dict)  # to report in addition to those of `train_step`
+    applied: list[tf.Tensor] = field(default_factory=list)  # whether each guarded update was finite, in all towers
+    graph: Any = field(default_factory=tf.compat.v1.get_default_graph)  # a branch of a `tf.cond` has another one
 
     def add_scalar(self, name: str, value: tf.Tensor) -> None:
         """Report a scalar; a number is appended to a name that exists."""
-        unique, number = name, 1
-        while unique in self.scalars:
-            number += 1
-            unique = f"{name}_{number}"
-        self.scalars[unique] = value
+        self.scalars[unique_name(name, self.scalars, first=2)] = value
 
 
 _tracing = threading.local()  # each tower is traced in its own thread
@@ -84,11 +66,7 @@ def tracing(trace: TowerTrace) -> Iterator[None]:
 
 
 class SummaryFile:
-    """A buffer for the events of `tf.summary` calls, in a temporary file: TensorFlow can write to files only.
-
-    Attributes:
-        writer: the TensorFlow summary writer.
-    """
+    """A buffer for the events of `tf.summary` calls, in a temporary file: TensorFlow can write to files only."""
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="prototrain-"))
@@ -135,10 +113,7 @@ class _NotingWriter(ChangingWriter):
 
 @contextmanager
 def noting_summaries() -> Iterator[Callable[[], bool]]:
-    """Context manager that omits `tf.summary` calls from traced code.
-
-    Yields a function that returns whether there were any calls.
-    """
+    """Omit `tf.summary` calls from traced code; yields a function that returns whether there were any."""
     writer = _NotingWriter()
     with writer.as_default(), tf.summary.record_if(writer.note):
         yield lambda: writer.asked
@@ -148,11 +123,7 @@ def noting_summaries() -> Iterator[Callable[[], bool]]:
 
 
 class PythonSummaries(ChangingWriter):
-    """Records the `tf.summary` calls of Python code that has no writer; free until something is written.
-
-    Args:
-        log: prints a line for the user.
-    """
+    """Records the `tf.summary` calls of Python code that has no writer; free until something is written."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
@@ -190,18 +161,16 @@ class PythonSummaries(ChangingWriter):
         return False
 
     def present(self) -> tf.summary.SummaryWriter:
-        self._is_asked = True
         if self._file is None:
             with tf.init_scope():
                 self._file = SummaryFile()
+        self._is_asked = True
         return self._file.writer
 
     def take(self) -> list[Event]:
         """Return the events since the last call."""
-        if not self._is_asked or self._file is None:
-            return []
-        self._is_asked = False
-        return self._file.take()
+        is_asked, self._is_asked = self._is_asked, False
+        return self._file.take() if is_asked and self._file is not None else []
 
 
 def without_summaries() -> AbstractContextManager[Any]:

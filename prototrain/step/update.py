@@ -26,19 +26,14 @@ OF_ALL_TOWERS = frozenset({"learning_rate", "loss_scale"})
 class Computed(NamedTuple):
     """Results of the forward and backward pass of a batch, or of a part of it.
 
-    Attributes:
-        outputs: the model's scalars by name; without a weight, also the losses added to the model's loss.
-        gradients: gradients of the loss; None for a variable without one.
-        weight: weight of the loss, a float64 scalar; None if all parts of a batch have the same weight.
-        added: with a weight, the losses added to the model's loss by name; the weight does not apply to them.
-        added_gradients: gradients of the sum of `added`.
+    Without a weight, the losses added to the model's loss are among its scalars. The weight does not apply to them.
     """
 
-    outputs: dict[str, Any]
-    gradients: list[Any]
-    weight: tf.Tensor | None = None
+    outputs: dict[str, Any]  # the model's scalars by name
+    gradients: list[Any]  # None for a variable without one
+    weight: tf.Tensor | None = None  # of the loss, float64; None if all parts of a batch have the same weight
     added: dict[str, Any] = {}  # noqa: RUF012 - a field of a tuple, never changed
-    added_gradients: list[Any] = []  # noqa: RUF012
+    added_gradients: list[Any] = []  # noqa: RUF012 - of the sum of `added`
 
 
 def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, count: int) -> Computed:
@@ -186,19 +181,7 @@ def apply_gradients(
     notes: GradientNotes | None = None,
     when: tf.Tensor | bool | None = None,
 ) -> None:
-    """Update variables with the mean of all towers' gradients; traced.
-
-    Args:
-        gradients_and_variables, loss, optimizer, when: see `TowerTrainer.apply_gradients`.
-        placement: the towers.
-        processors: functions from pairs to pairs, called in order.
-        record_norm: whether to report the scalar "gradient_norm".
-        notes: records the variables with and without a gradient.
-
-    Raises:
-        ModelError: there are no pairs, no variable has a gradient, `when` is not a scalar bool, or the call is inside a
-            `tf.cond`, a loop or a `tf.function`.
-    """
+    """Update variables with the mean of all towers' gradients; see `TowerTrainer.apply_gradients`. Traced."""
     trace = tower_trace()
     if trace is not None and tf.compat.v1.get_default_graph() is not trace.graph:
         raise ModelError(

@@ -27,11 +27,7 @@ def is_scratch(variable: Any) -> bool:
 
 
 class StopVariable:
-    """A flag that ends a compiled loop; signal handlers may set it at any time.
-
-    Attributes:
-        value: the bool variable.
-    """
+    """A flag that ends a compiled loop; signal handlers may set it at any time."""
 
     def __init__(self) -> None:
         self.value = scratch_variable(False, name="stop")

@@ -25,11 +25,7 @@ KEY = 'model.jit_compile: "loop"'
 class XlaLoop(StepCalls):
     """Runs the steps of one tower in one XLA program per call.
 
-    Args:
-        iteration: the iteration; its data is read in blocks, and its guard must not make the call fail.
-
-    Raises:
-        ConfigError: a callback watches tensors of the step, which the program does not return.
+    The data of the iteration is read in blocks, and its guard must not make the call fail.
     """
 
     def __init__(self, iteration: Iteration) -> None:

@@ -27,7 +27,7 @@ from prototrain.experiment.record import Outcome
 from prototrain.step.trace import PythonSummaries
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest, end_child
-from prototrain.trainers.report import RunTimes, closing, describe_run, say_opening
+from prototrain.trainers.report import RunTimes, closing, say_opening
 from prototrain.trainers.run import Run
 
 if TYPE_CHECKING:
@@ -142,11 +142,14 @@ class Trainer:
         try:
             self.summaries.begin(step)
             self.callbacks.before_run()
-            outputs = _checked(self.run_step())
+            outputs = self.run_step()
         except StopTraining:  # no step was completed, for example at the end of the data
             self._go_to(step - 1)
             raise
-        self.outputs = outputs
+        outputs = {} if outputs is None else outputs
+        if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
+            raise ModelError(f"run_step() must return a dict of scalars by name, or None; it returned {outputs!r}")
+        self.outputs = dict(outputs)
         events = self.summaries.take()
         self.summary_events = events if is_last and self.callbacks.watching else ()
         if events and not self.callbacks.watchers:
@@ -347,15 +350,7 @@ class Trainer:
         """Check before the first step that `evaluate` works, without changing any state. Does nothing by default."""
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Build the model on a batch. Predictors and `InferenceRunner` call this method.
-
-        Args:
-            inputs: the batch, by name.
-            train_phase: whether the model is built for training.
-
-        Returns:
-            tensors by name.
-        """
+        """Build the model on a batch, and return its tensors by name. Predictors and `InferenceRunner` call this."""
         raise NotImplementedError(f"{type(self).__name__} must define build() for predictors and InferenceRunner")
 
     @property
@@ -392,11 +387,7 @@ class Trainer:
         return {name: variable for name, variable in self.model_variables.items() if variable.trainable}
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
-        """Return a function from arrays to arrays that shares the training variables.
-
-        Args:
-            input_names, output_names: see `Predictor`.
-        """
+        """Return a function from arrays to arrays that shares the training variables; see `Predictor`."""
         from prototrain.predictor import Predictor  # imports the model code, which not every trainer needs
 
         return Predictor(self, input_names, output_names)
@@ -412,10 +403,7 @@ class Trainer:
     # -- the experiment directory -------------------------------------------------------------------------------------
 
     def require_experiment(self, who: str) -> Experiment:
-        """Return the experiment, for a callback that writes files.
-
-        Args:
-            who: the callback, for the error message.
+        """Return the experiment, for the callback `who` that writes files.
 
         Raises:
             ExperimentError: the trainer has no experiment directory.
@@ -445,7 +433,14 @@ class Trainer:
 
     def describe(self) -> dict[str, Any]:
         """Return the rows of the table that is printed at the start of a run, by name; None omits a row."""
-        return describe_run(self)
+        epochs = f"{-(-self.total_steps // self.steps_per_epoch)} of {self.steps_per_epoch} steps"
+        return {
+            "trainer": type(self).__name__,
+            "steps": "until something stops the run" if self.is_endless else self.total_steps,
+            "epochs": None if self.is_endless else epochs,
+            "directory": self.experiment,
+            "start": self.run.resume_line(),
+        }
 
     def _describe_variables(self) -> tuple[str, str] | None:
         """Return a table of the model's layers, which is printed, and a table of all variables for train.log."""
@@ -467,18 +462,12 @@ class Trainer:
     ) -> AbstractContextManager[None]:
         """Context manager in which `state` has the same entries as the checkpoint to restore.
 
-        Args:
-            saved: "shape" and "dtype" of the checkpoint's variables by name.
-            facts: the facts of the run that wrote the checkpoint.
+        `saved` has "shape" and "dtype" of the checkpoint's variables, `facts` is of the run that wrote it.
         """
         return nullcontext()
 
     def _after_restore(self) -> list[str]:
-        """Prepare to continue from a restored checkpoint.
-
-        Returns:
-            notes for the row "start" of the opening table.
-        """
+        """Prepare to continue from a restored checkpoint; returns notes for the row "start" of the opening table."""
         return []
 
     def _sources(self) -> list[Path]:
@@ -488,14 +477,6 @@ class Trainer:
     def _origin(self) -> dict[str, Any]:
         """Return the facts for environment.json that help to repeat and compare runs; see `origin_of`."""
         return origin_of(self, [callback.name for callback in self.callbacks])
-
-
-def _checked(outputs: Mapping[str, Any] | None) -> dict[str, Any]:
-    if outputs is None:
-        return {}
-    if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
-        raise ModelError(f"run_step() must return a dict of scalars by name, or None; it returned {outputs!r}")
-    return dict(outputs)
 
 
 class NoOpTrainer(Trainer):

@@ -152,17 +152,7 @@ class MultiWorkerTrainer(SyncTrainer):
         return steps
 
     def _agree(self, n: int, *, ended: bool = False) -> int:
-        """Agree with the other workers on the next call.
-
-        Returns:
-            the number of steps that all workers can run.
-
-        Raises:
-            ExperimentError: the workers are not at the same step.
-            ClusterError: a worker is gone or has failed.
-            StopTraining: another worker has ended the run.
-            KeyboardInterrupt, SystemExit: a worker received a stop signal.
-        """
+        """Return the number of steps that all workers can run in the next call, unless the run ends here."""
         told = self._sync.agree(
             n,
             step=self.global_step,

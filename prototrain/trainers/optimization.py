@@ -37,10 +37,7 @@ def optimizer_in_words(config: Config, optimizer: Any) -> str:
 
 
 def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> str | None:
-    """Check, after the callbacks' setup, that the learning rate is set and its schedule is followed.
-
-    Returns:
-        a warning if the config has a schedule that no callback follows, else None.
+    """Return a warning if the config has a schedule that no callback follows, after the callbacks' setup.
 
     Raises:
         ConfigError: neither the config nor a callback sets a learning rate.
@@ -79,15 +76,9 @@ OF_STEP = tuple(_OF_STEP)
 
 
 def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Iterator[tuple[str, str, str]]:
-    """Find keys of `OF_STEP` that are set but were not used by a traced step.
+    """Yield the group, the key, and a suggestion for each key of `OF_STEP` that is set but not in the groups `used`.
 
-    Args:
-        config: the model's config.
-        used: the groups of keys that the step used.
-        scales: whether the loss is scaled. If not, mixed precision affects only the layers and is never reported.
-
-    Yields:
-        the group, the key, and a suggestion for the user.
+    If the loss is not scaled, mixed precision affects only the layers and is never reported.
     """
     for group, (parts, cure) in _OF_STEP.items():
         if group in used or (group == "model.mixed_precision" and not scales):
@@ -98,11 +89,7 @@ def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Itera
 
 
 def equal_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Create an optimizer with the same arguments as another one.
-
-    Raises:
-        ConfigError: the optimizer does not implement `get_config`.
-    """
+    """Create an optimizer with the same arguments as another one."""
     try:
         equal = type(optimizer).from_config(optimizer.get_config())
     except NotImplementedError as error:
@@ -112,11 +99,7 @@ def equal_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.O
 
 
 def check_acts(optimizer: keras.optimizers.Optimizer) -> None:
-    """Check that an optimizer has no argument that only Keras's `fit` supports.
-
-    Raises:
-        ConfigError: the optimizer has such an argument.
-    """
+    """Raise a ConfigError if an optimizer has an argument that only Keras's `fit` supports."""
     own_scale = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
     cure = "leave it out, and set model.mixed_precision: mixed_float16 for a loss scale"
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -175,12 +158,6 @@ class RegisteredOptimizers:
 
     The slots of a weight that is currently not trained stay in the state as arrays. A run that freezes or unfreezes
     layers can therefore continue from each of its checkpoints and keeps its moments.
-
-    Args:
-        state: `trainer.state`.
-        placement: the towers.
-        keras_variables: maps variables of the model to the Keras variables that hold them, by name.
-        check: raises an error for an optimizer that the trainer cannot use.
     """
 
     def __init__(

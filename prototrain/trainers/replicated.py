@@ -29,16 +29,7 @@ _REDUCTIONS: dict[str, Any] = {
 
 
 class SyncTrainer(TowerTrainer):
-    """Base class of trainers with several synchronous towers.
-
-    Args:
-        model, experiment, placement: see `TowerTrainer`.
-        batch: whether ``model.batch_size`` is the batch size of a step, which is split evenly ("global"), or of a tower
-            ("per_tower").
-
-    Raises:
-        ConfigError: `batch` is invalid, or the batch size is not divisible by the number of towers.
-    """
+    """Base class of trainers with several synchronous towers; see `SyncReplicatedTrainer` for `batch`."""
 
     def __init__(self, model: ModelProtocol, *, batch: BatchMeaning = "global", **options: Any) -> None:
         if batch not in ("global", "per_tower"):

@@ -41,18 +41,6 @@ def opening(trainer: Any) -> str:
     return "\n\n".join([plain_table(rows), *([] if warning is None else [warning])]) + "\n"
 
 
-def describe_run(trainer: Any) -> dict[str, Any]:
-    """Return the rows of the opening table that all trainers have, by name."""
-    epochs = f"{-(-trainer.total_steps // trainer.steps_per_epoch)} of {trainer.steps_per_epoch} steps"
-    return {
-        "trainer": type(trainer).__name__,
-        "steps": "until something stops the run" if trainer.is_endless else trainer.total_steps,
-        "epochs": None if trainer.is_endless else epochs,
-        "directory": trainer.experiment,
-        "start": trainer.run.resume_line(),
-    }
-
-
 def closing(trainer: Any) -> str | None:
     """Return the best values, the paths of the run's files and useful commands, or None if the run wrote no files."""
     experiment = trainer.experiment
@@ -81,9 +69,6 @@ _NAMED_SHARE = 0.05
 class RunTimes:
     """Measures how a run spends its time, in seconds.
 
-    Args:
-        clock: returns the time in seconds.
-
     Attributes:
         steps: time in `run_steps`, without tracing.
         tracing: time in the first compiled call, which is mostly tracing.
@@ -110,11 +95,7 @@ class RunTimes:
         return {"steps": self.steps, "waiting for input": self.input, "tracing": self.tracing}
 
     def report(self, callbacks: Mapping[str, float]) -> str:
-        """Return a line with the shares of the time.
-
-        Args:
-            callbacks: the seconds that each callback took, by name, the longest first.
-        """
+        """Return a line with the shares of the time. `callbacks` are seconds by name, the longest first."""
         total = max(self.clock() - self.began, 1e-9)
         steps = f"training {self.steps / total:.0%}"
         if self.input > _NAMED_SHARE * total:

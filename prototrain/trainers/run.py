@@ -44,34 +44,22 @@ class Run:
     """Connects a trainer with its experiment directory during one call of `train()`.
 
     Nothing in the directory changes before `accept`, so a rejected run leaves it untouched.
-
-    Args:
-        trainer: the trainer whose state is saved and restored.
-
-    Attributes:
-        stopped_by: the reason why the run ended before its last step, or None.
-        checkpoint: the checkpoint that the run resumed from, or None.
-        began_at: the number of completed steps at the start of the run.
-        is_accepted: whether the run has started to write into the directory.
-        is_rejected: whether no run may resume from the state. It is then saved as ``failed-<step>``.
-        max_to_keep: the number of checkpoints to keep, or None for all; a `ModelSaver` sets it.
-        finite: records which variables may be NaN or infinite in a run with `StopOnNaN`.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.stopped_by: str | None = None
-        self.checkpoint: Checkpoint | None = None
-        self.began_at = 0
-        self.is_rejected = False
-        self.max_to_keep: int | None = None
+        self.stopped_by: str | None = None  # the reason why the run ended before its last step
+        self.checkpoint: Checkpoint | None = None  # that the run resumed from
+        self.began_at = 0  # the number of completed steps at the start of the run
+        self.is_rejected = False  # whether no run may resume from the state; it is then saved as ``failed-<step>``
+        self.max_to_keep: int | None = None  # checkpoints, or None for all; a `ModelSaver` sets it
         self.finite = FiniteState()
         self._outcome = Outcome("running")
         self._record: RunRecord | None = None
         self._sources: dict[str, str] = {}  # digests of the copied source files
         self._facts: Facts = {}  # recorded in every checkpoint
         self._fresh = False
-        self.is_accepted = False
+        self.is_accepted = False  # whether the run has started to write into the directory
         self._unwritten: list[str] = []  # lines for train.log before the run is accepted
         self._said: set[str] = set()
         self._has_failed_to_upload = False
@@ -90,13 +78,7 @@ class Run:
     def lasting(self, *, fresh: bool) -> Iterator[None]:
         """Context manager around a run: locks the directory, records the outcome, and unlocks the directory.
 
-        Args:
-            fresh: delete everything in the directory when the run is accepted.
-
-        Raises:
-            ExperimentError: another run uses the directory, it is not an experiment directory, or `fresh` is set and
-                the trainer has already completed steps.
-            OutOfMemoryError: the run ran out of memory.
+        With `fresh`, everything in the directory is deleted when the run is accepted.
         """
         trainer, experiment = self._trainer, self._own_experiment
         if fresh and trainer.global_step:
@@ -256,12 +238,7 @@ class Run:
         return None if self._own_experiment is None else self._own_experiment.remote
 
     def upload(self) -> None:
-        """Upload the remaining files of a run at a URL, while signals are still handled.
-
-        Raises:
-            StorageError: the storage cannot be reached; the message names the local copy.
-            ExperimentError: another run has taken over.
-        """
+        """Upload the remaining files of a run at a URL, while signals are still handled."""
         if self._remote is not None and self.is_accepted and not self.directory_is_gone():
             self.wait()
             self._trainer.stop.stage = f"uploading to {self._remote}"
@@ -288,15 +265,7 @@ class Run:
         return experiment is not None and experiment.is_gone()
 
     def check(self, now: float) -> None:
-        """Check between steps that the run can continue. This is cheap.
-
-        Args:
-            now: the time in seconds.
-
-        Raises:
-            ExperimentError: the directory was deleted, moved or replaced.
-            NonFiniteError: the state of the last save is not finite.
-        """
+        """Check between steps, cheaply, that the directory is there and the state of the last save was finite."""
         writing = self._writing
         if writing is not None and writing.done() and isinstance(writing.exception(), NonFiniteError):
             self._result_of(writing)
@@ -333,10 +302,7 @@ class Run:
         self._protected[who] = step
 
     def prune(self) -> None:
-        """Delete all but the newest `max_to_keep` checkpoints and the protected ones.
-
-        Without a `ModelSaver`, all checkpoints are kept.
-        """
+        """Delete all but the newest `max_to_keep` checkpoints and the protected ones."""
         if self.max_to_keep is not None:
             self.checkpoints.prune(self.max_to_keep, protected=self.protected_steps)
 
@@ -346,10 +312,9 @@ class Run:
         return {step for step in self._protected.values() if step is not None}
 
     def start_save(self) -> Callable[[], Path]:
-        """Start to write a checkpoint in another thread; see `Trainer.save`. Training can continue meanwhile.
+        """Start to write a checkpoint in another thread, while training continues; see `Trainer.save`.
 
-        Returns:
-            a function that waits until the checkpoint is written and returns its directory.
+        The returned function waits until the checkpoint is written.
         """
         trainer, record, remote = self._trainer, self._record, self._remote
         self.wait()
@@ -449,10 +414,6 @@ class Run:
 
         If `train` is called again and the trainer is ahead of its newest checkpoint, it continues from its current
         state. After a step that failed halfway, it continues from the checkpoint.
-
-        Raises:
-            CheckpointError: the checkpoints are damaged or do not fit, a required checkpoint does not exist, or an
-                entry of the trainer's state cannot be saved.
         """
         trainer, experiment = self._trainer, self._trainer.experiment
         resume = resume and not self._fresh

@@ -284,11 +284,7 @@ class TowerTrainer(Trainer):
 
     @classmethod
     def prepare(cls, timeout: float | None = None) -> None:
-        """Prepare the process before TensorFlow starts. The command line calls this before it imports the model.
-
-        Args:
-            timeout: seconds to wait for other processes, see ``trainer.cluster_timeout``.
-        """
+        """Prepare the process before TensorFlow starts. The command line calls this before it imports the model."""
 
     @classmethod
     def give_up(cls, error: BaseException) -> None:
@@ -306,18 +302,12 @@ class TowerTrainer(Trainer):
 
         If the model returns a "loss_weight" for training, it weights the towers when the scalars of `train_step` and
         the gradients of the next `apply_gradients` are averaged.
-
-        Args:
-            inputs: the tower's batch.
-            train_phase: whether the model is built for training.
-
-        Returns:
-            tensors by name.
         """
         net = self.built.build(inputs, train_phase)
         trace = tower_trace()
         if train_phase and trace is not None:
-            trace.add_net(net)
+            if trace.is_watched:
+                trace.nets.append(net)
             trace.weight = loss_weight(net)
         return net
 
@@ -490,11 +480,7 @@ class TowerTrainer(Trainer):
             self.run.say_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
 
     def check_rate(self) -> None:
-        """Check before the first step, after the callbacks' setup, that the learning rate is set.
-
-        Raises:
-            ConfigError: neither the config nor a callback sets it.
-        """
+        """Raise a ConfigError before the first step if neither the config nor a callback sets the learning rate."""
         if self.counter.step == self.run.began_at:
             unused = check_rate(self.config, self.optimizer, self.callbacks)
             if unused is not None and self.is_chief:
@@ -585,11 +571,7 @@ class TowerTrainer(Trainer):
                 self.create_optimizers()
 
     def _weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
-        """Return the weights that `_set_trainable` would change.
-
-        Raises:
-            CallbackError: no weight matches, or this trainer cannot change what it trains during a run.
-        """
+        """Return the weights that `_set_trainable` would change, or raise a CallbackError."""
         if not self.may_set_trainable:
             raise CallbackError(
                 f"{who}: {type(self).__name__} cannot change what it trains during a run; set `trainable` of the "
@@ -598,11 +580,7 @@ class TowerTrainer(Trainer):
         return self.built.weights_to_change(who, regex, value)
 
     def _set_trainable(self, regex: str, value: bool) -> tuple[int, int]:
-        """Freeze or unfreeze weights from the next step to the end of the run; for `SetTrainable`.
-
-        Returns:
-            the number of trained variables before and after the change.
-        """
+        """Freeze or unfreeze weights for the rest of the run; returns how many were and are trained."""
         before = len(self.trainable)
         self.built.layers.set_trainable(regex, value)
         self._choose_trained()

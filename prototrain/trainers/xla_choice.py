@@ -33,13 +33,7 @@ Step = Callable[[Any], list[Any]]
 
 
 class XlaChoice:
-    """The choice of how XLA is used.
-
-    Args:
-        setting: ``model.jit_compile``.
-        log: prints a line for the user.
-        clock: returns the time in seconds.
-    """
+    """The choice of how XLA is used, by the setting ``model.jit_compile``."""
 
     def __init__(
         self,
@@ -72,11 +66,7 @@ class XlaChoice:
             self._chosen = then
 
     def leave_off(self, reason: str) -> None:
-        """Turn XLA off without measuring, unless a choice was made already.
-
-        Args:
-            reason: the reason, for the log.
-        """
+        """Turn XLA off without measuring, unless a choice was made already."""
         if self._chosen is None:
             self._chosen = False
             self._log(f"model.jit_compile: auto leaves XLA off, because {reason}")
@@ -86,11 +76,8 @@ class XlaChoice:
     ) -> None:
         """Time all forms and choose the fastest one, unless a choice was made already. Log the result.
 
-        Args:
-            step: returns the step to time, with XLA if its argument is true: a traced function from a batch to tensors.
-            batch: the batch for all timed steps.
-            with_loop: whether "loop" may be chosen.
-            variables: the variables that a step changes; they are restored afterwards.
+        `step` returns the step to time, with XLA if its argument is true: a traced function from a batch to tensors.
+        The `variables` that a step changes are restored afterwards.
         """
         if self._chosen is not None:
             return
@@ -133,10 +120,7 @@ class XlaChoice:
 
 
 def _loop(step: Step, *, with_xla: bool) -> Any:
-    """Return a `tf.function` that runs several steps on one batch, as one XLA program or not, and sums all results.
-
-    The sum depends on every result, so that no part of a step is optimized away.
-    """
+    """Return a `tf.function` that runs several steps on one batch, as one XLA program or not, and sums all results."""
 
     def run(batch: Any, steps: tf.Tensor) -> tf.Tensor:
         def body(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

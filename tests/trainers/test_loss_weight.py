@@ -192,13 +192,9 @@ def graphs(names: tuple[str, str], *, weight: bool = False, **keys: Any) -> Simp
 
 @pytest.mark.parametrize(("weight", "wanted"), [(False, 1.25), (True, 0.8)])
 @pytest.mark.parametrize("names", [("nodes", "y"), ("z", "y")])
-def test_batches_with_several_sizes_count_equally(
-    names: tuple[str, str], weight: bool, wanted: float, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_batches_with_several_sizes_count_equally(names: tuple[str, str], weight: bool, wanted: float) -> None:
     trainer = SimpleTrainer(graphs(names, weight=weight))
     assert trainer.evaluate("vld") == {"loss": pytest.approx(wanted)}
-    said = [line for line in capsys.readouterr().out.splitlines() if "different first dimensions" in line]
-    assert len(said) == (0 if weight else 1) and all(f"{names[0]} 8" in line for line in said)
 
 
 # -- the mean over many batches ---------------------------------------------------------------------------------------
