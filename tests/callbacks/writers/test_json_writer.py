@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prototrain import Callback, StopTraining
+from prototrain import Callback
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries
 from prototrain.experiment.record import read_attempts
 from tests.callbacks.helpers import UNLIMITED, Fails, FillsDisk, Puts
@@ -120,11 +120,3 @@ def test_full_disk_is_reported_once(last: int, experiment: Path, capsys: pytest.
     assert capsys.readouterr().out.count(f"WARNING: cannot write {experiment / 'metrics.jsonl'}") == 1
     resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
     assert [row["step"] for row in (rows(experiment) if last < 9 else run(experiment, 9))] == list(range(1, 10))
-
-
-def test_second_run_of_a_trainer_appends(experiment: Path) -> None:
-    trainer = CountingTrainer(experiment=experiment)
-    callbacks = [Summaries().every(steps=1), JSONWriter()]
-    trainer.train([*callbacks, Fails(2, StopTraining)], max_steps=5)  # an early stop keeps the last row
-    trainer.train(callbacks, max_steps=5)
-    assert [row["step"] for row in rows(experiment)] == [1, 2, 3, 4, 5]

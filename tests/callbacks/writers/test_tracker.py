@@ -13,7 +13,7 @@ from prototrain import Callback
 from prototrain.callbacks import ModelSaver, SaveOnExit, Summaries
 from prototrain.callbacks.writers.tracker import Point, Tracker
 from prototrain.errors import CallbackError
-from prototrain.experiment.record import Outcome, read_attempts
+from prototrain.experiment.record import Outcome
 from tests.callbacks.helpers import Fails, Puts
 from tests.tiny import At, CountingTrainer
 
@@ -56,11 +56,6 @@ class Writer(Tracker):
 
     def close(self, outcome: Outcome) -> None:
         self.server.outcomes.append(outcome)
-
-
-class FailsAtTheEnd(Callback):
-    def after_train(self) -> None:
-        raise ValueError("no\nroom")
 
 
 def run(experiment: Path, server: Server, *callbacks: Callback, steps: int = 6, resume: bool = True) -> CountingTrainer:
@@ -107,15 +102,3 @@ def test_no_directory_and_refused_values(capsys: pytest.CaptureFixture[str]) -> 
     trainer.train([Writer(server), histogram, picture], max_steps=2)
     assert server.runs == {"run0": [("p", 1, 0.0)]}
     assert "Writer takes scalars and pictures, not histograms and text" in capsys.readouterr().out
-
-
-def test_failure_at_the_end_is_the_outcome(experiment: Path) -> None:
-    server, trainer = Server(), CountingTrainer(experiment=experiment)
-    seen: list[Outcome] = []
-    callbacks = [Writer(server), At(1, lambda: seen.append(trainer.outcome)), FailsAtTheEnd()]
-    with pytest.raises(ValueError, match="room"):
-        trainer.train(callbacks, max_steps=6)
-    outcome = Outcome("failed", "ValueError: no room")
-    [attempt] = read_attempts(experiment / "run.json")
-    assert [*seen, *server.outcomes] == [Outcome("running"), outcome]
-    assert trainer.outcome == outcome == Outcome(attempt.state, attempt.reason)
