@@ -78,27 +78,13 @@ def test_records_by_index(cache: Path) -> None:
     assert len(list(cache.glob("tables/*"))) == 2 and table.stat() == made
 
 
-def test_wrong_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_records() -> None:
     content = Path(write_records("a.tfrecord", [1, 2])).read_bytes()
-    write_records("empty.tfrecord", [])
     Path("damaged.tfrecord").write_bytes(content[:-30] + bytes([content[-30] ^ 1]) + content[-29:])
-    uint8 = {"x": ("uint8", [])}
-    for pattern, options, words in (
-        ("no/*", {}, r"no/\*: matches no file; name a TFRecord file or a glob pattern of some$"),
-        ("a.tfrecord", {"features": uint8}, "'x': TFRecords hold float32, int64 and string, not uint8"),
-        ("empty.tfrecord", {"shuffle": "index"}, r"empty\.tfrecord: holds no examples"),
-        ("damaged.tfrecord", {"shuffle": "index"}, r"damaged\.tfrecord: not a whole TFRecord file \(corrupted record"),
-        (
-            "a.tfrecord",
-            {"shuffle": "index", "compression": "GZIP"},
-            "does not work with files that are compressed with GZIP",
-        ),
-    ):
-        with pytest.raises(DataError, match=words):
-            readers.tfrecords(pattern, **{"features": Y, **options})  # type: ignore[arg-type]
-    monkeypatch.setenv("PROTOTRAIN_CACHE", "a.tfrecord")
-    with pytest.raises(DataError, match=r"cannot be kept in .*tables \(Not a directory\); PROTOTRAIN_CACHE"):
-        readers.tfrecords("a.tfrecord", features=Y, shuffle="index")
+    with pytest.raises(DataError, match=r"damaged\.tfrecord: not a whole TFRecord file \(corrupted record"):
+        readers.tfrecords("damaged.tfrecord", features=Y, shuffle="index")
+    with pytest.raises(DataError, match=r"no/\*: matches no file; name a TFRecord file or a glob pattern of some$"):
+        readers.tfrecords("no/*", features=Y)
 
 
 # Folders of images.
@@ -166,20 +152,6 @@ def test_given_class_numbers() -> None:
         readers.image_folder(trn, size=(2, 2), classes=["cat", "eel"])
     with pytest.raises(DataError, match=r"^vld: a name is twice in classes="):
         readers.image_folder(vld, size=(2, 2), classes=["cat", "eel", "cat"])
-
-
-@pytest.mark.parametrize(
-    ("path", "extensions", "message"),
-    [
-        ("nowhere", None, "nowhere: cannot be read as a directory of images (No such file or directory)"),
-        ("images/a", None, "images/a: holds no directories; an image folder has one for each class"),
-        ("images", [".PNG"], "images/b: holds no images (.png); add some or remove it"),
-    ],
-)
-def test_wrong_directories(images: Path, path: str, extensions: Any, message: str) -> None:
-    with pytest.raises(DataError) as caught:
-        readers.image_folder(path, size=(4, 4), **({} if extensions is None else {"extensions": extensions}))
-    assert str(caught.value) == message
 
 
 # URLs.
