@@ -1,5 +1,3 @@
-"""Actions on the command line: how an action is found and which arguments it gets."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -99,9 +99,6 @@ def test_export_is_atomic(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").rglob("*")] == ["20", "graph"]
 
 
-# -- what does not appear ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("code", "stderr", "words"),
     [

@@ -1,5 +1,3 @@
-"""The actions `find_lr` and `find_batch_size`, which leave the experiment unchanged."""
-
 from __future__ import annotations
 
 from argparse import ArgumentParser

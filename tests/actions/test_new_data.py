@@ -1,5 +1,3 @@
-"""The actions `predict` and `evaluate` on new files."""
-
 from __future__ import annotations
 
 import csv

@@ -1,5 +1,3 @@
-"""The action `predict`: predictions for a dataset or for files, and errors."""
-
 from __future__ import annotations
 
 import json

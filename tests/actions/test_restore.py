@@ -1,5 +1,3 @@
-"""The checkpoint and weights that actions use."""
-
 from __future__ import annotations
 
 import shutil

@@ -1,5 +1,3 @@
-"""`CallbackGroup`: order, saved state, unfinished steps and wrong lists."""
-
 from __future__ import annotations
 
 import signal

@@ -1,5 +1,3 @@
-"""Callbacks made of functions, and conditional callbacks."""
-
 from __future__ import annotations
 
 from typing import Any

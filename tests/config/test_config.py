@@ -1,5 +1,3 @@
-"""The configuration as a mapping: validation, overrides, text and differences."""
-
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,3 @@
-"""Config values in JSON and YAML files."""
-
 from __future__ import annotations
 
 from pathlib import Path

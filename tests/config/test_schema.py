@@ -1,5 +1,3 @@
-"""The keys of prototrain: types, defaults, bounds and messages."""
-
 from __future__ import annotations
 
 from typing import Any

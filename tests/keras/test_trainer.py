@@ -1,5 +1,3 @@
-"""`KerasTrainer`: building, resuming, stopping and checks."""
-
 from __future__ import annotations
 
 import random

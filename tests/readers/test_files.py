@@ -1,5 +1,3 @@
-"""Readers of TFRecords, image folders, and files at URLs."""
-
 from __future__ import annotations
 
 import os
@@ -27,9 +25,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def labels(dataset: tf.data.Dataset, name: str = "y") -> list[int]:
     return [int(item[name]) for item in dataset.as_numpy_iterator()]
-
-
-# TFRecords.
 
 
 def write_records(path: str, values: list[int], compression: str = "") -> str:
@@ -87,9 +82,6 @@ def test_wrong_records() -> None:
         readers.tfrecords("no/*", features=Y)
 
 
-# Folders of images.
-
-
 @pytest.fixture
 def images() -> Path:
     """Class b with an upper-case JPEG, class a with two PNGs and another file, and a hidden directory."""
@@ -121,21 +113,6 @@ def test_images_in_order(images: Path, channels: int) -> None:
         assert item["image"].min() >= 0 and item["image"].max() <= 1
 
 
-def test_images_are_reshuffled_in_each_pass(images: Path) -> None:
-    for number in range(3, 12):
-        image = np.full((2, 2, 3), 20 * number, np.uint8)
-        (images / "ab"[number % 2] / f"{number}.png").write_bytes(tf.io.encode_png(image).numpy())
-
-    def read(dataset: tf.data.Dataset) -> list[Any]:
-        return [(item["image"].tolist(), int(item["label"])) for item in dataset.as_numpy_iterator()]
-
-    expected = read(readers.image_folder(images, size=(2, 2)))
-    tf.keras.utils.set_random_seed(1)
-    dataset = readers.image_folder(images, size=(2, 2), shuffle="index")
-    first, second = read(dataset), read(dataset)
-    assert first != second and sorted(first) == sorted(second) == sorted(expected)
-
-
 def add_class(folder: str, *names: str) -> Path:
     for name in names:
         (Path(folder) / name).mkdir(parents=True)
@@ -152,9 +129,6 @@ def test_given_class_numbers() -> None:
         readers.image_folder(trn, size=(2, 2), classes=["cat", "eel"])
     with pytest.raises(DataError, match=r"^vld: a name is twice in classes="):
         readers.image_folder(vld, size=(2, 2), classes=["cat", "eel", "cat"])
-
-
-# URLs.
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""tensorpack DataFlows."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

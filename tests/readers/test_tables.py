@@ -1,5 +1,3 @@
-"""JSON lines, CSV and Parquet files: contents and errors, in memory and by index."""
-
 from __future__ import annotations
 
 import json
@@ -37,9 +35,6 @@ def read(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
 
 def by_label(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
     return sorted(read(dataset), key=lambda item: item["y"])
-
-
-# JSON lines.
 
 
 def test_json_lines_dtypes_and_shapes() -> None:
@@ -98,9 +93,6 @@ def test_wrong_json_lines(line: str | bytes, message: str) -> None:
     assert str(caught.value).startswith(f"data/trn.jsonl, line 3: {message}") and "\n" not in str(caught.value)
 
 
-# CSV.
-
-
 @pytest.mark.parametrize("shuffle", [None, False, "index"])
 def test_csv(shuffle: Any) -> None:
     Path("a.csv").write_text("\n".join(LINES))
@@ -147,9 +139,6 @@ def test_numbers_are_exact() -> None:
     Path("a.csv").write_text("x\n" + "".join(f"{value!r}\n" for value in values.tolist()))
     found = [item["x"] for item in read(readers.csv("a.csv", features={"x": ("float32", [])}))]
     assert found == values.tolist()
-
-
-# Parquet.
 
 
 @pytest.mark.parametrize("shuffle", [None, "index"])

@@ -1,5 +1,3 @@
-"""`prototrain plot`."""
-
 from __future__ import annotations
 
 import re

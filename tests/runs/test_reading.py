@@ -1,5 +1,3 @@
-"""`prototrain runs` and `prototrain compare`."""
-
 from __future__ import annotations
 
 import json
@@ -32,8 +30,6 @@ def says(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     assert main([str(argument) for argument in arguments]) == 0
     return capsys.readouterr().out
 
-
-# -- reading one run --------------------------------------------------------------------------------------------------
 
 NO_END = "killed, no end was recorded"
 
@@ -105,9 +101,6 @@ def test_finding_runs(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "a")
     assert [path.relative_to(tmp_path).as_posix() for path in find_runs(tmp_path)] == ["a", "b/1", "b/2"]
     assert list(find_runs(tmp_path / "a")) == [tmp_path / "a"]
-
-
-# -- runs -------------------------------------------------------------------------------------------------------------
 
 
 def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,9 +216,6 @@ def test_commands_do_not_import_tensorflow(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
     assert (tmp_path / "a" / "report.html").exists()
-
-
-# -- compare ----------------------------------------------------------------------------------------------------------
 
 
 def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,3 @@
-"""`Validation`: averages over held-out data, batch counts and missing datasets."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""`LearningRate`: the rate of each step, in a whole run and in a resumed run."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""`ProgressBar`: a bar on a terminal, whole lines elsewhere."""
-
 from __future__ import annotations
 
 import io

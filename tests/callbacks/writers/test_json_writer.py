@@ -72,19 +72,6 @@ def test_repeated_rows_are_compared(again: dict[str, Any], is_same: bool, words:
     assert [attempt.repeated for attempt in read_attempts(experiment / "run.json")] == [None, is_same]
 
 
-def test_fresh_start_replaces_rows_of_step_0(experiment: Path) -> None:
-    class AtStart(Callback):
-        def __init__(self, name: str) -> None:
-            self.name_at_start = name
-
-        def before_train(self) -> None:
-            self.trainer.monitors.put_scalar(self.name_at_start, 1)
-
-    run(experiment, 1, AtStart("first"))
-    got = run(experiment, 1, AtStart("second"), resume=False)
-    assert [set(row) - {"step", "time"} for row in got] == [{"second"}, {"trn/loss"}]
-
-
 @pytest.mark.parametrize("tail", ['{"step": 3, "ti', "\x00\x00\x00", "[1, 2]\n"])
 def test_invalid_rows_are_dropped(experiment: Path, tail: str) -> None:
     run(experiment, 2, SaveOnExit())

@@ -1,5 +1,3 @@
-"""`ScalarPrinter`: content, times and layout of the table."""
-
 from __future__ import annotations
 
 import os

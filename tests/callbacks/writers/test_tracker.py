@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from prototrain import Callback
@@ -93,12 +92,3 @@ def test_failed_uploads_are_retried(experiment: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert "cannot send to run run1: ConnectionError: nobody answers; trying again" in said
     assert re.search(r"run run1 lacks \d values from step \d on", said)
-
-
-def test_no_directory_and_refused_values(capsys: pytest.CaptureFixture[str]) -> None:
-    server, trainer = Server(), CountingTrainer()
-    histogram = At(1, lambda: trainer.monitors.put_histogram("h", [1.0]))
-    picture = At(1, lambda: trainer.monitors.put_image("p", np.zeros((2, 2))))
-    trainer.train([Writer(server), histogram, picture], max_steps=2)
-    assert server.runs == {"run0": [("p", 1, 0.0)]}
-    assert "Writer takes scalars and pictures, not histograms and text" in capsys.readouterr().out
