@@ -1,5 +1,3 @@
-"""Canned estimators train and export, and do not export twice."""
-
 from __future__ import annotations
 
 import json

@@ -138,12 +138,6 @@ def test_optimizer_spec(tmp_path: Path) -> None:
     np.testing.assert_array_equal(line.get_variable_value("line/bias"), [0.0])
 
 
-def test_warm_start_from_another_run(trained: Estimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    warm = classifier(".", warm_start_from=trained.model_dir).train(lambda: named(70), steps=1)
-    assert warm.evaluate(named)["accuracy"] > 0.8
-
-
 def decaying(how: str) -> Callable[..., EstimatorSpec]:
     """A `model_fn` with a weight decay of 0.5 times the squares, written in one of the ways of TensorFlow 1."""
     v1 = tf.compat.v1

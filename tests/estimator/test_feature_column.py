@@ -1,5 +1,3 @@
-"""Feature columns equal those of `tf.feature_column`."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Hooks: callbacks, and objects with the methods of a `SessionRunHook`."""
-
 from __future__ import annotations
 
 from pathlib import Path

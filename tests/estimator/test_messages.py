@@ -1,5 +1,3 @@
-"""Mistakes in an Estimator program are one clear line."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
