@@ -112,13 +112,11 @@ def test_fast_dev_run_and_unused_values(capfd: pytest.CaptureFixture[str]) -> No
     ("arguments", "message"),
     [
         (["-s", "trainer.print_intervall=3"], "unknown key 'trainer.print_intervall'; .* trainer.print_interval$"),
-        (["-s", "model.optimizer.method=adm"], "did you mean 'adam'"),
         (
             ["-s", "model.trainable_variables.filter_regex=x"],
             "filter_regex: 'x' accepts none of the variables out/kernel",
         ),
         (["-s", "trainer.experiment_base_dir=/proc/none"], "cannot use the experiment directory /proc/none/e"),
-        (["--trainer", "nowhere:Mine"], "--trainer: there is no module 'nowhere'"),
         (["--debug"], "--debug opens a shell, and there is no terminal"),
     ],
 )
@@ -134,17 +132,9 @@ def test_command_line_errors_are_one_line(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('{"trn": data, "vld": data}', '{"train": data}', "under 'trn'; it gave 'train'"),
         ('{"trn": data, "vld": data}', '{"trn": data.map(lambda b: (b["x"], b["y"]))}', "must be a dict of batched"),
-        (
-            '{"trn": data, "vld": data}',
-            '{"trn": data.map(lambda batch: {**batch, "z": tf.io.read_file("gone")})}',
-            "reading the training dataset 'trn' failed: gone; No such file or directory",
-        ),
-        ("    return net", "    return None", "not NoneType; end it with `return net`"),
         ('inputs["x"]', 'inputs["images"]', "KeyError in build() (m.py, line 19): 'images'; a batch has: x, y"),
         (".batch(4)", ".batch(20, drop_remainder=True)", "drop_remainder=True"),
-        ('tf.ones([16, 3]), "y": tf.ones([16])}).batch(4)', 'tf.ones([16]), "y": tf.ones([16])})', "add .batch("),
         ("Dense(1,", "Dense(1 + (not tf.executing_eagerly()),", "build() asked for out/kernel"),
     ],
 )
@@ -226,18 +216,11 @@ def test_trainer_option(capfd: pytest.CaptureFixture[str]) -> None:
 USAGE = {
     "": "required: COMMAND",
     "trian m": "invalid choice: 'trian'",
-    "run": "required: model, or --from EXPERIMENT",
     "run m --frehs": "did you mean '--fresh'",
     "run m --batch-size 3": "config keys are set with -s KEY=VALUE",
-    "run m -s": "expected one argument",
-    "run m -s key": "'key' is not KEY=VALUE",
-    "run m --trainer m.Mine": "nor MODULE:CLASS",
     "run m --trainer replicate": "did you mean 'replicated'",
-    "run m --cluster auto": "--cluster is for several workers: add --workers N",
     "run m --workers 0": "'0' is not a whole number of at least 1",
-    "run --workers 2": "required: model",
     "run m --workers 2 --min-workers 3": "--min-workers 3 is more than --workers 2",
-    "runs --sotr x": "did you mean '--sort'",
 }
 
 
@@ -250,35 +233,20 @@ def test_wrong_usage_exits_with_2(line: str, capfd: pytest.CaptureFixture[str]) 
     assert said.startswith("prototrain: error: ") and said.count("\n") == 1 and "--help)" in said
 
 
-SCRIPT = """
-from prototrain import SimpleTrainer
-
-def train():
-    SimpleTrainer({})
-
-train()
-"""
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [("'m'", "load_model('m')"), ("{}", "it has no config and no datasets and no build")],
-)
-def test_script_error_is_one_line(model: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("script.py").write_text(SCRIPT.format(model))
+def test_script_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("script.py").write_text("from prototrain import SimpleTrainer\n\nSimpleTrainer('m')\n")
     with pytest.raises(ModelError) as failed:
         runpy.run_path("script.py")
     sys.excepthook(failed.type, failed.value, failed.tb)
     said = capsys.readouterr().err
-    assert said.startswith("prototrain: error: ") and said.endswith(" (script.py, line 5)\n") and message in said
-    assert said.count("\n") == 1
+    assert said.startswith("prototrain: error: ") and said.endswith(" (script.py, line 3)\n")
+    assert "load_model('m')" in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["run", "n"], "there is no model n: no such module in"),
-        (["run", "m", "-s", "trainer.seed=1"], "unknown key 'trainer.seed'"),
         (["run", "m", "--trainer", "nowhere:Mine"], "loading TensorFlow ..."),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from prototrain import callbacks
 from prototrain.experiment.record import Attempt
 from tests.conftest import ROOT
 from tests.pages import follow, read_blocks, split_sections
-from tests.test_package import RANK
 
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if read_blocks(page) and page != DOCS / "index.md")
@@ -71,16 +70,6 @@ def test_every_callback_is_documented() -> None:
     assert missing == ["Best", "Priority"]
 
 
-def test_examples_are_short() -> None:
-    text = CALLBACKS.read_text(encoding="utf-8")
-    for heading, section in re.findall(r"^### (\w+)\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL):
-        blocks = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-        assert blocks, heading
-        lines = [line for line in blocks[0].splitlines() if line.strip()]
-        classes = sum(line.startswith(("class", "def", "    ")) for line in lines)
-        assert len(lines) - classes <= 4, heading
-
-
 def test_every_exported_name_is_in_the_api() -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     shown = tuple(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
@@ -92,16 +81,6 @@ def test_run_json_is_documented() -> None:
     table = (DOCS / "reference" / "run-json.md").read_text(encoding="utf-8")
     names = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `")))
     assert sorted(names) == sorted(attribute.name for attribute in fields(Attempt))
-
-
-def test_folder_picture_points_down() -> None:
-    page = (DOCS / "inside.md").read_text(encoding="utf-8").partition("## The folders")[2]
-    picture = page.partition("```text\n")[2].partition("```")[0]
-    rows = [[name for name in re.findall(r"\w+", line[:40]) if name in RANK] for line in picture.splitlines()]
-    ranks = [[RANK[name] for name in row] for row in rows if row]
-    assert all(min(upper) > max(lower) for upper, lower in pairwise(ranks))
-    folders = {path.parent.name for path in (ROOT / "prototrain").glob("*/__init__.py")}
-    assert folders - {name for row in rows for name in row} == set()
 
 
 def test_inside_page_names_existing_files() -> None:

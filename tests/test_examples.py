@@ -1,5 +1,3 @@
-"""The examples run, learn and resume."""
-
 from __future__ import annotations
 
 import importlib.util

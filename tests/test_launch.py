@@ -27,12 +27,6 @@ def model(tmp_path: Path) -> Callable[..., Any]:
     return make
 
 
-def test_name_of_a_model_is_refused() -> None:
-    for function in (launch, default_callbacks):
-        with pytest.raises(ModelError, match="load_model"):
-            function("models.simple")
-
-
 def steps(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "experiments/tiny/checkpoints").glob("step-*"))
 

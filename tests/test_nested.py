@@ -1,5 +1,3 @@
-"""Batches with nested dicts and tuples."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -88,11 +88,6 @@ def test_compatibility_tests_exist() -> None:
         assert all(f"{part}" in (ROOT / file).read_text(encoding="utf-8") for part in path), name
 
 
-def test_wrong_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
-        prototrain.Trainr  # noqa: B018
-
-
 def test_every_module_can_be_imported() -> None:
     for module in pkgutil.walk_packages(prototrain.__path__, "prototrain."):
         importlib.import_module(module.name)

@@ -76,14 +76,9 @@ def test_boundaries_and_integer_types() -> None:
     ("make", "message"),
     [
         (lambda: schedules.exponential(0.1, 0.0, 10), "decay_rate must be above 0, got 0.0"),
-        (lambda: schedules.exponential(0.1, 0.5, 0), "decay_steps must be at least 1, got 0"),
-        (lambda: schedules.piecewise([1, 1], [1, 2, 3]), "boundaries must increase"),
         (lambda: schedules.piecewise([1, 2], [1, 2]), "one more value than boundaries, got 2 and 2"),
-        (lambda: schedules.linear([]), "at least one"),
         (lambda: schedules.linear([(1, 1.0), (1, 2.0)]), "must increase"),
         (lambda: from_config("linear", linear__steps=[1, 2], linear__values=[1.0]), "as many .values as .steps, got 1"),
-        (lambda: schedules.cosine(0.1, 0), "decay_steps must be at least 1"),
-        (lambda: schedules.warmup(schedules.constant(1.0), -1), "steps must be at least 0"),
     ],
 )
 def test_wrong_arguments(make: Callable[[], Any], message: str) -> None:
@@ -102,7 +97,6 @@ def from_config(method: str, **keys: Any) -> Any:
         ("constant", {"constant__value": 0}, 3, 0.0),
         ("exp", {"exp__value": 1, "exp__decay_rate": 0.25, "exp__decay_steps": 10}, 5, 0.5),
         ("step", {"step__boundaries": [10], "step__values": [1, 0.5]}, 11, 0.5),
-        ("custom", {"custom__fn": lambda step: 3}, 1, 3.0),
         ("custom", {"custom__fn": lambda step: tf.cast(step, tf.float64) / 4}, 1, 0.25),
         ("custom", {"custom__fn": lambda step: 0.5 / (1 + step)}, 1, 0.25),
         ("cosine", {"cosine__value": 0.5, "cosine__decay_steps": 8}, 4, 0.25),

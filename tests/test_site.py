@@ -1,5 +1,3 @@
-"""Generated pages of the site, and the quick-start notebook."""
-
 from __future__ import annotations
 
 import importlib.util

@@ -6,7 +6,6 @@ When one fails with a new version, its function in `tf_private` is where to mend
 from __future__ import annotations
 
 import ast
-import gc
 import importlib
 import inspect
 import pkgutil
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -93,21 +91,6 @@ def test_order_and_seeds_of_a_stage() -> None:
         )
 
 
-# -- graphs and ops ---------------------------------------------------------------------------------------------------
-
-
-def test_captures_vary() -> None:
-    weight = tf.Variable(2.0)
-
-    @tf.function(autograph=False)
-    def asks(late: bool) -> Any:
-        graph = tf.compat.v1.get_default_graph()
-        return graph.capture_call_time_value(lambda: tf.constant(1.0), tf.TensorSpec([])) if late else weight + 1
-
-    assert tf_private.captures_vary(asks.get_concrete_function(True))
-    assert not tf_private.captures_vary(asks.get_concrete_function(False))
-
-
 # -- what TensorFlow keeps --------------------------------------------------------------------------------------------
 
 
@@ -116,50 +99,6 @@ def own_seed() -> Iterator[None]:
     before = tf_private.tensorflow_seed()
     yield
     tf_private.set_tensorflow_seed(before)
-
-
-def test_variable_of_a_handle() -> None:
-    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], ["a"]), "b")
-    assert tf_private.owner(table.resource_handle) is table
-    assert tf_private.owner(tf.constant(0)) is None
-    handle = table.resource_handle
-    del table
-    gc.collect()
-    assert tf_private.owner(handle) is None
-
-
-def test_changing_writer(tmp_path: Path) -> None:
-    class Alternating(tf_private.ChangingWriter):
-        def __init__(self) -> None:
-            self.asked = 0
-            self.writers = [tf.summary.create_file_writer(str(tmp_path / name)) for name in "ab"]
-
-        def present(self) -> Any:
-            self.asked += 1
-            return self.writers[self.asked % 2]
-
-    writer = Alternating()
-    with writer.as_default(step=1):
-        tf.summary.scalar("one", 1.0)
-        tf.summary.scalar("two", 2.0)
-    for each in writer.writers:
-        each.close()
-    contents = [next((tmp_path / name).iterdir()).read_bytes() for name in "ab"]
-    assert writer.asked == 2 and [b"two" in content for content in contents] == [True, False]
-    with writer.as_default():
-        assert tf_private.default_writer() is writer
-    assert tf_private.default_writer() is None
-
-
-def test_connect_and_disconnect_workers() -> None:
-    from tensorflow.python.eager import context
-
-    assert tf_private.has_started() == (tf.config.list_logical_devices() != [])
-    given = inspect.signature(context.Context.configure_coordination_service).parameters
-    asked = ("service_type", "service_leader", "heartbeat_timeout_in_ms", "cluster_register_timeout_in_ms")
-    assert {*asked, "coordinated_jobs"} <= set(given)
-    assert context.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=2).num_tasks == 2
-    assert [*inspect.signature(context.Context.abort_collective_ops).parameters] == ["self", "code", "message"]
 
 
 # -- Keras ------------------------------------------------------------------------------------------------------------
@@ -192,13 +131,6 @@ def test_averaged_gradients_are_not_summed() -> None:
         tf_private.expecting_averages(object(), for_good=True),
     ):
         pass
-
-
-def test_scan_leaves_no_function() -> None:
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph._functions)
-    sums = tf_private.scan(tf.data.Dataset.range(4), np.int64(0), lambda total, one: (total + one, total + one))
-    assert [int(one) for one in sums] == [0, 1, 3, 6] and len(graph._functions) == before
 
 
 def test_stateless_attributes_of_keras_callbacks() -> None:

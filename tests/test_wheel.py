@@ -1,5 +1,3 @@
-"""The source distribution and the wheel."""
-
 from __future__ import annotations
 
 import os

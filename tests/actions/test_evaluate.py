@@ -1,5 +1,3 @@
-"""The action `evaluate`: a trained model on a whole dataset."""
-
 from __future__ import annotations
 
 import json

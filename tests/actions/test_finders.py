@@ -1,8 +1,5 @@
-"""The actions `find_lr` and `find_batch_size`, which leave the experiment unchanged."""
-
 from __future__ import annotations
 
-import math
 from argparse import ArgumentParser
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -49,8 +46,6 @@ def test_suggestion_equals_fastai() -> None:
     points = [(10.0**number, loss) for number, loss in enumerate(losses)]
     # The longest run of falling losses has 8 members and ends at number 10: 10 - 8 + int(8 / 3) + int(8 / 6).
     assert suggest_valley(points) == 10.0**5
-    rising = [(rate, rate) for rate in (1.0, 2.0, 3.0)]
-    assert math.isfinite(suggest_valley(rising)) and suggest_valley([(1.0, 3.0), (2.0, 2.0)]) == 1.0
 
 
 def test_find_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,3 @@
-"""The action `inspect`: the parts of a model, printed."""
-
 from __future__ import annotations
 
 from argparse import Namespace

@@ -1,5 +1,3 @@
-"""The checkpoint and weights that actions use."""
-
 from __future__ import annotations
 
 import shutil
@@ -68,10 +66,7 @@ def write(name: str, text: str) -> Any:
     [
         (shutil.rmtree, None, "there is no checkpoint in .*tiny yet; train the model first"),
         (lambda copied: None, "7", "tiny has no checkpoint of step 7; there are 15, 20"),
-        (lambda copied: None, "nowhere", "there is no checkpoint in nowhere yet; train the model first, or name"),
         (write("checkpoints/step-0000000020/model.index", ""), None, "is damaged: the content of model.index does not"),
-        (lambda copied: (copied / "checkpoints/min-vld-loss.json").unlink(), "best", "tiny has no best checkpoint"),
-        (write("checkpoints/min-vld-loss.json", "{"), "best", "min-vld-loss.json is damaged; name a step"),
         (write("checkpoints/max-x.json", '{"stat": "x", "step": 15}'), "best", "x at step 15, vld/loss at step 20; na"),
         (write("environment.json", '{"run_id": "other"}'), None, "is of another run"),
     ],

@@ -1,5 +1,3 @@
-"""Callbacks that start shells, commands, processes and threads."""
-
 from __future__ import annotations
 
 import multiprocessing

@@ -68,7 +68,7 @@ def test_values() -> None:
             monitors.put_scalar("x", wrong)
 
 
-@pytest.mark.parametrize("name", ["a\0b", "../x", "half \udc80", "step", 5, None])
+@pytest.mark.parametrize("name", ["a\0b", "../x", "step", None])
 def test_invalid_names(name: Any) -> None:
     with pytest.raises(CallbackError, match=r"a scalar (cannot be called|must be a printable text)"):
         CountingTrainer().monitors.put_scalar(name, 1.0)

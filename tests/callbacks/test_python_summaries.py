@@ -16,7 +16,6 @@ from prototrain.callbacks import JSONWriter, Monitor, Summaries, TensorBoardWrit
 from prototrain.callbacks.pictures import pictures
 from prototrain.errors import CallbackError
 from prototrain.optimizers import MapGradient, ScaleGradient, SummaryGradient
-from prototrain.tf_private import default_writer
 from tests.tiny import CountingTrainer, tiny_build, tiny_model
 
 
@@ -98,16 +97,6 @@ def test_python_step_records_like_a_compiled_step(
     assert ("nothing records that" in capsys.readouterr().out) == (not with_summaries)
 
 
-class Draws(Callback):
-    def trigger(self) -> None:
-        self.trainer.monitors.put_image("picture", np.zeros([2, 2]))
-
-
-def test_warning_if_no_monitor_writes_pictures(capsys: pytest.CaptureFixture[str]) -> None:
-    CountingTrainer().train([Draws().every(steps=1)], max_steps=3)
-    assert capsys.readouterr().out.count("no monitor in the list writes pictures, histograms and text") == 1
-
-
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [([2, 3], [1, 2, 3, 1]), ([2, 3, 4], [1, 2, 3, 4]), ([2, 3, 5], [2, 3, 5, 1]), ([2, 3, 5, 1], [2, 3, 5, 1])],
@@ -116,27 +105,3 @@ def test_shapes_of_pictures(shape: list[int], expected: list[int]) -> None:
     assert list(pictures("x", np.full(shape, 300.0)).shape) == expected
     with pytest.raises(CallbackError, match=r"'x' must have shape .* got \[1, 2, 3, 5\]"):
         pictures("x", np.zeros([1, 2, 3, 5]))
-
-
-def test_default_writer_step_and_condition_of_the_user_stay(tmp_path: Path) -> None:
-    """A hook may enter a writer that another hook leaves; the settings from before the run come back."""
-    file = tf.summary.create_file_writer(str(tmp_path))
-    entered, collects = file.as_default(), Collects()
-
-    class Enters(Callback):
-        def before_train(self) -> None:
-            entered.__enter__()
-
-        def trigger_step(self) -> None:
-            if self.trainer.global_step == 1:
-                entered.__exit__(None, None, None)
-
-    tf.summary.experimental.set_step(42)
-    try:
-        with tf.summary.record_if(False):
-            Paints().train([Enters(), collects, Summaries().every(steps=1)], max_steps=3)
-            assert default_writer() is None and not tf.summary.should_record_summaries()
-        assert tf.summary.experimental.get_step() == 42
-    finally:
-        tf.summary.experimental.set_step(None)
-    assert [one for one in collects.got if one[0] == "trn/number"] == [("trn/number", 2), ("trn/number", 3)]

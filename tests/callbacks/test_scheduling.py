@@ -1,8 +1,5 @@
-"""Callbacks made of functions, and conditional callbacks."""
-
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,9 +8,8 @@ import tensorflow as tf
 from prototrain import Callback
 from prototrain.callbacks import CallbackFactory, EnableCallbackIf, PeriodicCallback, RunOp
 from prototrain.errors import CallbackError
-from prototrain.trainers.tower import SimpleTrainer
 from tests.callbacks.helpers import StepRecorder
-from tests.tiny import CountingTrainer, Recorder, tiny_model, tiny_trainer
+from tests.tiny import CountingTrainer, Recorder, tiny_trainer
 
 
 def test_functions_become_hooks() -> None:
@@ -25,14 +21,6 @@ def test_functions_become_hooks() -> None:
     hooks = {hook: note(hook) for hook in ("setup", "before_train", "trigger", "after_train")}
     CountingTrainer().train([CallbackFactory(**hooks).every(steps=4)], max_steps=6)
     assert calls == [("setup", 0), ("before_train", 0), ("trigger", 4), ("trigger", 6), ("after_train", 6)]
-    callback = CallbackFactory(trigger=lambda self: None)
-    names = [name for name in vars(Callback) if callable(getattr(Callback, name)) and not name.startswith("_")]
-    assert sorted(name for name in names if callback.overrides(name)) == ["overrides", "trigger", "trigger_epoch"]
-
-
-# -- RunOp -------------------------------------------------------------------------------------------------------------
-
-IN_STEPS = {"run_before": False, "run_as_trigger": False, "run_step": True}
 
 
 @pytest.mark.parametrize(
@@ -41,16 +29,13 @@ IN_STEPS = {"run_before": False, "run_as_trigger": False, "run_step": True}
         ({}, [0, 5, 10]),
         ({"run_before": False}, [5, 10]),
         ({"run_as_trigger": False}, [0]),
-        (IN_STEPS, list(range(10))),
+        ({"run_before": False, "run_as_trigger": False, "run_step": True}, list(range(10))),
     ],
 )
 def test_run_op(options: dict[str, bool], steps: list[int]) -> None:
     trainer, seen = CountingTrainer(), []
     trainer.train([RunOp(lambda: seen.append(trainer.global_step), **options)], steps_per_epoch=5, max_steps=10)
     assert seen == steps
-
-
-# -- some of the time --------------------------------------------------------------------------------------------------
 
 
 class InRun(Callback):
@@ -82,14 +67,7 @@ def test_periodic_callback(intervals: dict[str, int], steps: list[int], epochs: 
     assert recorder.steps("setup") == [0] and recorder.steps("after_train") == [20]
 
 
-class OneByOne(SimpleTrainer):
-    """Overrides `run_step` around the compiled step."""
-
-    def run_step(self) -> Mapping[str, Any] | None:
-        return super().run_step()
-
-
-@pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer, lambda: OneByOne(tiny_model())])
+@pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer])
 def test_periodic_callback_with_next_step(trainer: Any) -> None:
     inner = InRun()
     trainer().train([PeriodicCallback(inner, every_k_steps=6)], steps_per_epoch=5, max_steps=20)

@@ -1,5 +1,3 @@
-"""Callbacks with several towers work as with one."""
-
 from __future__ import annotations
 
 from pathlib import Path

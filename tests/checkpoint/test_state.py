@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.callbacks import Callback, CallbackFactory, SaveOnExit
-from prototrain.checkpoint.state import FiniteState, StateEntries, check_fit, not_finite
+from prototrain.checkpoint.state import FiniteState, StateEntries, not_finite
 from prototrain.checkpoint.store import Checkpoint, Checkpoints, Snapshot
 from prototrain.errors import CheckpointError
 from tests.checkpoint.test_values import assert_same
@@ -305,14 +305,6 @@ def test_changes_in_a_block_are_undone() -> None:
         state["number"] = 4
         raise RuntimeError("amid it")
     assert float(state["v"]) == 1.0 and state["array"].tolist() == [0, 0] and state["number"] == 3
-
-
-def test_message_about_differing_layer_numbers() -> None:
-    one, other = {"dense_1/kernel": np.zeros([2])}, {"dense_1/kernel": np.zeros([3])}
-    with pytest.raises(CheckpointError, match=r"float64\[3\] there and float64\[2\] here; do this$"):
-        check_fit(one, other, "x", cure="do this")
-    with pytest.raises(CheckpointError, match="Keras numbers unnamed layers by process"):
-        check_fit(one, {"dense_2/kernel": np.zeros([2])}, "x")
 
 
 def test_global_random_generators_of_a_callback_continue(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""`prototrain config`."""
-
 from __future__ import annotations
 
 import json

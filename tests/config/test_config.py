@@ -1,5 +1,3 @@
-"""The configuration as a mapping: validation, overrides, text and differences."""
-
 from __future__ import annotations
 
 import copy
@@ -41,7 +39,6 @@ def test_mapping_is_over_the_set_keys() -> None:
     ("changes", "message"),
     [
         ({}, None),
-        ({"trainer.experiment_name": None}, "trainer.experiment_name is required"),
         ({"model.clip_gradients": True, "model.clip_gradients.maxval": -1}, r"clip_gradients\.minval: expected less"),
         ({"model.clip_gradients.maxval": -1}, None),
     ],
@@ -74,10 +71,8 @@ def test_override(text: str, key: str, value: Any) -> None:
     ("text", "message"),
     [
         ("model.batch_size", "is not an override; expected KEY=VALUE"),
-        ("model.batch_sise=3", "unknown key 'model.batch_sise'; the nearest known one is model.batch_size"),
         ("model.widht=3", "unknown key 'model.widht'; the nearest known one is model.width"),
         ("trainer.experiment_name=False", r"trainer.experiment_name: expected str, got False"),
-        ("model.norm=True", "model.norm: expected str, got True"),
         ("model.units=[8, a]", r"model.units: expected list\[int\], got '\[8, a\]'"),
     ],
 )
@@ -95,16 +90,11 @@ def test_wrong_override_changes_nothing(text: str, message: str) -> None:
     [
         (True, "False", False),
         (0.5, "1E-3", 0.001),
-        (0.5, "2", 2.0),
         (None, "NONE", None),
-        (None, "text", "text"),
         (None, '{"a": [1, null]}', {"a": [1, None]}),
         (None, "[" * 100_000, "[" * 100_000),
         ("a", "'1e-3'", "1e-3"),
-        ("a", "007", "007"),
-        ("a", "[a-z]", "[a-z]"),
         ([0.5], "[1, .25, 1E-3]", [1.0, 0.25, 0.001]),
-        ([[1]], "[[1, 2], [3]]", [[1, 2], [3]]),
         ((1, 2), "[3, 4]", (3, 4)),
         ([1, "a"], "[2.5]", [2.5]),
         (len, "builtins:max", "builtins:max"),

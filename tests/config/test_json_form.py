@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -89,8 +88,6 @@ SPREAD = {
         (make(0.5), "return lambda step: rate * step  # rate = 0.5"),
         (SPREAD["fn"], '"fn": lambda step: (0.1 if step < 100 else 0.01)'),
         (local_function(), "def local(x: int) -> int:\n    return x\n"),
-        (functools.partial(keep_all, 3), "functools.partial(<function keep_all>, 3)"),
-        ([keep_all], [f"{__name__}:keep_all"]),
     ],
 )
 def test_unnamed_functions_are_written_but_not_read(tmp_path: Path, value: Any, written: Any) -> None:
@@ -99,14 +96,6 @@ def test_unnamed_functions_are_written_but_not_read(tmp_path: Path, value: Any, 
     with pytest.raises(ConfigError, match=r"own: .* cannot be read back") as caught:
         load_text(tmp_path, config.to_json())
     assert "\n" not in str(caught.value)
-
-
-def test_object_with_a_config_is_written_but_not_read(tmp_path: Path) -> None:
-    config = Config({"model.optimizer.method": Described(0.5)})
-    options = {"rate": 0.5, "name": "described", "fn": f"{__name__}:keep_all"}
-    assert config.to_plain() == {"model.optimizer.method": {"class": f"{__name__}:Described", "config": options}}
-    with pytest.raises(ConfigError, match=r"method: '.*:Described' cannot be read back"):
-        load_text(tmp_path, config.to_json())
 
 
 def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,11 +110,7 @@ def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("text", "message"),
     [
         (b'{\n"a": 1,\n"b": }\n', "config.json, line 3: malformed JSON"),
-        (b'{"a": NaN}', "malformed JSON: 'NaN is not JSON'"),
-        (b'{"a": ' + b"[" * 100_000, "malformed JSON"),
         (b'{"model.batch_size": "8"}', "config.json: model.batch_size: expected int >= 1, got '8'"),
-        (b'{"prototrain.functions": 3}', "expected list"),
-        (b'{"a": "math:nope", "prototrain.functions": ["a"]}', "a: module 'math' has no 'nope'"),
         (None, "cannot be read: No such file"),
     ],
 )

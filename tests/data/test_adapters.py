@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from prototrain.data.adapters import as_datasets
 from prototrain.data.iterator import OTHER_FIRST_BATCH
-from prototrain.errors import CheckpointError, DataError
+from prototrain.errors import CheckpointError
 from tests.data.reading import assert_exact, data, read, resume, save
 
 CONFIG = {"model.batch_size": 4}
@@ -120,22 +120,3 @@ def test_batches_are_dicts() -> None:
     assert list(weighted.element_spec) == ["x", "y", "sample_weight"] and list(weighted.element_spec["y"]) == ["a", "b"]
     assert list(made((X, None, X)).element_spec) == ["x", "sample_weight"]
     assert list(made(grain_map()).element_spec) == ["x"]
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ({"x": X, "y": X[:3]}, "the arrays of dataset 'trn' must be of one length; they are of 'x': 22, 'y': 3"),
-        ({}, "they are of no arrays"),
-        ({"x": X[:0]}, "they are of 'x': 0"),
-        ({"x": X[:3]}, "has 3 examples, too few for a model.batch_size of 4"),
-        ({"x": 3}, "must be arrays of one length, not int"),
-        ({"x": tf.sparse.from_dense(tf.eye(4))}, "a sparse tensor has no rows to take"),
-        ((X, X, X, X), "a tuple of 4 does not fit the names: up to three are x, y, sample_weight"),
-        (lambda: grain_map()[:0], "the data is empty"),
-        (lambda: grain_map().map(lambda batch: batch[0]), "gives single examples, not batches"),
-    ],
-)
-def test_errors(value: Any, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        data(lambda: made(value() if callable(value) else value))

@@ -9,20 +9,16 @@ import pytest
 import tensorflow as tf
 
 from prototrain.data.batches import (
-    at_path,
     batch_size,
     by_path,
     check_dataset,
     first_part,
-    from_paths,
-    has_path,
     limited,
     split_batch,
 )
 from prototrain.errors import DataError
 
 X = np.ones([4, 2], np.float32)
-NESTED: dict[str, Any] = {"user": {"pair": (X, 2 * X), "age": X[:, 0]}, "step": np.float32(3), "a/b": X}
 
 
 def of(elements: Any) -> tf.data.Dataset:
@@ -52,16 +48,6 @@ def test_only_dicts_of_tensors_are_accepted(dataset: Any, message: str | None) -
     with pytest.raises(DataError, match=message) as raised:
         check_dataset(dataset, "trn")
     assert "\n" not in str(raised.value)
-
-
-def test_paths() -> None:
-    assert list(by_path(NESTED)) == ["user/pair/0", "user/pair/1", "user/age", "step", "a/b"]
-    assert at_path(NESTED, "user/pair/1") is NESTED["user"]["pair"][1]
-    assert at_path(NESTED, "a/b") is X and at_path(NESTED, "user") is NESTED["user"]
-    for wrong in ("pair", "user/", "user/pair/2", "user/age/0", "a", "/user", ""):
-        assert not has_path(NESTED, wrong)
-    with pytest.raises(KeyError):
-        from_paths({"user/pair/0": X}, NESTED)
 
 
 def test_batch_size_is_that_of_the_first_tensor() -> None:

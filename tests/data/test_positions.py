@@ -12,11 +12,9 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.data.iterator import bounded
 from prototrain.data.positions import read_state, write_state
 from prototrain.errors import CheckpointError
-from prototrain.tf_private import iterator_state, set_iterator_state, stage_inputs
-from prototrain.tf_private import stage_name as name_of
+from prototrain.tf_private import iterator_state, set_iterator_state
 from tests.data.reading import assert_exact, data, read, resume, save
 
 D = tf.data.Dataset
@@ -118,15 +116,6 @@ def test_state_is_a_copy(tmp_path: Path) -> None:
     other = iter(dataset)
     set_iterator_state(other, read_state(str(tmp_path / "data")))
     assert [next(other).numpy().tolist() for _ in range(10)] == expected
-
-
-def test_prefetch_has_a_fixed_size() -> None:
-    dataset = D.range(3).batch(2)
-    assert name_of(bounded(dataset.prefetch(tf.data.AUTOTUNE))) == "_Batch"
-    (below,) = stage_inputs(bounded(dataset.prefetch(tf.data.AUTOTUNE).repeat()))
-    assert name_of(below) == "_Batch"
-    explicit = dataset.prefetch(1)
-    assert bounded(explicit) is explicit and bounded(dataset) is dataset
 
 
 # Reading again.

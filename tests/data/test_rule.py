@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from prototrain.data.iterator import DataIterator
-from prototrain.data.pipeline import describe_pipeline, first_difference
 from prototrain.errors import DataError
 from tests.data.reading import data
 
@@ -126,21 +125,3 @@ def test_unseeded_shuffle_restarts() -> None:
     tf.random.set_seed(None)
     made = numbers().shuffle(3)
     assert data_of(lambda: made).describe().startswith("restart (it is shuffled without a seed")
-
-
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (lambda: numbers().shuffle(4, seed=1).batch(2), r"Shuffle\(3, .* has become Shuffle\(4, "),
-        (lambda: numbers().shuffle(3, seed=1).batch(3), r"Batch\(2, .* has become Batch\(3, "),
-        (lambda: numbers().shuffle(3, seed=1).batch(2).take(3), r"Take\(3\) is new"),
-        (lambda: numbers().shuffle(3, seed=1), r"Batch\(2, .* is gone"),
-    ],
-)
-def test_changed_stage_is_named(other: Make, words: str) -> None:
-    def described(dataset: tf.data.Dataset) -> list[str]:
-        return list(describe_pipeline(dataset)["stages"])
-
-    one = described(numbers().shuffle(3, seed=1).batch(2))
-    assert one == described(numbers().shuffle(3, seed=1).batch(2))
-    assert re.search(words, str(first_difference(one, described(other()))))

@@ -6,7 +6,6 @@ import gc
 import random
 import shutil
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,10 +21,8 @@ import tensorflow as tf
 from prototrain import readers
 from prototrain.data.adapters import as_datasets
 from prototrain.data.iterator import OTHER_SIZES, DataIterator
-from prototrain.data.pipeline import describe_pipeline
 from prototrain.data.source import Share, for_worker, shared_out
 from prototrain.errors import CheckpointError, ConfigError, DataError
-from prototrain.system import terminal
 from tests.data.reading import data, read, resume, save
 from tests.data.test_positions import SPEC, Flow, generated, rows
 
@@ -100,20 +97,6 @@ def test_validation_examples_are_never_trained_on(
 
 
 # The first batch.
-
-
-def test_slow_first_batch_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "PATIENCE_SECONDS", 0.01)
-    lines: list[str] = []
-
-    def generate() -> Iterator[int]:
-        deadline = time.monotonic() + 30
-        while not any("first batch" in line for line in lines) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        yield from range(4)
-
-    data(lambda: generated(generate), lines)
-    assert "waiting for the first batch of the training data ..." in lines
 
 
 def test_failing_first_batch_is_an_error() -> None:
@@ -274,15 +257,6 @@ def test_moved_and_changed_files(make: Make, tmp_path: Path) -> None:
     else:  # the saved state has the names
         with pytest.raises(CheckpointError, match="its files have other names, or are in another directory"):
             resume(lambda: make(here), tmp_path / "place", meta)
-
-
-def test_strings_are_not_file_names(tmp_path: Path) -> None:
-    there = write(tmp_path / "there")
-    found = {
-        describe_pipeline(D.from_tensor_slices(texts))["file names"]
-        for texts in (["a", "b"], [str(there)], [*files(there), "none"], ["\0"])
-    }
-    assert len(found) == 1
 
 
 class Constant(keras.utils.PyDataset):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,24 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, estimator
+from prototrain import estimator
 from prototrain.callbacks import CallbackFactory, SetTrainable
 from prototrain.checkpoint.store import read_bundle
 from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, ModeKeys, OptimizerSpec, RunConfig, TrainSpec
 from tests.estimator.programs import POINTS, SIDES, classifier, endless, linear_fn, named, plain
-
-
-class StopAt(Callback):
-    """Ctrl-C after a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def next_step(self, step: int) -> int | None:
-        return self.step if step < self.step else None
-
-    def trigger_step(self) -> None:
-        self.trainer.stop.request(signal.SIGINT)
+from tests.tiny import PressesCtrlC
 
 
 def weights(directory: Any, step: int) -> dict[str, bytes]:
@@ -106,7 +93,7 @@ def test_resumed_run_is_exact(tmp_path: Path) -> None:
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     classifier(straight, config=config).train(endless, max_steps=20)
     with pytest.raises(KeyboardInterrupt):
-        classifier(stopped, config=config).train(endless, max_steps=20, hooks=[StopAt(10)])
+        classifier(stopped, config=config).train(endless, max_steps=20, hooks=[PressesCtrlC(10)])
     assert [path.name for path in (stopped / "checkpoints").glob("step-*")] == ["step-0000000010"]
     classifier(stopped, config=config).train(endless, max_steps=20)
     assert "resumed at step 10; data: " in (stopped / "train.log").read_text()
@@ -154,7 +141,7 @@ def test_optimizer_spec(tmp_path: Path) -> None:
 
 def test_learning_rate_after_weights_are_frozen(tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        hidden = keras.layers.Dense(2, name="hidden")(features["x"])
+        hidden = keras.layers.Dense(2, name="hidden")(features["a"][:, None])
         loss = tf.reduce_mean(keras.layers.Dense(1, name="out")(hidden) ** 2)
         how = OptimizerSpec(keras.optimizers.SGD(0.1), lambda step: 0.5 * tf.cast(step, tf.float32))
         return EstimatorSpec(mode, loss=loss, train_op=how)
@@ -164,19 +151,6 @@ def test_learning_rate_after_weights_are_frozen(tmp_path: Path) -> None:
     hooks = [look.every(steps=1), SetTrainable("hidden", False).at(step=2)]
     Estimator(model_fn, tmp_path).train(lambda: named().repeat(), hooks, steps=4)
     assert rates == [0.0, 0.5, 1.0, 1.5]
-
-
-def test_warm_start_from_another_run(trained: Estimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    warm = classifier(".", warm_start_from=trained.model_dir).train(lambda: named(70), steps=1)
-    assert warm.evaluate(named)["accuracy"] > 0.8
-
-
-def test_temporary_model_dir(capsys: pytest.CaptureFixture[str]) -> None:
-    made = Estimator(linear_fn, model_dir="")
-    assert made.model_dir in capsys.readouterr().out
-    assert Path(made.model_dir).is_dir() and made.latest_checkpoint() is None
-    Path(made.model_dir).rmdir()
 
 
 def decaying(how: str) -> Callable[..., EstimatorSpec]:

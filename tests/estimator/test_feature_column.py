@@ -1,5 +1,3 @@
-"""Feature columns equal those of `tf.feature_column`."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -96,28 +94,13 @@ CASES: dict[str, Any] = {
         {"x": tf.ragged.constant([[1.0], [2.0, 3.0]])}
     ),
     r"numeric_column\('word'\): the feature is text": lambda: f.numeric_column("word").dense(FEATURES),
-    "has words like 'a', the feature is int64": lambda: f.categorical_column_with_vocabulary_list("number", "ab").ids(
-        FEATURES
-    ),
     "takes a numeric_column, not Hashed": lambda: f.bucketized_column(
         f.categorical_column_with_hash_bucket("word", 3),  # type: ignore[arg-type]
         [1],
     ),
-    "must have words, each of them once": lambda: f.categorical_column_with_vocabulary_list("word", ["a", "a"]),
-    "both num_oov_buckets and a default_value": lambda: f.categorical_column_with_vocabulary_list(
-        "w", "ab", None, 1, 1
-    ),
-    "has 0 words, fewer than the vocabulary_size 1": lambda: f.categorical_column_with_vocabulary_file(
-        "word", "/dev/null", 1
-    ),
-    "at least two keys": lambda: f.crossed_column(["word"], 3),
-    "not hashed, not Hashed": lambda: f.crossed_column(["age", f.categorical_column_with_hash_bucket("w", 3)], 3),
-    "no combiner 'max'": lambda: f.embedding_column(f.categorical_column_with_identity("number", 3), 2, "max"),
     "'word' is categorical: a network of layers": lambda: f.input_layer(
         FEATURES, [f.categorical_column_with_hash_bucket("word", 3)]
     ),
-    "two columns 'age'": lambda: f.input_layer(FEATURES, [f.numeric_column("age"), f.numeric_column("age")]),
-    "str is no column": lambda: f.input_layer(FEATURES, ["age"]),
     "read the feature 'age' in different ways": lambda: f.make_parse_example_spec(
         [f.numeric_column("age"), f.numeric_column("age", shape=2)]
     ),

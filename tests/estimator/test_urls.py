@@ -1,5 +1,3 @@
-"""Estimators with URLs for the run, checkpoints, exports and vocabularies."""
-
 from __future__ import annotations
 
 import uuid

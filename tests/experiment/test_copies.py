@@ -1,5 +1,3 @@
-"""Modules imported from copies of source files."""
-
 from __future__ import annotations
 
 import importlib
@@ -64,16 +62,3 @@ def test_missing_neighbours_of_a_copy(place: Path) -> None:
         assert importlib.import_module("outer_of_snapshot.package.part").value == "then"
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("outer_of_snapshot.package")
-
-
-def test_package_without_init(place: Path) -> None:
-    package = place / "outer_of_snapshot/package"
-    for path in (package, place / "copies/package"):
-        (path / "__init__.py").unlink()
-    name = "outer_of_snapshot.package"
-    assert source_of(importlib.import_module(name)) == package
-    for gone in (False, True):
-        if gone:
-            shutil.rmtree(package)
-        with imported_from_copies({name: (package, place / "copies/package")}):
-            assert importlib.import_module(f"{name}.part").value == "then"

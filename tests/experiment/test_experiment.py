@@ -16,7 +16,6 @@ from prototrain import Experiment
 from prototrain.callbacks import JSONWriter, SaveOnExit, Summaries
 from prototrain.cli import main
 from prototrain.errors import ExperimentError
-from prototrain.experiment import source_of
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from tests import tiny
 from tests.made import make, part
@@ -28,12 +27,6 @@ def test_from_config_with_a_timestamp(tmp_path: Path) -> None:
     directory = Experiment.from_config(config).directory
     assert directory.parent == tmp_path
     assert re.fullmatch(r"run-\d{8}-\d{6}", directory.name)
-
-
-def test_uncreatable_directory_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ExperimentError, match=r"cannot use the experiment directory .*file/run: Not a directory"):
-        Experiment(tmp_path / "file" / "run").lock()
 
 
 def test_files_at_the_start(experiment: Path, tmp_path: Path) -> None:
@@ -56,13 +49,6 @@ def test_files_at_the_start(experiment: Path, tmp_path: Path) -> None:
     run.write_start(config=None, sources=[], devices=[])
     assert run.run_id == first is not None
     run.unlock()
-
-
-def test_source_of() -> None:
-    assert source_of(CountingTrainer()) == Path(tiny.__file__)
-    assert source_of(tiny) == Path(tiny.__file__)
-    assert source_of(json) == Path(json.__file__).parent
-    assert source_of(3) is None
 
 
 def test_delete_leaves_an_empty_locked_directory(experiment: Path) -> None:
@@ -104,9 +90,6 @@ def test_only_experiments_are_deleted(experiment: Path, tmp_path: Path) -> None:
     running.unlock()
 
 
-# The lock.
-
-
 def test_lock_is_exclusive(tmp_path: Path) -> None:
     first, second = DirectoryLock(tmp_path / "run"), DirectoryLock(tmp_path / "run")
     path = tmp_path / "run" / LOCK
@@ -137,9 +120,6 @@ def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not is_locked(tmp_path / LOCK)
     lock.check_free()
     lock.give_back()
-
-
-# Links and odd names.
 
 
 def train(experiment: Path, max_steps: int, *, fresh: bool = False) -> int:
@@ -180,11 +160,3 @@ def test_names_are_escaped_on_the_terminal(tmp_path: Path, capsys: pytest.Captur
         assert shown and not {"\x1b", "\x07", "\r"} & set(shown)
         assert "name" not in shown.splitlines()
     assert json.loads((first / "run.json").read_text())["parts"][0]["reason"] == evil
-
-
-def test_too_long_name_of_a_directory(tmp_path: Path) -> None:
-    experiment = Experiment(tmp_path / ("n" * 256))
-    for use in (experiment.check_free, experiment.lock):
-        with pytest.raises(ExperimentError, match="File name too long"):
-            use()
-    assert not list(tmp_path.iterdir())

@@ -1,5 +1,3 @@
-"""Leases of experiments at URLs: taking and taking over."""
-
 from __future__ import annotations
 
 import json

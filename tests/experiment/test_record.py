@@ -1,5 +1,3 @@
-"""run.json after every way out of a run."""
-
 from __future__ import annotations
 
 import re

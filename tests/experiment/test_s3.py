@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -117,51 +115,3 @@ def test_readers_of_a_bucket(bucket: str) -> None:
     for url in (f"{bucket}/data/b.csv", "s3://no-such-bucket/b.csv"):
         with pytest.raises(StorageError, match=rf"^there is no file {url}$"):
             readers.csv(url, features={"y": ("int64", [])})
-
-
-class _Refusing(BaseHTTPRequestHandler):
-    """Answers like S3 to unknown keys."""
-
-    def _refuse(self) -> None:
-        code = "InvalidAccessKeyId"
-        text = "The AWS Access Key Id you provided does not exist in our records."
-        content = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{text}</Message></Error>'.encode()
-        self.send_response(403)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    do_GET = do_PUT = do_HEAD = do_POST = _refuse
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"), [("wrong", "Access Key Id you provided does not exist"), (None, "credentials")]
-)
-def test_wrong_credentials_are_one_line(
-    keys: str | None, said: str, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    for key in KEYS:
-        monkeypatch.delenv(key) if keys is None else monkeypatch.setenv(key, keys)
-    trainer = CountingTrainer(experiment="s3://prototrain-tests/x")
-    try:
-        with pytest.raises(StorageError, match=rf"cannot \w+ \w+ s3://prototrain-tests/x: .*{said}") as error:
-            trainer.train([SaveOnExit()], max_steps=1)
-        with pytest.raises(StorageError, match=r"^cannot look into s3://prototrain-tests: .+$") as of_reader:
-            readers.csv("s3://prototrain-tests/a.csv", features={"y": ("int64", [])})
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-    assert trainer.global_step == 0 and "\n" not in f"{error.value}{of_reader.value}"

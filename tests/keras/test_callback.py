@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -199,57 +199,36 @@ def test_stop_between_callbacks_skips_no_hook(tmp_path: Path, first: bool, step:
 class Holder(keras.callbacks.Callback):  # type: ignore[misc]
     """Changes its attributes at each epoch."""
 
-    def __init__(self, **changes: tuple[Any, Callable[[Any], Any]]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.changes = {name: change for name, (_, change) in changes.items()}
-        for name, (value, _) in changes.items():
-            setattr(self, name, value)
+        self.pair: tuple[int, ...] = ()
+        self.inside = np.zeros(2)
+        self.nested: dict[int, Any] = {}
+        self.count = SimpleNamespace(number=0)  # not plain: it starts from its initial value
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        for name, change in self.changes.items():
-            setattr(self, name, change(getattr(self, name)))
-
-
-@dataclass
-class Count:
-    number: int = 0
-
-
-def holder() -> Holder:
-    return Holder(
-        pair=((), lambda value: (*value, len(value))),
-        endless=(0.0, lambda value: value + float("inf")),
-        inside=(np.zeros(2), lambda value: np.add(value, 1, out=value)),
-        nested=({}, lambda value: {**value, len(value): [(1, np.float32(2)), {"a": None}, np.ones(2)]}),
-        # Attributes that are not plain start from their initial values.
-        count=(Count(), lambda value: Count(value.number + 1)),
-        local=(None, lambda value: lambda: 0),
-    )
+        self.pair = (*self.pair, epoch)
+        self.inside += 1
+        self.nested[epoch] = [(1, np.float32(2)), {"a": None}]
+        self.count.number += 1
 
 
 def test_plain_attributes_are_saved(tmp_path: Path) -> None:
-    whole, parts = holder(), holder()
+    whole, parts = Holder(), Holder()
     run(whole, steps=8)
-    run(holder(), steps=4, experiment=tmp_path)
+    run(Holder(), steps=4, experiment=tmp_path)
     run(parts, steps=8, experiment=tmp_path)
-    for name in ("pair", "endless", "inside", "nested"):
+    for name in ("pair", "inside", "nested"):
         one, other = getattr(whole, name), getattr(parts, name)
         assert (type(one), repr(one)) == (type(other), repr(other)), name
-    assert parts.count == Count(2) and whole.count == Count(4)
+    assert (parts.count.number, whole.count.number) == (2, 4)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: KerasCallback(Validation()), "is not a callback of Keras"),  # type: ignore[arg-type]
-        (lambda: KerasCallback(keras.callbacks.CallbackList([])), "is not a callback of Keras"),
-        (lambda: run(keras.callbacks.ModelCheckpoint("a.keras")), "needs save of a Keras model; Measured has none"),
-        (lambda: run(*(keras.callbacks.LambdaCallback() for _ in "ab")), "give one another state_key"),
-    ],
-)
-def test_errors_are_one_line(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(CallbackError, match=message):
-        make()
+def test_errors() -> None:
+    with pytest.raises(CallbackError, match="is not a callback of Keras"):
+        KerasCallback(Validation())  # type: ignore[arg-type]
+    with pytest.raises(CallbackError, match="give one another state_key"):
+        run(*(keras.callbacks.LambdaCallback() for _ in "ab"))
 
 
 def test_logs_contain_the_validation_of_the_epoch() -> None:

@@ -10,13 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from prototrain import KerasTrainer
-from prototrain.callbacks import Validation
 from prototrain.errors import CallbackError, ConfigError, DataError, ModelError, PrototrainError
-from prototrain.tf_private import default_writer
 from tests.keras.models import (
     IMAGES,
     LABELS,
@@ -104,11 +100,6 @@ def test_model_trains_as_in_fit(case: str) -> None:
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5, err_msg=mine.path)
 
 
-class Vector(keras.Model):  # type: ignore[misc]
-    def train_step(self, data: Any) -> dict[str, Any]:
-        return {**super().train_step(data), "mine": keras.ops.ones((2,))}
-
-
 def held() -> KerasTrainer:
     return KerasTrainer(classifier(), (X, Y), validation=(X, Y), batch_size=20)
 
@@ -118,13 +109,7 @@ def fit(*arguments: Any, **keywords: Any) -> Callable[[], Any]:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
-    "not compiled": (lambda: KerasTrainer(keras.Sequential(name="raw")), ModelError, "raw has no optimizer"),
     "zip": (lambda: KerasTrainer(classifier(), zip([X], [Y], strict=True)), DataError, "a zip can be read only once"),
-    "vector": (
-        lambda: KerasTrainer(classifier(Vector), (X, Y)),
-        ModelError,
-        r"train_step must return scalars; 'mine' has shape \(2,\)",
-    ),
     "key of compile": (
         lambda: KerasTrainer(classifier(), (X, Y), config={"model.optimizer.method": "sgd"}),
         ConfigError,
@@ -135,21 +120,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
         ConfigError,
         "give the optimizer gradient_accumulation_steps",
     ),
-    "no data for train": (lambda: KerasTrainer(classifier()).train(), DataError, "has no data yet"),
-    "split": (fit(X, Y, validation_split=1.0), DataError, "leaves one side of 40 examples empty"),
     "labels of a dataset": (fit(batches(X, Y), Y), DataError, "y, sample_weight and validation_split are for arrays"),
     "other data": (lambda: held().fit(X, Y), DataError, "has its data; make a new one"),
-    "unused by fit": (
-        lambda: held().fit(y=Y, sample_weight=WEIGHTS, shuffle=False),
-        DataError,
-        "fit: without x there is no effect of shuffle, y, sample_weight",
-    ),
     "turns of no validation": (fit(X, Y, validation_steps=2), DataError, "no effect of validation_steps"),
-    "two kinds of turns": (
-        lambda: held().fit(callbacks=[Validation().every(epochs=1)], validation_freq=2),
-        CallbackError,
-        "leave out validation_steps and validation_freq",
-    ),
 }
 
 
@@ -202,35 +175,6 @@ def test_rerun_after_early_stopping(tmp_path: Path) -> None:
     assert histories[0] == histories[1] and 2 <= len(histories[0][1]) < 20
     for one, other in zip(*weights, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def _tags(directory: Path) -> list[str]:
-    files = sorted(directory.rglob("*tfevents*"))
-    return [value.tag for file in files for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
-
-
-def test_summaries_use_the_default_writer(tmp_path: Path) -> None:
-    writer = tf.summary.create_file_writer(str(tmp_path / "own"))
-
-    def rate(epoch: int) -> float:
-        tf.summary.scalar("rate", 0.1, step=epoch)
-        return 0.1
-
-    with writer.as_default():
-        schedule = keras.callbacks.LearningRateScheduler(rate)
-        KerasTrainer(classifier()).fit(X, Y, verbose=0, callbacks=[schedule])
-    writer.close()
-    board = keras.callbacks.TensorBoard(str(tmp_path / "board"), update_freq=1, write_graph=False)
-    KerasTrainer(classifier()).fit(X, Y, verbose=0, batch_size=20, callbacks=[board])
-    assert default_writer() is None and tf.summary.experimental.get_step() is None
-    assert _tags(tmp_path / "own") == ["rate"]
-    assert _tags(tmp_path / "board").count("batch_loss") == 2
-
-
-def test_validation_with_class_metrics() -> None:
-    model = classifier(metrics=lambda: [keras.metrics.F1Score()])
-    history = KerasTrainer(model).fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y), validation_freq=2).history
-    assert [len(history[name]) for name in ("loss", "val_loss", "val_f1_score/0", "val_f1_score/1")] == [3, 1, 1, 1]
 
 
 def test_verbose_0_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,3 @@
-"""`KerasTrainer`: building, resuming, stopping and checks."""
-
 from __future__ import annotations
 
 import random
@@ -15,7 +13,6 @@ import tensorflow as tf
 from prototrain import KerasTrainer, default_callbacks
 from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import CheckpointError, NonFiniteError
-from prototrain.keras.model import optimizers_of
 from tests.keras.models import (
     IMAGES,
     LABELS,
@@ -117,32 +114,6 @@ def test_data_of_unknown_length_resumes_exactly(tmp_path: Path) -> None:
     assert values(parts) == values(whole) and parts.global_step == 12
     rows = [(tmp_path / f"{name}.csv").read_text() for name in ("whole", "parts")]
     assert rows[0] == rows[1] and rows[0].count("\n") == 4
-
-
-def sgd() -> Any:
-    optimizer = keras.optimizers.SGD()
-    optimizer.build([keras.Variable(0.0, name="weight")])
-    return optimizer
-
-
-ONE, OTHER = sgd(), sgd()
-
-
-@pytest.mark.parametrize(
-    ("attributes", "names"),
-    [
-        ({"d_optimizer": ONE, "_g_optimizer": OTHER}, ["d_optimizer", "g_optimizer"]),
-        ({"first": ONE, "optimizer": ONE}, ["optimizer"]),
-        ({"all": [ONE, OTHER]}, ["all/0", "all/1"]),
-        ({"all": {"d": ONE, "g": OTHER}, "g": OTHER}, ["g", "all/d"]),
-    ],
-    ids=["attributes", "that of compile", "list", "dict"],
-)
-def test_optimizer_names(attributes: dict[str, Any], names: list[str]) -> None:
-    model = keras.Model()
-    for name, value in attributes.items():
-        setattr(model, name, value)
-    assert list(optimizers_of(model)) == names
 
 
 def test_changes_of_the_script_are_reported(tmp_path: Path) -> None:

@@ -155,18 +155,6 @@ def test_initial_arrays_may_differ_between_calls() -> None:
     assert len(set(drawn)) > 1
 
 
-def test_weights_may_be_copied() -> None:
-    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
-        one, other = keras.layers.Dense(4, name="one"), keras.layers.Dense(4, name="other")
-        outputs = one(inputs["x"]) + other(inputs["x"])
-        other.set_weights(one.get_weights())
-        return outputs
-
-    store = fresh(build)
-    used_again(store, build, True)
-    np.testing.assert_array_equal(store.variables["one/kernel"], store.variables["other/kernel"])
-
-
 def one_layer_left_out(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     x = keras.layers.Dense(4)(inputs["x"]) if train_phase else inputs["x"]
     return keras.layers.Dense(4)(x)

@@ -135,13 +135,6 @@ def test_class_object_and_factory() -> None:
             load_model(name)
 
 
-@pytest.mark.parametrize("name", ["models/simple", "", "a..b", "sys"])
-def test_invalid_name(name: str) -> None:
-    message = "model sys has no config" if name == "sys" else "is not a module name; write it with dots"
-    with pytest.raises(ModelError, match=message):
-        load_model(name)
-
-
 @pytest.mark.parametrize(
     ("files", "message", "last_frame"),
     [

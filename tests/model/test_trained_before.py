@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Config, KerasTrainer, SimpleTrainer, SyncReplicatedTrainer
+from prototrain import KerasTrainer, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import SaveOnExit
-from prototrain.errors import ConfigError, ModelError
+from prototrain.errors import ModelError
 from prototrain.launch import launch
-from tests.tiny import classifier, tiny_arrays, tiny_config, tiny_datasets, tiny_model, values
+from tests.tiny import classifier, tiny_arrays, tiny_config, tiny_datasets, values
 
 L = keras.layers
 REFUSED = r"earlier trainer of this process has trained .*make the layers in build\(\), or a new model"
@@ -81,26 +81,6 @@ def test_loaded_weights_are_accepted(tmp_path: Path) -> None:
 def test_new_and_frozen_layers_are_accepted() -> None:
     model = Net(frozen=True)
     assert values(trained(model)) == values(trained(model))
-
-
-def test_string_variable_is_accepted() -> None:
-    text = tf.Variable("a", trainable=False)
-    model = tiny_model()
-    build = model.build
-
-    def with_text(inputs: Any, train_phase: bool) -> Any:
-        return {**build(inputs, train_phase), "length": tf.strings.length(text)}
-
-    model.build = with_text
-    assert trained(model).outputs["length"] == 1
-
-
-def test_used_optimizer_is_refused() -> None:
-    model = tiny_model()
-    model.config = Config({**tiny_config(), "model.optimizer.method": keras.optimizers.Adam(0.01)})
-    trained(model)
-    with pytest.raises(ConfigError, match="already built by another trainer; give a factory"):
-        trained(model)
 
 
 def test_keras_trainer_continues_as_fit() -> None:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Config
-from prototrain.errors import ConfigError, ModelError
+from prototrain.errors import ModelError
 from prototrain.model.net import scalars
 from prototrain.model.variables import select
 from tests.checkpoint.test_weights import NET, variables
@@ -31,20 +31,6 @@ from tests.tiny import tiny_build, tiny_trainer
 def test_select(filters: dict[str, Any], chosen: list[str]) -> None:
     config = Config({f"model.trainable_variables.{name}": value for name, value in filters.items()})
     assert list(select(variables(**NET), config, "model.trainable_variables")) == chosen
-
-
-@pytest.mark.parametrize(
-    ("filters", "message"),
-    [
-        ({"filter_regex": "conv"}, "^model.weight_decay.filter_regex: 'conv' accepts none of .* fc0/kernel,"),
-        ({"filter_fn": lambda variable: False}, "^model.weight_decay.filter_fn: accepts none"),
-        ({"filter_fn": lambda v: False, "filter_regex": "f"}, "filter_fn and model.weight_decay.filter_regex: accepts"),
-    ],
-)
-def test_filter_without_matches_is_an_error(filters: dict[str, Any], message: str) -> None:
-    config = Config({f"model.weight_decay.{name}": value for name, value in filters.items()})
-    with pytest.raises(ConfigError, match=message):
-        select(variables(**NET), config, "model.weight_decay")
 
 
 def test_only_trained_variables_decay() -> None:

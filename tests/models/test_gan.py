@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
-from models.gan.trainer import GANTrainer, tiled
+from models.gan.trainer import GANTrainer
 from prototrain import ModelDict, load_model
 from prototrain.cli import main
 from prototrain.errors import ConfigError, ModelError, NonFiniteError
@@ -132,20 +132,11 @@ def test_command_line_records_losses_and_images(
     assert not np.array_equal(images[2], images[5])
 
 
-def test_tile_images() -> None:
-    images = tf.reshape(tf.range(1, 11), [10, 1, 1, 1])
-    expected = [[0] * 9, [0, 1, 0, 0, 2, 0, 0, 3, 0], [0] * 9, [0] * 9, [0, 4, 0, 0, 5, 0, 0, 6, 0], [0] * 9]
-    assert tiled(images)[0, :6, :, 0].numpy().tolist() == expected
-    assert tiled(images).shape == [1, 9, 9, 1]
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model__discriminator_updates": 0}, "model.discriminator_updates: expected an int >= 1, got 0"),
         ({"model__discriminator_updates": 3}, "8 examples do not divide evenly .* 3 discriminator updates"),
         ({"model__accumulate_steps": 2}, "model.accumulate_steps: GANTrainer does not accumulate gradients"),
-        ({"model__trainable_variables__filter_regex": "gen"}, "trains variables named discriminator/.*there are gen"),
     ],
 )
 def test_wrong_settings(config: dict[str, Any], message: str) -> None:

@@ -1,9 +1,6 @@
-"""models.ranker: runs on a tiny catalogue, and exact retrieval in blocks."""
-
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +11,9 @@ import tensorflow as tf
 
 from models.ranker.actions.outcome import KS, Outcome
 from models.ranker.actions.retrieval import Retrieved, recall_at, retrieve
-from models.ranker.config import config as ranker_config
 from models.ranker.layouts import Picture
 from prototrain import Config, load_model
 from prototrain.cli import main
-from prototrain.errors import ConfigError
-from prototrain.model.built import BuiltModel
 from prototrain.trainers.tower import SimpleTrainer
 from tests.models.exact import assert_resumes_exactly
 from tests.models.ranker_tree import config, stanford, tiny
@@ -36,9 +30,6 @@ def model(stanford: Path, config: Config) -> Any:
 def test_resumed_run_is_exact(model: Any, experiment: Path) -> None:
     trainer = assert_resumes_exactly(lambda directory: SimpleTrainer(model, experiment=directory), experiment)
     assert {"trn", "vld"} == trainer.datasets.keys()
-
-
-# -- a run on the command line, and its evaluation --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -83,36 +74,6 @@ def test_evaluation_files(ran: SimpleNamespace) -> None:
             assert found["right"] == (found["product"] == query["product"])
         firsts.append(query["retrieved"][0]["right"])
     assert np.mean(firsts) == summary["recall@1"]
-
-
-# -- networks ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"model.backbone.name": "ResNet50V3"}, "there is no 'ResNet50V3'; the nearest is ResNet50V2"),
-        ({"model.backbone.name": "VGG16"}, "VGG16 cannot be made for 16x16 pictures: Input size must be at least"),
-        ({"model.mining": "local"}, 'model.mining: expected "global" or "tower", got \'local\''),
-    ],
-)
-def test_wrong_networks(model: Any, settings: dict[str, Any], words: str) -> None:
-    model.config.update(settings)
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        BuiltModel(model)
-
-
-def test_defaults_depend_on_the_data(config: Config) -> None:
-    from models.ranker.config import backbone_name, picture_size
-
-    config.update({"model.backbone.name": None, "model.picture_size": None})
-    assert (backbone_name(), picture_size()) == ("ResNet50V2", (224, 224))
-    config["data.layout"] = "sample"
-    assert (backbone_name(), picture_size()) == ("convnet", (48, 48))
-    assert ranker_config is config
-
-
-# -- retrieval --------------------------------------------------------------------------------------------------------
 
 
 K = 50

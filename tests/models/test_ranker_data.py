@@ -1,5 +1,3 @@
-"""models.ranker: catalogues, their errors, pairs and augmentation."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -14,12 +12,10 @@ from models.ranker.datasets import all_pairs, datasets, draw_pairs, split
 from models.ranker.layouts import Picture, read_shop
 from models.ranker.pictures import augmented, plain
 from prototrain import Config
-from prototrain.errors import ConfigError, DataError
+from prototrain.errors import DataError
 from tests.models.ranker_tree import PRODUCTS, VIEWS, config, stanford, write_stanford
 
 __all__ = ["config", "stanford"]
-
-# -- layouts ----------------------------------------------------------------------------------------------------------
 
 
 def test_stanford_online_products(stanford: Path, config: Config) -> None:
@@ -48,9 +44,6 @@ def test_sample_catalogue_is_rendered_once(
         assert (tmp_path / "catalogue" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
-
-
 def test_faults_in_a_catalogue(tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     write_stanford(tmp_path)
     (tmp_path / "mug_final/2_1.JPG").unlink()
@@ -67,24 +60,6 @@ def test_faults_in_a_catalogue(tmp_path: Path, config: Config, capsys: pytest.Ca
     assert sum(len(batch["product"]) for batch in found["vld"]) == pytest.approx(43 / 2, abs=2)
     assert next(iter(found["trn"]))["query"].shape == (8, 16, 16, 3)
 
-
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("data.directory", None, "needs data.directory"),
-        ("data.validation_share", 1.0, "data.validation_share: expected a share"),
-        ("model.picture_size", 48, r"model.picture_size: expected \[height, width\] in pixels, or null, got 48"),
-        ("model.augment.resize_methods", ["cubic"], r"expected some of area, bicubic, .*, got \['cubic'\]"),
-    ],
-)
-def test_wrong_settings(stanford: Path, config: Config, key: str, value: object, words: str) -> None:
-    config["data.directory"] = str(stanford)
-    config[key] = value
-    with pytest.raises(ConfigError, match=words):
-        datasets()
-
-
-# -- pairs ------------------------------------------------------------------------------------------------------------
 
 PICTURES = [
     Picture(f"{category}/{product}_{view}", f"{category}{product}", category)
@@ -132,9 +107,6 @@ def test_validation_pairs_are_fixed() -> None:
     trn, vld = split(PICTURES, 0.3)
     assert len({p.product for p in vld}) == 3 and not {p.product for p in vld} & {p.product for p in trn}
     assert split(PICTURES, 0.0) == (PICTURES, [])
-
-
-# -- augmentation -----------------------------------------------------------------------------------------------------
 
 
 def test_augmentation_is_a_function_of_the_seed(tmp_path: Path, config: Config) -> None:

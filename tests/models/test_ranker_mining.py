@@ -1,5 +1,3 @@
-"""models.ranker: hard negative mining, on one and several towers."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -56,9 +54,6 @@ def test_batch_of_one_product_has_no_gradient() -> None:
         "loss": 0.0, "fraction_hard": 0.0, "anchor-negative": 0.0}  # fmt: skip
     for gradient in tape.gradient(scalars["loss"], [queries, positives]):
         np.testing.assert_array_equal(gradient, 0.0)
-
-
-# -- towers -----------------------------------------------------------------------------------------------------------
 
 
 def _model(mining: str, *, accumulate: int = 1) -> Any:

@@ -1,5 +1,3 @@
-"""JSON lines, CSV and Parquet files: contents and errors, in memory and by index."""
-
 from __future__ import annotations
 
 import json
@@ -37,9 +35,6 @@ def read(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
 
 def by_label(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
     return sorted(read(dataset), key=lambda item: item["y"])
-
-
-# JSON lines.
 
 
 def test_json_lines_dtypes_and_shapes() -> None:
@@ -86,12 +81,8 @@ def test_json_lines_order_and_empty_lines() -> None:
     ("line", "message"),
     [
         (b"{", "not JSON ("),
-        ('"' + "x" * 99 + '"', 'not a JSON object: "' + "x" * 36 + "..."),
         ('{"example": [1, 2, 3]}', "'label' is missing"),
-        ('{"example": [1, 2], "label": 7}', "'example' has 2 values where 3 are expected"),
-        ('{"example": 7, "label": 7}', "'example': 7 is not a list of 3 values"),
         ('{"example": [1, 300, 3], "label": 7}', "'example': 300 does not fit into uint8"),
-        ('{"example": [1, 2.0, 3], "label": 7}', "'example': 2.0 is not of type uint8"),
         ('{"example": [1, 2, 3], "label": true}', "'label': true is not of type int32"),
     ],
 )
@@ -100,38 +91,6 @@ def test_wrong_json_lines(line: str | bytes, message: str) -> None:
     with pytest.raises(DataError) as caught:
         readers.json_lines(write("data/trn.jsonl", GOOD, "", line, GOOD), features=DIGITS)
     assert str(caught.value).startswith(f"data/trn.jsonl, line 3: {message}") and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "value", "message"),
-    [
-        ("float32", "NaN", "a.jsonl, line 1: not JSON ("),
-        ("float32", "1e39", "a.jsonl, line 1: 'x': 1e+39 does not fit into float32"),
-        ("string", "1", "a.jsonl, line 1: 'x': 1 is not of type string"),
-        ("complex64", "1", "'x': files hold no complex64"),
-    ],
-)
-def test_values_out_of_range(dtype: str, value: str, message: str) -> None:
-    with pytest.raises(DataError) as caught:
-        readers.json_lines(write("a.jsonl", f'{{"x": {value}}}'), features={"x": (dtype, [])})
-    assert str(caught.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("no.jsonl", "no.jsonl: cannot be read (No such file or directory)"),
-        ("empty.jsonl", "empty.jsonl: holds no examples"),
-    ],
-)
-def test_missing_unreadable_and_empty_files(path: str, message: str) -> None:
-    write("empty.jsonl", "", "  ")
-    with pytest.raises(DataError) as caught:
-        readers.json_lines([write("good.jsonl", GOOD), path], features=DIGITS)
-    assert str(caught.value) == message
-
-
-# CSV.
 
 
 @pytest.mark.parametrize("shuffle", [None, False, "index"])
@@ -151,13 +110,9 @@ def test_csv(shuffle: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("y,x\n1,2\n1,z", "a.csv, line 3: 'x': \"z\" is not of type float32"),
         ("y,x\n1,2\n1,nan", "a.csv, line 3: 'x': NaN does not fit into float32"),
         ('y,x\n"\n1",2\n256,2', "a.csv, line 4: 'y': 256 does not fit into uint8"),
-        ("y,x\n1,2\n1", "a.csv, line 3: has too many or too few fields"),
-        ('y,x\n1,"2"3', "a.csv, line 2: not CSV"),
         ("y,z\n1,2", "a.csv: has no column 'x'; there are: y, z"),
-        ("", "a.csv: has no column 'y'"),
         (b"y,x\n\xff,1\n", "a.csv: not UTF-8"),
     ],
 )
@@ -173,15 +128,8 @@ def test_csv_defaults() -> None:
     features = {"n": ("int32", []), "word": ("string", []), "flag": ("bool", [])}
     dataset = readers.csv("a.csv", features=features, defaults={"n": -1, "flag": False, "word": "none"})
     assert read(dataset)[1] == {"n": -1, "word": b"none", "flag": False}
-    for defaults, words in (
-        ({}, "'n': \" \" is not of type int32"),
-        ({"m": 1}, "there is no feature 'm'"),
-        ({"n": 1.5}, r"'n': 1\.5 is not of type int32"),
-    ):
-        with pytest.raises(DataError, match=words):
-            readers.csv("a.csv", features=features, defaults=defaults)
-    with pytest.raises(DataError, match="there is no feature 'z'"):
-        readers.csv("a.csv", features=features, columns={"z": ["n"]})
+    with pytest.raises(DataError, match="'n': \" \" is not of type int32"):
+        readers.csv("a.csv", features=features)
     with pytest.raises(DataError, match=r"'x' has 2 values: name as many columns with columns={'x': "):
         readers.csv("a.csv", features=FEATURES)
 
@@ -191,9 +139,6 @@ def test_numbers_are_exact() -> None:
     Path("a.csv").write_text("x\n" + "".join(f"{value!r}\n" for value in values.tolist()))
     found = [item["x"] for item in read(readers.csv("a.csv", features={"x": ("float32", [])}))]
     assert found == values.tolist()
-
-
-# Parquet.
 
 
 @pytest.mark.parametrize("shuffle", [None, "index"])
@@ -218,9 +163,6 @@ def test_parquet(shuffle: Any) -> None:
     ("values", "feature", "said"),
     [
         ([1, 2, None], ("uint8", []), "a.parquet, row group 1: 'y' has a null"),
-        ([1, 2, 256], ("uint8", []), "a.parquet, row group 1: 'y' is int64, not uint8: Integer value 256 not in range"),
-        ([1], ("string", []), "a.parquet, row group 0: 'y' is int64, not binary"),
-        ([[1.0], [2.0, 3.0]], ("float32", [1]), "a.parquet, row group 0: 'y' is list<"),
         ([1e39], ("float32", []), "a.parquet, row group 0: 'y' has a value that is not finite in float32"),
         ([], ("uint8", []), "a.parquet: holds no examples"),
     ],
@@ -235,16 +177,7 @@ def test_wrong_parquet(values: list[Any], feature: Any, said: str) -> None:
     assert str(caught.value).startswith(said)
 
 
-def test_no_parquet_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table({"y": [1]}), "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: has no column 'z'; there are: y"):
-        readers.parquet("a.parquet", features={"z": ("uint8", [])})
-    Path("a.parquet").write_bytes(b"no parquet file")
-    with pytest.raises(DataError, match=r"a\.parquet: not Parquet"):
-        readers.parquet("a.parquet", features={"y": ("uint8", [])})
+def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"pip install 'prototrain\[parquet\]'$"):
         readers.parquet("a.parquet", features={"y": ("uint8", [])})

@@ -51,9 +51,6 @@ def test_resume_keeps_rows_up_to_its_step(
         assert found is not None and found[0]["step"] == last and found[1] == len(before) - len(LINES[kept - 1]) - 1
 
 
-# -- in the commands --------------------------------------------------------------------------------------------------
-
-
 def test_downsampled_curves_show_every_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"step": step, "time": step / 10, "a": 100.0 if step == 7003 else step % 7} for step in range(20_000)]
     directory = make(tmp_path / "a", rows=[*rows, {"step": 20_000, "a": None}])

@@ -1,5 +1,3 @@
-"""`prototrain report`: a self-contained page."""
-
 from __future__ import annotations
 
 import base64
@@ -157,10 +155,3 @@ def test_resumed_run(tmp_path: Path) -> None:
     page = report(make(tmp_path / "a", part(state="interrupted", reason="SIGINT"), killed, again))
     assert page.after("fresh", 4) == ["0 to 150", "40 s", "3.75", "interrupted: SIGINT"]
     assert page.after("150 to 200", 3) == ["10 s", "5", "finished"]
-
-
-def test_log_axis(tmp_path: Path) -> None:
-    make(tmp_path / "a", rows=[{"step": step, "x": step - 1, "y": step} for step in (1, 2)])
-    assert main(["report", str(tmp_path / "a"), "--scalar", "x", "--log"]) == 0
-    charts = Page(tmp_path / "a" / "report.html").charts
-    assert {title: [line["y"] for line in lines] for title, lines in charts.items()} == {"x": [[None, 1]]}

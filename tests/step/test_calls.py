@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, SimpleTrainer, StopTraining
+from prototrain import Callback, SimpleTrainer
 from prototrain.callbacks import LearningRate, ModelSaver, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.errors import DataError, ModelError, NonFiniteError, StepError
 from tests.tiny import At, Losses, Recorder, tiny_arrays, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
@@ -297,16 +297,6 @@ def test_traced_hooks_run_in_every_step() -> None:
     assert int(counter.count) == sum(range(9))
 
 
-def test_stop_training_in_a_traced_hook() -> None:
-    class Stops(Callback):
-        def before_run(self) -> None:
-            raise StopTraining("while tracing")
-
-    trainer = tiny_trainer()
-    trainer.train([Stops()])
-    assert trainer.global_step == 0
-
-
 class TwoOptimizers(SimpleTrainer):
     """Alternates two optimizers that are attributes."""
 
@@ -395,16 +385,6 @@ def test_xla_equals_no_xla() -> None:
         results.append({name: variable.numpy() for name, variable in trainer.variables.items()})
     for name, value in results[0].items():
         np.testing.assert_allclose(results[1][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-def test_scalar_names_of_a_custom_train_step() -> None:
-    class Own(SimpleTrainer):
-        def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
-            net = self.build(inputs, True)
-            return {"a [b] c": net["loss"], "d": net["loss"] / 0.0}
-
-    with pytest.raises(NonFiniteError, match=r"not finite in step 1 \(a \[b\] c [\d.]+, d inf\)"):
-        Own(tiny_model()).train([StopOnNaN()], max_steps=3)
 
 
 def test_failed_step_restores_the_newest_checkpoint(tmp_path: Path) -> None:

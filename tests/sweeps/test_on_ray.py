@@ -24,8 +24,6 @@ __all__ = ["nodes"]
     ("wrong", "said"),
     [
         ({"gpus_per_trial": 0.5}, "are for a cluster"),
-        ({"cluster": "local", "gpus_per_trial": 1.5}, "a part of one GPU or a whole number"),
-        ({"cluster": "local", "cpus_per_trial": 0}, "must be positive"),
         ({"cluster": "local"}, "a cluster needs the model's name"),
     ],
 )

@@ -24,15 +24,11 @@ def search(texts: list[str]) -> Any:
     ("text", "values"),
     [
         ("k=16,32", (16, 32)),
-        ("k = 1e-3 , 0.5", (1e-3, 0.5)),
         ("k=adam,sgd", ("adam", "sgd")),
         ("k=[64],[128,64]", ([64], [128, 64])),
-        ('k={"a": [1, 2]}, x y ,true', ({"a": [1, 2]}, "x y", True)),
         ('k=1,"1",""', (1, "1", "")),
         ('k="a,b",c', ("a,b", "c")),
-        ("k=a=b,1.5x", ("a=b", "1.5x")),
         ("k=True,False,None", (True, False, None)),
-        ("k=.25,1E-3,'1'", (0.25, 0.001, "1")),
         ("k=[.5,True],it's,b]", ([0.5, True], "it's", "b]")),
     ],
 )
@@ -59,18 +55,9 @@ def test_search(text: str, dimension: Dimension) -> None:
     ("parse", "texts", "message"),
     [
         (grid, ["k="], "k has no values to try"),
-        (grid, ["k=1,,2"], "k: a value is missing next to ','"),
         (grid, ["k=1,2,1"], "k: 1 is given twice"),
-        (grid, ["k=1", "k=2"], "k is given twice"),
         (search, ["k=1,2"], "k=1,2: expected k= and then log:1e-5..1e-1"),
         (search, ["k=log:0..1"], "a logarithmic range must begin above 0"),
-        (search, ["k=float:1..1"], "the range must end above its beginning"),
-        (search, ["k=int:1..2.5"], "2.5 is not a whole number"),
-        (search, ["k=float:a..b"], "'a' is not a number"),
-        (search, ["k=float:0..1e999"], "inf is not a number"),
-        (search, ["k=choice:a||b"], "k: a value is missing next to '|'"),
-        (from_mapping, {"k": 3}, "k: expected a list of values, or a text such as log:1e-5..1e-1"),
-        (from_mapping, {"k": []}, "k has no values to try"),
         (from_mapping, {"k": [len]}, "not JSON serializable; a function is given as a text, 'module:name'"),
     ],
 )
@@ -89,12 +76,8 @@ def plan_of(space: Any, config: Config, *, trials: int | None = None) -> Plan:
     [
         ({}, "the space is empty"),
         (grid(["model.own=a"]), "model.own: expected float, got 'a'"),
-        (grid(["model.own=True"]), "model.own: expected float, got True"),
         (search(["model.batch_size=float:1..8"]), "model.batch_size: expected int >= 1, got 1.0"),
-        (search(["model.batch_size=int:0..8"]), "model.batch_size: expected int >= 1, got 0"),
         (grid(["trainer.experiment_name=a,b"]), "trainer.experiment_name cannot be swept"),
-        (grid(["model.batch_sise=1"]), "unknown key 'model.batch_sise'; the nearest known one is model.batch_size"),
-        (search(["model.optimizer.method=choice:adam|adm"]), "model.optimizer.method: expected msgd, adam"),
         (grid(["model.lr_schedule.method=constant,exp"]), "model.lr_schedule.exp.value is not set"),
     ],
 )

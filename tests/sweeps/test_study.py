@@ -1,8 +1,5 @@
-"""The trials of a sweep, without training."""
-
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ from prototrain.errors import SweepError
 from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import from_mapping
-from prototrain.sweeps.study import Study, Trial, open_storage, reporting_failures, sqlite_url
+from prototrain.sweeps.study import Study, Trial, open_storage, sqlite_url
 from tests.tiny import tiny_config
 
 GRID = {"model.batch_size": [4, 8], "model.optimizer.method": ["adam", "sgd", "msgd"]}
@@ -228,44 +225,17 @@ def test_existing_experiment(opens: Opens, tmp_path: Path) -> None:
     ("keywords", "message"),
     [
         ({"mode": "least"}, 'mode must be "min" or "max"'),
-        ({"trials": 0}, "trials must be at least 1"),
         ({"space": RATE}, "say how many trials to sample"),
         ({"trainer__experiment_name": "e-{timestamp}"}, "would make every command another sweep"),
-        ({"machine": "file"}, "cannot use the directory"),
-        ({"place": "postgresql://me:secret@localhost:1/x"}, "the storage postgresql://me:***@localhost:1/x"),
-        ({"place": "x://y"}, "cannot open the storage x://y: Can't load plugin"),
-        ({"place": "sqlite:////nowhere/at/all.db"}, "cannot open the storage .*: unable to open database file"),
-        ({"place": "TMP/file"}, "cannot open the storage TMP/file: "),
-        ({"place": "sqlite:///TMP/file"}, "cannot open the storage sqlite:///TMP/file: file is not a database"),
+        ({"place": "postgresql://me:secret@localhost:1/x"}, r"the storage postgresql://me:\*\*\*@localhost:1/x"),
+        ({"place": "sqlite:///file"}, "cannot open the storage sqlite:///file: file is not a database"),
     ],
 )
-def test_errors_are_one_line(keywords: dict[str, Any], message: str, opens: Opens, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("neither a database nor a journal\n" * 40)
-    keywords = {
-        name: value.replace("TMP", str(tmp_path)) if name == "place" else value for name, value in keywords.items()
-    }
-    with pytest.raises(SweepError, match=message.replace("TMP", str(tmp_path)).replace("***", r"\*\*\*")) as raised:
+def test_errors_are_one_line(keywords: dict[str, Any], message: str, opens: Opens, scratch: Path) -> None:
+    (scratch / "file").write_text("neither a database nor a journal\n" * 40)
+    with pytest.raises(SweepError, match=message) as raised:
         opens(**keywords)
     assert "\n" not in str(raised.value) and "secret" not in str(raised.value)
-
-
-def test_failing_storage_is_one_line(opens: Opens, tmp_path: Path) -> None:
-    process = opens()
-    with sqlite3.connect(tmp_path / "study.db") as database:
-        database.execute("drop table trials")
-    failure = r"^the storage x failed: no such table: trials; the same command continues"
-    with pytest.raises(SweepError, match=failure), reporting_failures("x"):
-        process.next()
-
-
-@pytest.mark.parametrize("line", [b"{not json}", b'{"op_code": 99}'])
-def test_damaged_journal_is_one_line(tmp_path: Path, line: bytes) -> None:
-    path = tmp_path / "journal"
-    optuna.create_study(storage=open_storage(str(path)), study_name="s")
-    path.write_bytes(line + b"\n" + path.read_bytes())
-    with pytest.raises(SweepError, match=r"cannot open the storage .*journal: ") as raised:
-        open_storage(str(path))
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["q?a=b", "{a,b}", "100%#1"])

@@ -1,5 +1,3 @@
-"""Atomic writes, paths and URLs."""
-
 from __future__ import annotations
 
 import importlib
@@ -14,7 +12,7 @@ from prototrain.checkpoint.weights import read_weights
 from prototrain.cli import main
 from prototrain.errors import StorageError
 from prototrain.experiment import Experiment
-from prototrain.system.files import joined, local_path, url_of, write_atomic
+from prototrain.system.files import local_path, url_of, write_atomic
 
 
 @pytest.mark.parametrize(
@@ -42,21 +40,13 @@ def test_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-# URLs.
-
-
 @pytest.mark.parametrize(
     ("path", "url", "local"),
     [
         ("experiments/simple", None, "experiments/simple"),
         ("/data:1/x", None, "/data:1/x"),
-        ("C:/x", None, "C:/x"),
-        ("a:b", None, "a:b"),
         ("file:///tmp/x", None, "/tmp/x"),
-        (Path("file:///tmp/x"), None, "/tmp/x"),
         ("memory://bucket/x", "memory://bucket/x", None),
-        ("memory://bucket//x//", "memory://bucket/x", None),
-        ("memory:///bucket", "memory://bucket", None),
         ("MEMORY://bucket", "memory://bucket", None),
         (Path("memory://bucket/x"), "memory://bucket/x", None),  # without one slash
     ],
@@ -67,19 +57,11 @@ def test_url_of(path: str | Path, url: str | None, local: str | None) -> None:
         assert local_path(path) == Path(local)
 
 
-def test_joined() -> None:
-    assert joined("memory://bucket/x/", "name") == "memory://bucket/x/name"
-    assert joined("x", "name") == Path("x/name")
-
-
 @pytest.mark.parametrize(
     ("url", "said"),
     [
         ("gx://bucket/x", "cannot use gx://bucket/x: Protocol not known: gx"),
-        ("simplecache::memory://x", "no path and no URL"),
-        ("memory://", "give a URL such as memory://bucket/folder"),
         ("memory://x/../y", "give a URL such as .* without . or .. in it"),
-        ("gs://bucket/x", "cannot use gs://bucket/x: .*nstall gcsfs"),
         ("s3://bucket/x", "cannot use s3://bucket/x: Install s3fs"),
     ],
 )
@@ -103,11 +85,7 @@ def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
     "arguments",
     [
         ["run", "models.simple", "-s", "trainer.experiment_base_dir=gx://bucket/x"],
-        ["run", "models.simple", "-s", "model.weights_load_path=gx://bucket/x"],
-        ["run", "--from", "gx://bucket/x"],
         ["action", "models.simple", "evaluate", "--checkpoint", "gx://bucket/x"],
-        ["compare", "gx://bucket/x", "gx://bucket/y"],
-        ["sweep", "models.simple", "--grid", "model.batch_size=1", "-s", "trainer.experiment_base_dir=gx://bucket/x"],
     ],
     ids=lambda arguments: " ".join(arguments[:3]),
 )

@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from prototrain import SimpleTrainer
 from prototrain.callbacks import SaveOnExit
 from prototrain.cli import main
-from prototrain.estimator import Estimator, EstimatorSpec
 from prototrain.system.signals import LeavingAtOnce, StopRequest, ignore_save_signals
 from tests.preloaded import Program
 from tests.system.test_forks import code_of, fork, wait_for_ever
@@ -44,9 +40,6 @@ def _handlers_are_put_back() -> Iterator[None]:
 
 def save() -> None:
     send(signal.SIGUSR1)
-
-
-# -- stopping ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGXCPU])
@@ -77,9 +70,6 @@ def test_ignored_signals_stay_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, old)
-
-
-# -- saving and going on ----------------------------------------------------------------------------------------------
 
 
 class WhileSavingStep8(WhileSaving):
@@ -138,21 +128,6 @@ def test_failed_save_signal_does_not_end_the_run(experiment: Path, capsys: pytes
     assert "WARNING" in said and "training continues" in said
 
 
-def test_save_signal_of_an_estimator(tmp_path: Path) -> None:
-    x, y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-
-    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        save()  # while there is nothing to save, and while the step is traced
-        made = keras.layers.Dense(1, name="guess")(features)
-        loss = tf.reduce_mean((made - labels) ** 2)
-        return EstimatorSpec(mode, made, loss, keras.optimizers.SGD(0.1))
-
-    estimator = Estimator(model_fn, tmp_path / "estimator")
-    estimator.train(lambda: data.repeat(), hooks=[At(2, save)], max_steps=4)
-    assert (tmp_path / "estimator" / "checkpoints" / "step-0000000002").is_dir()
-
-
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_child_of_a_nested_run_gets_its_signals(signum: int) -> None:
     codes: list[int] = []
@@ -167,9 +142,6 @@ def test_child_of_a_nested_run_gets_its_signals(signum: int) -> None:
     outer = CountingTrainer()
     outer.train([At(2, lambda: inner.train([At(2, end_one)], max_steps=3))], max_steps=3)
     assert codes == [-signum] and outer.global_step == inner.global_step == 3
-
-
-# -- looking ----------------------------------------------------------------------------------------------------------
 
 
 LOOK = """

@@ -1,5 +1,3 @@
-"""Unsafe text and tables on a terminal."""
-
 from __future__ import annotations
 
 import io
@@ -33,13 +31,6 @@ def test_control_characters_are_escaped(text: str, expected: str, capsys: pytest
     assert tuple(capsys.readouterr()) == (f"{expected}\n", expected)
 
 
-def test_tables_keep_line_breaks() -> None:
-    shown = str(Table([["a\nb", 1], ["\x1b[31m", 2]], ["na\rme", "n"]))
-    assert shown.splitlines()[0].split() == [r"na\rme", "n"]
-    assert [line.split() for line in shown.splitlines()[2:]] == [[r"a\nb", "1"], [r"\x1b[31m", "2"]]
-    assert plain_table({"a\nb": "\x1b[31m"}) == r"a\nb  \x1b[31m"
-
-
 WIDE = Table(
     [["a-long-name-of-a-run", "failed: no room\x1b[31m", 12, None], ["b", "finished", 1, "x"]],
     ["experiment", "state", "steps", "more"],
@@ -60,12 +51,6 @@ def test_tables_fit_the_width(width: int) -> None:
     said = "".join("".join(lines).split())
     for word in ("failed:", "no", "room", "finished", "12", "experiment"):
         assert word in said
-
-
-def test_alignment_and_escapes_in_tables() -> None:
-    _, _, first, second = drawn(WIDE, 200)
-    assert first == r"a-long-name-of-a-run  failed: no room\x1b[31m     12"
-    assert second.split() == ["b", "finished", "1", "x"] and second.index("1  x") == len(first) - 1
 
 
 class Terminal(io.StringIO):

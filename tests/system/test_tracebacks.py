@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import ast
-
 import pytest
 import tensorflow as tf
 
-from prototrain.errors import DataError
-from prototrain.system.tracebacks import cause, format_error, in_one_line, python_in_graph
+from prototrain.system.tracebacks import cause, format_error, python_in_graph
 from tests.tiny import tiny_trainer
 
 
@@ -23,19 +20,6 @@ def test_only_user_frames_are_shown() -> None:
     assert text.endswith("RuntimeError: mine\n") and "in failing_datasets" in text
     assert "prototrain" not in text.replace("/prototrain/tests", "")
     assert "direct cause" in with_cause and "datasets.py" not in with_cause
-
-
-def test_error_without_user_frames_keeps_all() -> None:
-    for call, argument, shown in (
-        (ast.parse, "def f(:", 'File "<unknown>", line 1'),
-        (ast.literal_eval, "x", "ast.py"),
-    ):
-        with pytest.raises((SyntaxError, ValueError)) as caught:
-            call(argument)
-        trace = caught.value.__traceback__
-        assert trace is not None
-        # This file counts as a user's, Python's own does not.
-        assert shown in format_error(caught.value.with_traceback(trace.tb_next))
 
 
 def test_python_code_in_a_graph_shows_its_frames() -> None:
@@ -59,15 +43,3 @@ def test_error_of_an_op() -> None:
     assert python_in_graph(caught.value) is None
     assert cause(caught.value) == "no/such/file; No such file or directory"
     assert python_in_graph(None) is None
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (ValueError("two\n lines"), "ValueError: two lines"),
-        (DataError("said plainly"), "said plainly"),
-        (tf.errors.InvalidArgumentError(None, None, "{{node x}} bad row [Op:Add]"), "InvalidArgumentError: bad row"),
-    ],
-)
-def test_in_one_line(error: Exception, line: str) -> None:
-    assert in_one_line(error) == line

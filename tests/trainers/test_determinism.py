@@ -10,11 +10,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from prototrain import AsyncTrainer, SimpleTrainer, SyncReplicatedTrainer
+from prototrain import SimpleTrainer
 from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN, Summaries, Validation
 from tests.tiny import tiny_build, tiny_model
-
-TOWERS = ["CPU:0", "CPU:1"]
 
 
 @pytest.fixture
@@ -42,11 +40,3 @@ def test_run_trains_and_resumes(tmp_path: Path) -> None:
         watching = [Validation().every(steps=4), Summaries().every(steps=2)]
         trainer.train([LearningRate(lambda step: 0.01), *watching, StopOnNaN(), SaveOnExit()], max_steps=steps)
     assert trainer.global_step == 6 and trainer.run.resume_line().startswith("resumed at step 4")
-
-
-@pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("kind", [AsyncTrainer, SyncReplicatedTrainer])
-def test_towers_train(kind: Any) -> None:
-    trainer = kind(tiny_model(), towers=TOWERS)
-    trainer.train([Validation().every(steps=10)], max_steps=10)
-    assert trainer.global_step == 10

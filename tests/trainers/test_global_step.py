@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from prototrain import AsyncTrainer, Callback, SimpleTrainer, SyncReplicatedTrainer, current_tower
 from prototrain.callbacks import SaveOnExit, Summaries, Validation
-from tests.tiny import CountingTrainer, tiny_build, tiny_model
+from tests.tiny import tiny_build, tiny_model
 
 
 def build(inputs: Any, train_phase: bool) -> Any:
@@ -51,21 +51,3 @@ def test_several_towers(make: Any) -> None:
     trainer.train([seen], steps_per_epoch=4, max_steps=4)
     assert seen.seen.numpy().tolist()[:4] == [[step, 1, step] for step in range(4)]
     assert trainer.outputs["now"] == 3 or make is AsyncTrainer
-
-
-def test_user_function_in_a_python_step() -> None:
-    class Traced(CountingTrainer):
-        @tf.function
-        def _count(self) -> Any:
-            return tf.stack([self.global_step, self.epoch_num, self.local_step])
-
-        def run_step(self) -> dict[str, Any]:
-            return {"loss": float(tf.reduce_sum(self._count() * [10000, 100, 1]))}
-
-    trainer, losses = Traced(), []
-    trainer.train(
-        [type("Keep", (Callback,), {"trigger_step": lambda self: losses.append(self.trainer.outputs["loss"])})()],
-        steps_per_epoch=2,
-        max_steps=5,
-    )
-    assert losses == [100, 10101, 20102, 30201, 40202]  # the epoch of the completed step

@@ -156,14 +156,6 @@ def test_validation_with_weight_zero() -> None:
         trainer.evaluate("vld", 1)
 
 
-@pytest.mark.parametrize("weight", ["much", np.ones(2), True])
-def test_weight_must_be_a_scalar(weight: Any) -> None:
-    model = masked()
-    model.build, build = (lambda i, t: {**build(i, t), "loss_weight": weight}), model.build
-    with pytest.raises(ModelError, match=r"loss_weight.*scalar"):
-        SimpleTrainer(model)
-
-
 # -- the number of examples -------------------------------------------------------------------------------------------
 
 

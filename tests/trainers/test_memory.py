@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from prototrain.callbacks import ModelSaver
 from prototrain.errors import OutOfMemoryError
-from prototrain.system.tracebacks import out_of_memory
 from tests.tiny import At, CountingTrainer, tiny_build, tiny_trainer
 
 _PETABYTES = 10**16  # more than the address space
@@ -38,15 +37,6 @@ def test_in_a_callback(experiment: Path) -> None:
     assert "(test_memory.py, line " in said and "a resume continues from the checkpoint of step 2" in said
 
 
-def test_in_a_custom_step() -> None:
-    class Hungry(CountingTrainer):
-        def run_step(self) -> dict[str, float]:
-            raise MemoryError
-
-    with pytest.raises(OutOfMemoryError, match=r"no memory left \(test_memory.py, line \d+\); there is no experiment"):
-        Hungry().train(max_steps=1)
-
-
 def test_in_a_compiled_step() -> None:
     trainer = tiny_trainer(build=build_of)
     with pytest.raises(OutOfMemoryError, match=r"step 1 failed in the model: OOM when allocating tensor with shape\["):
@@ -59,19 +49,3 @@ def test_in_build() -> None:
 
     with pytest.raises(OutOfMemoryError, match=r"building the model: OOM when .*\(test_memory.py, line \d+\)"):
         tiny_trainer(build=build)
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (MemoryError("Unable to allocate 1 GB"), "Unable to allocate 1 GB"),
-        (tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor"), "OOM when allocating tensor"),
-        (tf.errors.ResourceExhaustedError(None, None, "model.data; No space left on device"), None),
-        (tf.errors.InternalError(None, None, "Out of memory while trying to allocate 9 bytes."), "Out of memory while"),
-        (ValueError("OOM"), None),
-        (None, None),
-    ],
-)
-def test_recognized_errors(error: BaseException | None, expected: str | None) -> None:
-    found = out_of_memory(error)
-    assert found is None if expected is None else (found or "").startswith(expected)

@@ -234,12 +234,6 @@ def test_indivisible_batch() -> None:
         SyncReplicatedTrainer(tiny_model(datasets=datasets), 2).train(max_steps=5)
 
 
-@pytest.mark.parametrize("option", ["reduction", "batch"])
-def test_wrong_options(option: str) -> None:
-    with pytest.raises(ConfigError, match=option):
-        SyncReplicatedTrainer(tiny_model(), 2, **{option: "magic"})
-
-
 def test_towers_option(tmp_path: Path) -> None:
     model = tiny_model(trainer__experiment_base_dir=str(tmp_path), model__num_steps=0)
     trainer = launch(model, towers="CPU:1,CPU:3", callbacks=[], fresh=True)

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import JSONWriter, ProgressBar, SaveOnExit, Summaries, TensorBoardWriter
 from prototrain.experiment.record import read_attempts
-from prototrain.model.variables import layer_table
-from prototrain.trainers.report import RunTimes, closing, opening
+from prototrain.trainers.report import closing, opening
 from tests.tiny import At, tiny_datasets, tiny_trainer
 
 
@@ -39,14 +38,6 @@ def test_layers_are_printed_and_variables_logged(experiment: Path, capsys: pytes
     assert (experiment / "train.log").read_text().count("fc0/kernel") == 1
 
 
-def test_table_of_many_layers_is_shortened() -> None:
-    variables = {f"block{n // 3}/layer{n}/kernel": tf.Variable(tf.zeros([n + 1, 2])) for n in range(90)}
-    lines = layer_table(variables, {"block0/layer0/kernel": None}).splitlines()
-    assert len(lines) == 2 + 20 + 1 and lines[-2].startswith("others")
-    assert lines[-1] == "8,190 parameters, 2 trained, 32.8 kB"
-    assert len(layer_table(dict(list(variables.items())[:48]), {}).splitlines()) == 2 + 16 + 1  # one for each block
-
-
 def test_completed_run(experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prototrain.callbacks.profiling.progress_bar.in_notebook", lambda: True)
     for length in ({"model__num_steps": 4}, {"model__num_steps": 4}, {"model__num_epochs": 1}):
@@ -70,25 +61,6 @@ def test_closing_table(experiment: Path) -> None:
         f"next         prototrain report {experiment}",
         f"             tensorboard --logdir {experiment}/summaries",
     ]
-
-
-@pytest.mark.parametrize(
-    ("steps", "tracing", "input_", "callbacks", "expected"),
-    [
-        (70.0, 10.0, 0.0, {"Slow": 15.0, "Quick": 0.5}, "training 70%, compiling 10%, Slow 15%, other 5%"),
-        (90.0, 0.0, 6.0, {}, "training 90% (input 6%), other 10%"),
-        (100.0, 0.0, 0.5, {}, "training 100%, other 0%"),
-        (80.0, 0.0, 0.0, {"A": 8.0, "B": 6.0, "C": 6.0}, "training 80%, A 8%, other 12%"),
-    ],
-)
-def test_shares_of_time(
-    steps: float, tracing: float, input_: float, callbacks: dict[str, float], expected: str
-) -> None:
-    now = 1000.0
-    times = RunTimes(clock=lambda: now)
-    now += 100
-    times.steps, times.tracing, times.input = steps, tracing, input_
-    assert times.report(callbacks) == f"time 1 min 40 s: {expected}"
 
 
 def test_slow_dataset_is_named(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,6 @@ from prototrain.callbacks import SaveOnExit, ScheduledHyperParamSetter, StopOnNa
 from prototrain.errors import ConfigError, ModelError
 from prototrain.launch import default_callbacks
 from prototrain.trainers.async_towers import AsyncTrainer
-from prototrain.trainers.optimization import equal_optimizer, optimizer_settings
 from prototrain.trainers.tower import TowerTrainer
 from tests.tiny import tiny_model
 
@@ -236,43 +235,7 @@ class TestUpdatesInSomeSteps:
             made.train(max_steps=1)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "when", "said"),
-    [
-        (lambda variables: [], None, "the list of gradients and variables is empty"),
-        (lambda variables: [(tf.zeros_like(v), v) for v in variables], 1.0, "when must be a scalar bool"),
-        (lambda variables: [(tf.zeros_like(v), v) for v in variables], [True], "when must be a scalar bool"),
-    ],
-)
-def test_wrong_arguments_of_apply_gradients(pairs: Any, when: Any, said: str) -> None:
-    trainer = SimpleTrainer(Line())
-    with pytest.raises(ModelError, match=said):
-        trainer.apply_gradients(pairs(trainer.trainable.values()), loss=tf.constant(0.0), when=when)
-
-
 # Settings of the optimizer.
-
-
-class Rate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """An optimizer without `get_config`."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-
-    def __call__(self, step: Any) -> Any:
-        return self.rate
-
-
-def test_schedule_without_get_config() -> None:
-    optimizer = keras.optimizers.SGD(Rate(0.25), momentum=0.5)
-    assert optimizer_settings(optimizer)["momentum"] == 0.5
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
-    model.compile(optimizer, "mse")
-    data = tf.data.Dataset.from_tensors((np.ones((1, 1)), np.zeros((1, 1))))
-    KerasTrainer(model, data).train(max_steps=1)
-    assert float(model.layers[0].kernel[0, 0]) == 0.5
-    with pytest.raises(ConfigError, match=r"SGD cannot be made a second time: .*get_config"):
-        equal_optimizer(optimizer)
 
 
 def test_warning_for_an_unused_schedule(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,9 +253,3 @@ def test_warning_for_an_unused_schedule(capsys: pytest.CaptureFixture[str]) -> N
         SimpleTrainer(tiny_model(**change)).train(callbacks, max_steps=2)
         said = "model.lr_schedule (step) is not followed: the learning rate stays at 0.1"
         assert (said in capsys.readouterr().out) is is_said
-
-
-def test_changed_weight_decay_exclusions_are_reported() -> None:
-    one, other = keras.optimizers.AdamW(0.1), keras.optimizers.AdamW(0.1)
-    other.exclude_from_weight_decay(var_names=["kernel", "bias"])
-    assert optimizer_settings(other) == optimizer_settings(one) | {"without weight decay": ["bias", "kernel"]}

@@ -4,23 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 
-from prototrain import Callback, SimpleTrainer
+from prototrain import Callback
 from prototrain.callbacks import (
     CallbackFactory,
     ExponentialMovingAverage,
     InferenceRunner,
     MinSaver,
-    SaveOnExit,
     ScalarStats,
     StopOnNaN,
     Validation,
     averaged_weights,
 )
-from tests.tiny import tiny_build, tiny_model, tiny_trainer, values
+from tests.tiny import tiny_trainer, values
 
 
 class Weights(Callback):
@@ -82,27 +80,3 @@ def test_only_evaluation_uses_the_averages(experiment: Path) -> None:
     without.load_weights(experiment, checkpoint="best")
     for trainer in (with_average, without):
         assert trainer.evaluate("vld")["loss"] == pytest.approx(note["value"], rel=1e-5)
-
-
-def test_averages_of_frozen_weights_start_when_unfrozen(tmp_path: Path) -> None:
-    """A callback that is added in a later run starts from the current weights."""
-    frozen = True
-
-    def build(inputs: Any, train_phase: bool) -> Any:
-        x = keras.layers.Dense(4, name="base", trainable=not frozen)(inputs["x"])
-        return tiny_build({**inputs, "x": x}, train_phase)
-
-    def trained(end: int, *callbacks: Callback) -> SimpleTrainer:
-        trainer = SimpleTrainer(tiny_model(build=build), experiment=tmp_path)
-        trainer.train([*callbacks, SaveOnExit()], max_steps=end)
-        return trainer
-
-    trained(1)
-    first = trained(2, ExponentialMovingAverage(0.5))
-    assert "callback ExponentialMovingAverage added" in first.run.resume_line()
-    assert not any("base" in name for name in averaged_weights(first.state)) and averaged_weights(first.state)
-    frozen = False
-    second = trained(3, ExponentialMovingAverage(0.5))  # one step: half-way between the weights before and after it
-    average = averaged_weights(second.state)["base/kernel"].numpy()
-    expected = (first.variables["base/kernel"].numpy() + second.variables["base/kernel"].numpy()) / 2
-    np.testing.assert_allclose(average, expected, rtol=1e-6)

@@ -18,7 +18,7 @@ from prototrain.callbacks import (
     ScalarStats,
     Validation,
 )
-from prototrain.errors import DataError, ModelError, StepError
+from prototrain.errors import DataError, StepError
 from tests.tiny import tiny_arrays, tiny_build, tiny_trainer, values
 
 
@@ -95,32 +95,14 @@ def test_every_example_counts_once_and_training_is_unchanged(experiment: Path) -
     assert values(without) == {name: bits for name, bits in values(trainer).items() if name in without.state}
 
 
-@pytest.mark.parametrize(
-    ("runner", "error", "message"),
-    [
-        (lambda: InferenceRunner("no", []), DataError, "gives no 'no'"),
-        (lambda: InferenceRunner("vld", ScalarStats("lost")), ModelError, "no tensor 'lost'; it has: x, y"),
-        (lambda: InferenceRunner("vld", ClassificationError("accuracy")), ModelError, "one entry per example"),
-    ],
-)
-def test_mistakes(runner: Any, error: type[Exception], message: str, trainer: Any) -> None:
-    with pytest.raises(error, match=message):
-        trainer.train([runner()], max_steps=1)
-
-
-@pytest.fixture(scope="module")
-def trainer() -> Any:
-    return tiny_trainer()
-
-
-def test_failing_and_endless_data(trainer: Any) -> None:
-    data, before = tf.data.Dataset.from_tensor_slices(tiny_arrays(8)).batch(4), trainer.global_step
+def test_failing_and_endless_data() -> None:
+    trainer, data = tiny_trainer(), tf.data.Dataset.from_tensor_slices(tiny_arrays(8)).batch(4)
     broken = data.map(lambda batch: {**batch, "x": tf.debugging.check_numerics(batch["x"] / 0.0, "bad x")})
     with pytest.raises(StepError, match=r"InferenceRunner on 'inference' failed at step \d: .*bad x"):
-        trainer.train([InferenceRunner(broken, ScalarStats("loss"))], max_steps=before + 1)
+        trainer.train([InferenceRunner(broken, ScalarStats("loss"))], max_steps=1)
     with pytest.raises(DataError, match="'inference' has no end, so the whole of it cannot be evaluated; leave out"):
-        trainer.train([InferenceRunner(data.repeat(), ScalarStats("loss"))], max_steps=before + 1)
-    assert trainer.global_step == before
+        trainer.train([InferenceRunner(data.repeat(), ScalarStats("loss"))], max_steps=1)
+    assert trainer.global_step == 0
 
 
 def test_rehearsal_leaves_no_counts() -> None:

@@ -1,5 +1,3 @@
-"""`Validation`: averages over held-out data, batch counts and missing datasets."""
-
 from __future__ import annotations
 
 import os
@@ -103,13 +101,6 @@ def test_custom_evaluate_and_interrupted_evaluation(experiment: Path) -> None:
 def with_validation(vld: Any) -> Any:
     """Datasets with other data for validation."""
     return lambda: {"trn": tiny_datasets()["trn"], "vld": vld(tiny_datasets()["vld"])}
-
-
-def test_endless_dataset_is_an_error_before_the_first_step() -> None:
-    trainer = tiny_trainer(datasets=with_validation(lambda vld: vld.repeat()))
-    with pytest.raises(DataError, match=r"dataset 'vld' has no end, .*; leave out its repeat\(\), or .* batches="):
-        trainer.train([Validation().every(steps=5)], max_steps=9)
-    assert trainer.global_step == 0
 
 
 def failing_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:

@@ -53,9 +53,6 @@ def test_targets() -> None:
     assert [HyperParam(mine).name, HyperParam(knob(), "value", name="x").name] == ["mine", "x"]
 
 
-# -- ScheduledHyperParamSetter -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -1,5 +1,3 @@
-"""`LearningRate`: the rate of each step, in a whole run and in a resumed run."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -13,7 +11,7 @@ from prototrain import Callback
 from prototrain.callbacks import LearningRate, SaveOnExit, ScheduledHyperParamSetter
 from prototrain.errors import ConfigError
 from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
+from tests.tiny import tiny_model, tiny_trainer, values
 
 
 class Rates(Callback):
@@ -65,10 +63,6 @@ def test_constant_schedule_applies_before_the_first_step() -> None:
     assert float(trainer.optimizer.learning_rate) == 0.5
     trainer.train([LearningRate(lambda step: 0.0), rates], max_steps=2)
     assert rates.rates == {1: 0.0, 2: 0.0}
-    in_python = CountingTrainer()
-    in_python.optimizer = keras.optimizers.SGD(1.0)
-    in_python.train([LearningRate(halves)], max_steps=3)
-    assert float(in_python.optimizer.learning_rate) == pytest.approx(0.005)
 
 
 def test_config_needs_no_schedule_if_a_callback_sets_the_rate(experiment: Path) -> None:

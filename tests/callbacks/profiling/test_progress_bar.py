@@ -1,5 +1,3 @@
-"""`ProgressBar`: a bar on a terminal, whole lines elsewhere."""
-
 from __future__ import annotations
 
 import io
@@ -12,7 +10,6 @@ import pytest
 from prototrain import StopTraining
 from prototrain.callbacks import ProgressBar, ScalarPrinter
 from prototrain.callbacks.profiling import progress_bar
-from prototrain.errors import CallbackError
 from tests.callbacks.helpers import EachStep, Fails, Puts
 from tests.tiny import CountingTrainer
 
@@ -75,5 +72,3 @@ def test_chosen_scalars(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "epoch 1 of 1, step 3 of 3, 1 steps/s, vld/b 2.5, vld/a 1, loss 0.3333\n" in said
     assert "ProgressBar: there was no scalar 'nothing' to be shown; there are: loss, vld/b, vld/a, trn/loss\n" in said
-    with pytest.raises(CallbackError, match="takes a list of names"):
-        ProgressBar(scalars="loss")

@@ -1,5 +1,3 @@
-"""`ModelSaver`: which checkpoints exist, and failing saves."""
-
 from __future__ import annotations
 
 import json
@@ -12,12 +10,10 @@ import pytest
 
 from prototrain.callbacks import JSONWriter, ModelSaver, RunOp, SaveOnExit
 from prototrain.checkpoint.store import Checkpoints, Snapshot, read_bundle
-from prototrain.config import Config
-from prototrain.errors import CheckpointError, ConfigError
+from prototrain.errors import CheckpointError
 from prototrain.experiment import checkpoint_steps
-from prototrain.launch import default_callbacks
 from tests.callbacks.helpers import UNLIMITED, FillsDisk
-from tests.tiny import CountingTrainer, tiny_model, tiny_trainer
+from tests.tiny import CountingTrainer, tiny_trainer
 
 pytestmark = pytest.mark.usefixtures("disk")
 
@@ -67,14 +63,6 @@ def test_automatic_interval_in_a_run(experiment: Path, capsys: pytest.CaptureFix
     rows = map(json.loads, (experiment / "metrics.jsonl").read_text().splitlines())
     recorded = {row["step"]: row["checkpoint/interval"] for row in rows}
     assert recorded == pytest.approx({7: 60, 15: 63.2456, 18: 63.2456})
-
-
-def test_automatic_interval_from_the_config() -> None:
-    model = tiny_model(trainer__checkpoint_save_interval="auto", trainer__failures_per_day=2.0)
-    (saver,) = (callback for callback in default_callbacks(model) if isinstance(callback, ModelSaver))
-    assert saver._failure_seconds == 43_200
-    with pytest.raises(ConfigError, match=r"expected int >= 1 or .* or auto, got 'often'"):
-        Config({"trainer.checkpoint_save_interval": "often"})
 
 
 def test_checkpoint_that_is_written_late_holds_the_values_of_its_step(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prototrain import Callback, StopTraining
+from prototrain import StopTraining
 from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN
 from prototrain.errors import NonFiniteError
 from tests.callbacks.helpers import Fails
@@ -63,13 +63,3 @@ def test_incomplete_step_is_saved_aside(
     resumed = Breaks(experiment=experiment)
     resumed.train(callbacks, max_steps=6)
     assert resumed.state["total"] == 21
-
-
-def test_nothing_is_saved_without_a_step(experiment: Path) -> None:
-    class RefusesToStart(Callback):
-        def before_train(self) -> None:
-            raise RuntimeError("on purpose")
-
-    with pytest.raises(RuntimeError):
-        CountingTrainer(experiment=experiment).train([SaveOnExit(), RefusesToStart()], max_steps=6)
-    assert not (experiment / "checkpoints").exists()

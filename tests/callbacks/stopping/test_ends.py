@@ -1,5 +1,3 @@
-"""Callbacks that end a run: without improvement, and after a time limit."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prototrain import Callback, StopTraining
+from prototrain import Callback
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries
 from prototrain.experiment.record import read_attempts
 from tests.callbacks.helpers import UNLIMITED, Fails, FillsDisk, Puts
@@ -72,19 +72,6 @@ def test_repeated_rows_are_compared(again: dict[str, Any], is_same: bool, words:
     assert [attempt.repeated for attempt in read_attempts(experiment / "run.json")] == [None, is_same]
 
 
-def test_fresh_start_replaces_rows_of_step_0(experiment: Path) -> None:
-    class AtStart(Callback):
-        def __init__(self, name: str) -> None:
-            self.name_at_start = name
-
-        def before_train(self) -> None:
-            self.trainer.monitors.put_scalar(self.name_at_start, 1)
-
-    run(experiment, 1, AtStart("first"))
-    got = run(experiment, 1, AtStart("second"), resume=False)
-    assert [set(row) - {"step", "time"} for row in got] == [{"second"}, {"trn/loss"}]
-
-
 @pytest.mark.parametrize("tail", ['{"step": 3, "ti', "\x00\x00\x00", "[1, 2]\n"])
 def test_invalid_rows_are_dropped(experiment: Path, tail: str) -> None:
     run(experiment, 2, SaveOnExit())
@@ -120,11 +107,3 @@ def test_full_disk_is_reported_once(last: int, experiment: Path, capsys: pytest.
     assert capsys.readouterr().out.count(f"WARNING: cannot write {experiment / 'metrics.jsonl'}") == 1
     resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
     assert [row["step"] for row in (rows(experiment) if last < 9 else run(experiment, 9))] == list(range(1, 10))
-
-
-def test_second_run_of_a_trainer_appends(experiment: Path) -> None:
-    trainer = CountingTrainer(experiment=experiment)
-    callbacks = [Summaries().every(steps=1), JSONWriter()]
-    trainer.train([*callbacks, Fails(2, StopTraining)], max_steps=5)  # an early stop keeps the last row
-    trainer.train(callbacks, max_steps=5)
-    assert [row["step"] for row in rows(experiment)] == [1, 2, 3, 4, 5]

@@ -1,5 +1,3 @@
-"""`MLflowWriter` with a real MLflow store."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,7 +17,6 @@ from prototrain.callbacks import (
     GradientNorm,
     JSONWriter,
     SaveOnExit,
-    SetTrainable,
     StopOnNaN,
     Summaries,
     TensorBoardWriter,
@@ -83,21 +81,6 @@ def test_missing_values_are_not_averaged(experiment: Path) -> None:
     assert means["rare"] == [(6, 4.5), (12, 10.5)] and means["odd"] == [(6, 4.0), (12, 10.0)]
     assert means["learning_rate"] == [(6, 6.0), (12, 12.0)]
     assert all(math.isnan(value) for _, value in trainer.monitors.history("trn/never"))
-
-
-def test_scalar_that_appears_later_is_averaged() -> None:
-    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
-        body = keras.layers.Dense(4, kernel_regularizer="l2", trainable=False, name="body")
-        logits = keras.layers.Dense(2, name="head")(body(inputs["x"]))
-        return {"loss": tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(inputs["y"], logits))}
-
-    each = Outputs()
-    trainer = tiny_trainer(build=build)
-    changes = [SetTrainable("body", True).at(step=2), SetTrainable("body", False).at(step=5)]
-    trainer.train([*changes, Summaries().every(steps=6), each], max_steps=6)
-    for name in ("loss", "loss_layers"):
-        values = [seen[name] for seen in each.seen if name in seen]
-        assert trainer.monitors.history(f"trn/{name}") == [(6, pytest.approx(fmean(values)))]
 
 
 def sometimes(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:

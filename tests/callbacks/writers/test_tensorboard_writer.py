@@ -1,5 +1,3 @@
-"""`TensorBoardWriter`: event files as TensorBoard reads them."""
-
 from __future__ import annotations
 
 import re

@@ -6,14 +6,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from prototrain import Callback
 from prototrain.callbacks import ModelSaver, SaveOnExit, Summaries
 from prototrain.callbacks.writers.tracker import Point, Tracker
 from prototrain.errors import CallbackError
-from prototrain.experiment.record import Outcome, read_attempts
+from prototrain.experiment.record import Outcome
 from tests.callbacks.helpers import Fails, Puts
 from tests.tiny import At, CountingTrainer
 
@@ -58,11 +57,6 @@ class Writer(Tracker):
         self.server.outcomes.append(outcome)
 
 
-class FailsAtTheEnd(Callback):
-    def after_train(self) -> None:
-        raise ValueError("no\nroom")
-
-
 def run(experiment: Path, server: Server, *callbacks: Callback, steps: int = 6, resume: bool = True) -> CountingTrainer:
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([Summaries().every(steps=1), Writer(server), *callbacks], max_steps=steps, resume=resume)
@@ -98,24 +92,3 @@ def test_failed_uploads_are_retried(experiment: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert "cannot send to run run1: ConnectionError: nobody answers; trying again" in said
     assert re.search(r"run run1 lacks \d values from step \d on", said)
-
-
-def test_no_directory_and_refused_values(capsys: pytest.CaptureFixture[str]) -> None:
-    server, trainer = Server(), CountingTrainer()
-    histogram = At(1, lambda: trainer.monitors.put_histogram("h", [1.0]))
-    picture = At(1, lambda: trainer.monitors.put_image("p", np.zeros((2, 2))))
-    trainer.train([Writer(server), histogram, picture], max_steps=2)
-    assert server.runs == {"run0": [("p", 1, 0.0)]}
-    assert "Writer takes scalars and pictures, not histograms and text" in capsys.readouterr().out
-
-
-def test_failure_at_the_end_is_the_outcome(experiment: Path) -> None:
-    server, trainer = Server(), CountingTrainer(experiment=experiment)
-    seen: list[Outcome] = []
-    callbacks = [Writer(server), At(1, lambda: seen.append(trainer.outcome)), FailsAtTheEnd()]
-    with pytest.raises(ValueError, match="room"):
-        trainer.train(callbacks, max_steps=6)
-    outcome = Outcome("failed", "ValueError: no room")
-    [attempt] = read_attempts(experiment / "run.json")
-    assert [*seen, *server.outcomes] == [Outcome("running"), outcome]
-    assert trainer.outcome == outcome == Outcome(attempt.state, attempt.reason)

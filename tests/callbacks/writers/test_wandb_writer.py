@@ -1,5 +1,3 @@
-"""`WandbWriter` in offline mode."""
-
 from __future__ import annotations
 
 import json
