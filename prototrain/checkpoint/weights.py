@@ -76,6 +76,9 @@ def load_weights(
         patterns = [re.compile(pattern) for pattern in ([ignore] if isinstance(ignore, str) else ignore)]
     except re.error as error:
         raise CheckpointError(f"load_weights: ignore={error.pattern!r} is not a regular expression: {error}") from error
+    for pattern in patterns:
+        if not any(map(pattern.fullmatch, variables)):
+            raise CheckpointError(f"load_weights: ignore={pattern.pattern!r} is the name of none of {_some(variables)}")
     values = {}
     for name, variable in variables.items():
         if any(pattern.fullmatch(name) for pattern in patterns):

@@ -111,6 +111,8 @@ class Numeric(Dense):
             raise ModelError(f"numeric_column({self.key!r}): the feature is text; tf.strings.to_number makes numbers")
         if self.normalizer_fn is not None:
             value = self.normalizer_fn(value)
+        if value.shape[1:].num_elements() not in (self.width, None):
+            raise ModelError(f"numeric_column({self.key!r}): an example has shape {value.shape[1:]}, not {self.shape}")
         return tf.reshape(tf.cast(value, tf.float32), [-1, self.width])
 
 

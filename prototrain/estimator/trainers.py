@@ -214,6 +214,6 @@ def warm_start(built: BuiltModel, settings: WarmStartSettings) -> str:
             )
         return {**there, **{name: there[old] for name, old in names.items()}}
 
-    chosen = "|".join(f"(?:{pattern})" for pattern in ([patterns] if isinstance(patterns, str) else patterns))
-    ignore = [f"(?!{chosen}).*"]  # matches from the start of a name
+    chosen = [patterns] if isinstance(patterns, str) else patterns
+    ignore = [re.escape(name) for name in built.variables if not any(re.match(one, name) for one in chosen)]
     return built.load_weights(settings.ckpt_to_initialize_from, ignore=ignore, prepare=as_here)

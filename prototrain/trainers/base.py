@@ -350,7 +350,15 @@ class Trainer:
         """Check before the first step that `evaluate` works, without changing any state. Does nothing by default."""
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Build the model on a batch, and return its tensors by name. Predictors and `InferenceRunner` call this."""
+        """Build the model on a batch. Predictors and `InferenceRunner` call this method.
+
+        Args:
+            inputs: the batch, by name.
+            train_phase: whether the model is built for training.
+
+        Returns:
+            tensors by name.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define build() for predictors and InferenceRunner")
 
     @property

@@ -302,6 +302,13 @@ class TowerTrainer(Trainer):
 
         If the model returns a "loss_weight" for training, it weights the towers when the scalars of `train_step` and
         the gradients of the next `apply_gradients` are averaged.
+
+        Args:
+            inputs: the tower's batch.
+            train_phase: whether the model is built for training.
+
+        Returns:
+            tensors by name.
         """
         net = self.built.build(inputs, train_phase)
         trace = tower_trace()

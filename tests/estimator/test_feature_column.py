@@ -93,6 +93,7 @@ CASES: dict[str, Any] = {
     r"numeric_column\('x'\): the feature is sparse or ragged": lambda: f.numeric_column("x").dense(
         {"x": tf.ragged.constant([[1.0], [2.0, 3.0]])}
     ),
+    r"numeric_column\('x'\): an example has shape \(3,\)": lambda: f.numeric_column("x").dense({"x": tf.ones([2, 3])}),
     r"numeric_column\('word'\): the feature is text": lambda: f.numeric_column("word").dense(FEATURES),
     "takes a numeric_column, not Hashed": lambda: f.bucketized_column(
         f.categorical_column_with_hash_bucket("word", 3),  # type: ignore[arg-type]
