@@ -115,11 +115,11 @@ def launch(
     config = model.config
     config.validate()
     experiment = Experiment.from_config(config)
-    leads = not (isinstance(trainer, type) and issubclass(trainer, TowerTrainer)) or trainer.leads()
-    if leads:  # only the chief worker writes the directory
+    would_be_chief = not (isinstance(trainer, type) and issubclass(trainer, TowerTrainer)) or trainer.would_be_chief()
+    if would_be_chief:  # only the chief worker writes the directory
         experiment.fetch()
         experiment.check_free()
-    if leads and fresh:
+    if would_be_chief and fresh:
         experiment.check_deletable()
         if experiment.exists() and confirm is not None and not confirm(f"delete everything in {experiment}?"):
             raise ConfigError(f"{experiment} was not deleted, so there is no fresh start")

@@ -48,7 +48,7 @@ def record(trainer: Trainer, callbacks: Any) -> list[Callback]:
     if "run_step" not in vars(trainer):  # otherwise an earlier train() has wrapped it
         _record_steps(trainer, recording)
     if (xla := getattr(trainer, "_xla", None)) is not None:
-        xla.leave_off("a verification needs the same form in all its runs")
+        xla.turn_off("a verification needs the same form in all its runs")
     return [*callbacks, Recorder(recording, key), Interrupter(recording, key)]
 
 

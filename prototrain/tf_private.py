@@ -119,7 +119,7 @@ def stage_inputs(stage: Any) -> list[Any]:
     return list(stage._inputs())
 
 
-def stood_for(stage: Any) -> Any:
+def wrapped_dataset(stage: Any) -> Any:
     """Return the dataset that a reader wraps, or None."""
     return getattr(stage, "_impl", None)
 
@@ -230,7 +230,7 @@ def set_keras_random_state(state: list[int] | None) -> None:
 
 
 @contextmanager
-def keras_globals_kept() -> Iterator[None]:
+def preserve_keras_globals() -> Iterator[None]:
     """Context manager that restores Keras's thread-local state at the end: seeds and name counters."""
     trackers = global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER
     values = [dict(vars(tracker)) for tracker in trackers]
@@ -310,7 +310,7 @@ def learning_rate_source(optimizer: Any) -> Any:
     return found if callable(found) and not isinstance(found, KerasVariable) else None
 
 
-def kept_from_decay(optimizer: Any) -> list[str]:
+def excluded_from_decay(optimizer: Any) -> list[str]:
     """Return the arguments of `exclude_from_weight_decay`: parts of names, and the number of variables."""
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     names = [] if pattern is None else sorted(pattern.pattern.split("|"))
@@ -318,9 +318,9 @@ def kept_from_decay(optimizer: Any) -> list[str]:
     return names + [f"{number} variables"] * bool(number)
 
 
-def copy_kept_from_decay(source: Any, target: Any) -> None:
+def copy_decay_exclusions(source: Any, target: Any) -> None:
     """Copy the settings of `exclude_from_weight_decay` to another optimizer."""
-    if kept_from_decay(source):
+    if excluded_from_decay(source):
         target._exclude_from_weight_decay = set(source._exclude_from_weight_decay)
         target._exclude_from_weight_decay_pattern = source._exclude_from_weight_decay_pattern
 
@@ -375,7 +375,7 @@ def drawing_seeds() -> random.Random | None:
     return getattr(context.context(), "_rng", None)
 
 
-def tell_of_uses(use: Callable[[Any], None]) -> None:
+def watch_uses(use: Callable[[Any], None]) -> None:
     """Call `use` with a variable before each use of any variable (except by `raw_handle`), from now on, in all threads.
 
     Every use from Python reads the property `handle`, which this function replaces.
@@ -390,7 +390,7 @@ def tell_of_uses(use: Callable[[Any], None]) -> None:
 
 
 def raw_handle(variable: Any) -> Any:
-    """Return a variable's handle without calling the function that was passed to `tell_of_uses`."""
+    """Return a variable's handle without calling the function that was passed to `watch_uses`."""
     return variable._handle
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from prototrain.errors import ConfigError, ModelError
 
-OF_TOWER = "@tower-"
+TOWER_INFIX = "@tower-"
 """Separates a variable's name from a tower's index, if each tower has its own value."""
 
 _LOGICAL_CPUS = re.compile(r"cpu:([1-9]\d*)", re.IGNORECASE)
@@ -206,7 +206,7 @@ def seed_of_tower(state: Any, index: int) -> Any:
     return derived
 
 
-def in_words(devices: Sequence[str]) -> str:
+def describe_devices(devices: Sequence[str]) -> str:
     """Return the names of devices, with the models of GPUs."""
     gpus = enumerate(tf.config.list_physical_devices("GPU"))
     models = {f"GPU:{i}": tf.config.experimental.get_device_details(gpu).get("device_name") for i, gpu in gpus}

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from prototrain.errors import ConfigError, PrototrainError
 from prototrain.experiment.experiment import VERIFY
-from prototrain.system.terminal import some_of
+from prototrain.system.terminal import shorten_list
 
 Event = dict[str, Any]
 K = TypeVar("K")
@@ -281,9 +281,9 @@ def _difference(then: Event | None, now: Event, saved: int, ignored: Collection[
             return "randomness", f"{same}, another {name} ({_shown(scalars.get(name))}, was {_shown(before.get(name))})"
     names = [name for name in _different(then.get("variables", {}), now.get("variables", {})) if name not in ignored]
     if names and now["kind"] == "start":
-        return "state", f"another {some_of(names, 1)} before the first step"
+        return "state", f"another {shorten_list(names, 1)} before the first step"
     where = "at the end" if now["kind"] == "end" else "after the step"
-    return ("randomness", f"{same}, same scalars, another {some_of(names, 1)} {where}") if names else None
+    return ("randomness", f"{same}, same scalars, another {shorten_list(names, 1)} {where}") if names else None
 
 
 def _ends(record: Sequence[Event]) -> dict[tuple[str, str], str]:
@@ -297,7 +297,7 @@ def _different(then: Mapping[K, str], now: Mapping[K, str]) -> list[K]:
 
 
 def _not_restored(names: Sequence[str]) -> str:
-    return f"right after the restore, {some_of(names, 1)} {'is' if len(names) == 1 else 'are'} not what was saved"
+    return f"right after the restore, {shorten_list(names, 1)} {'is' if len(names) == 1 else 'are'} not what was saved"
 
 
 def _shown(value: str | None) -> str:

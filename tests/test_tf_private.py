@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import tf_private
-from prototrain.checkpoint.values import global_random_kept
+from prototrain.checkpoint.values import preserve_global_random
 from prototrain.data.rule import PLAIN
 from prototrain.errors import ConfigError
 from prototrain.tf_private import stage_name as name_of
@@ -66,7 +66,10 @@ def test_class_names_of_stages() -> None:
 def test_parallel_reads_and_numbers_of_a_stage() -> None:
     batch = numbers()
     several = tf.data.TFRecordDataset("a", num_parallel_reads=2)
-    assert name_of(tf_private.stood_for(several)) == "ParallelInterleave" and tf_private.stood_for(batch) is None
+    assert (
+        name_of(tf_private.wrapped_dataset(several)) == "ParallelInterleave"
+        and tf_private.wrapped_dataset(batch) is None
+    )
     for one in (batch, tf.data.Dataset.range(8).padded_batch(2), batch.unbatch().batch(2, num_parallel_calls=2)):
         assert [tf_private.stage_number(one, name) for name in ("batch_size", "drop_remainder")] == [2, 0]
     assert [tf_private.stage_number(one, "count") for one in (batch.repeat(), batch)] == [-1, None]
@@ -106,10 +109,10 @@ def own_seed() -> Iterator[None]:
 
 def test_keras_thread_state_is_restored() -> None:
     first = keras.layers.Dense(1).name
-    with global_random_kept(), tf_private.keras_globals_kept():
+    with preserve_global_random(), tf_private.preserve_keras_globals():
         keras.utils.set_random_seed(11)
         assert tf_private.keras_seed() == 11
-        with global_random_kept():
+        with preserve_global_random():
             keras.utils.set_random_seed(12)
             keras.utils.clear_session()
             assert keras.layers.Dense(1).name == "dense"

@@ -14,7 +14,7 @@ from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.errors import ConfigError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
-from prototrain.system.terminal import plain_table, say, some_of
+from prototrain.system.terminal import plain_table, say, shorten_list
 from prototrain.system.tracebacks import cause
 
 _SUFFIXES = {"saved_model": "", "keras": ".keras"}
@@ -89,6 +89,6 @@ def _whole_network(built: BuiltModel) -> keras.Model:
         if isinstance(layer, keras.Model) and weights | of_build <= {id(v.value) for v in layer.weights}:
             return layer
     raise ModelError(
-        f"the network is not one Keras model: build() uses {some_of(list(built.keras_layers), 6) or 'no layer'}; put "
-        "all layers into one keras.Sequential or keras.Model, or export a SavedModel"
+        f"the network is not one Keras model: build() uses {shorten_list(list(built.keras_layers), 6) or 'no layer'}; "
+        "put all layers into one keras.Sequential or keras.Model, or export a SavedModel"
     )

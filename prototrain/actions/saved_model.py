@@ -21,7 +21,7 @@ from prototrain.checkpoint.store import read_bundle
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
-from prototrain.model.net import naming_batch
+from prototrain.model.net import explain_key_errors
 from prototrain.step.calls import compiled
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import owner
@@ -76,7 +76,7 @@ class ServedModel:
     def _serve(self, inputs: Tensors) -> Tensors:
         given = {self._paths[name]: value for name, value in inputs.items()}
         batch = from_paths(given, self.built.data.element_spec)
-        with naming_batch(batch):
+        with explain_key_errors(batch):
             net = self.built.build(batch, False)
         if missing := [name for name in self._outputs.values() if name not in net]:
             raise ModelError(

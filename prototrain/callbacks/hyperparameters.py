@@ -275,7 +275,7 @@ class HumanHyperParamSetter(HyperParamSetter):
             if math.isfinite(found):
                 value = found
             else:
-                self.trainer.run.say_once(
+                self.trainer.run.log_once(
                     f"WARNING: {self._path}: ignored the line {line!r}; write it like {self.param.name}: 0.001"
                 )
         return value

@@ -207,7 +207,7 @@ class Monitors:
         """Pass a TensorBoard event, such as an image, to the monitors that override `put_event`."""
         takers = [monitor for monitor in self._attached if type(monitor).put_event is not Monitor.put_event]
         if not takers and self._trainer.is_chief:
-            self._trainer.run.say_once(
+            self._trainer.run.log_once(
                 "WARNING: no monitor in the list writes pictures, histograms and text; add TensorBoardWriter()"
             )
         for monitor in takers:

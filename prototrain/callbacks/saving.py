@@ -16,7 +16,7 @@ from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, inner
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
 from prototrain.system.files import write_atomic
-from prototrain.system.terminal import in_words
+from prototrain.system.terminal import format_duration
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -112,8 +112,8 @@ class ModelSaver(Callback):
         seconds = max(math.sqrt(2 * cost * failure_seconds), cost)
         if len(self._costs) == 1:
             self.trainer.log(
-                f"saving every {in_words(seconds)}: a save holds up the training for {cost:.2g} s, and a failure is "
-                f"expected every {in_words(failure_seconds)} (workers: {self.trainer.workers})"
+                f"saving every {format_duration(seconds)}: a save holds up the training for {cost:.2g} s, and a "
+                f"failure is expected every {format_duration(failure_seconds)} (workers: {self.trainer.workers})"
             )
         return seconds
 

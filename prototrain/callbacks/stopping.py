@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.monitor import Best, Mode
-from prototrain.checkpoint.state import OF_CALLBACKS
+from prototrain.checkpoint.state import CALLBACK_PREFIX
 from prototrain.checkpoint.weights import AVERAGES
 from prototrain.errors import CallbackError, NonFiniteError, StopTraining
 from prototrain.tf_private import KerasVariable
@@ -62,7 +62,7 @@ class EarlyStopping(Callback):
     def setup(self) -> None:
         if not self._restore_best:
             return
-        state, prefix = self.trainer.state, f"{OF_CALLBACKS}{self.state_key}/"
+        state, prefix = self.trainer.state, f"{CALLBACK_PREFIX}{self.state_key}/"
         if not self.trainer.model_variables:
             kind = type(self.trainer).__name__
             raise CallbackError(f"EarlyStopping(restore_best=True): {kind} has no variables in its state")

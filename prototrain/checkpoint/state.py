@@ -15,12 +15,12 @@ import tensorflow as tf
 from prototrain.checkpoint.store import READ_ERRORS, Checkpoint, Saveable
 from prototrain.checkpoint.values import GENERATORS, TAG, GeneratorState, decode, encode
 from prototrain.errors import CheckpointError
-from prototrain.system.terminal import FRESH, some_of
+from prototrain.system.terminal import FRESH, shorten_list
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import KerasVariable, Trackable
-from prototrain.towers import OF_TOWER, components, is_seed, seed_of_tower
+from prototrain.towers import TOWER_INFIX, components, is_seed, seed_of_tower
 
-OF_CALLBACKS = "callbacks/"
+CALLBACK_PREFIX = "callbacks/"
 """The prefix of the variables that callbacks add to `trainer.state`."""
 
 _CURE = f"use {FRESH}, another trainer.experiment_name, or model.weights_load_path to load the weights that match"
@@ -120,7 +120,7 @@ class StateEntries:
     @property
     def required(self) -> set[str]:
         """The names of the variables that a checkpoint must have. Arrays and callbacks may differ."""
-        return {name for name in self.variables if not name.startswith(OF_CALLBACKS)} - set(self._arrays.values())
+        return {name for name in self.variables if not name.startswith(CALLBACK_PREFIX)} - set(self._arrays.values())
 
     # -- restoring ----------------------------------------------------------------------------------------------------
 
@@ -166,9 +166,9 @@ class StateEntries:
         mine = {
             name: variable
             for name, variable in self.variables.items()
-            if name not in arrays and (name in saved or not name.startswith(OF_CALLBACKS))
+            if name not in arrays and (name in saved or not name.startswith(CALLBACK_PREFIX))
         }
-        theirs = {name: value for name, value in saved.items() if name in mine or not name.startswith(OF_CALLBACKS)}
+        theirs = {name: value for name, value in saved.items() if name in mine or not name.startswith(CALLBACK_PREFIX)}
         theirs = match_towers(mine, theirs)
         check_fit(mine, theirs, str(checkpoint.path))
         return [(variable, theirs[name]) for name, variable in mine.items()]
@@ -178,7 +178,7 @@ class StateEntries:
 
         Arrays are removed from the `saved` variables.
         """
-        late = [key for key in values if key not in self._state and not key.startswith(OF_CALLBACKS)]
+        late = [key for key in values if key not in self._state and not key.startswith(CALLBACK_PREFIX)]
         found: dict[str, Any] = {}
         for key in (*self._values, *self._arrays, *late):
             coded: Any = values.get(key)
@@ -203,12 +203,12 @@ class StateEntries:
                 filled.append(old)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def preserve(self) -> Iterator[None]:
         """Context manager that restores the variables, arrays, objects and plain values at the end."""
         coded = self.values()
         arrays = {key: np.copy(self._state[key], "K") for key in self._arrays}
         try:
-            with values_kept([one for one in self.variables.values() if not isinstance(one, np.ndarray)]):
+            with preserve_values([one for one in self.variables.values() if not isinstance(one, np.ndarray)]):
                 yield
         finally:
             for key, holder in self._objects.items():
@@ -251,7 +251,7 @@ def restore_errors(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def values_kept(variables: Iterable[Any]) -> Iterator[None]:
+def preserve_values(variables: Iterable[Any]) -> Iterator[None]:
     """Context manager that restores the values of variables at the end, in each tower."""
     # A tensor keeps the value it was read with; TensorFlow copies only a variable that changes.
     kept = [(part, tf.convert_to_tensor(part)) for variable in variables for part in components(variable)]
@@ -273,9 +273,9 @@ def variables_in(state: dict[str, Any]) -> dict[str, Any]:
 
 def match_towers(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Match saved values to the current towers: a new one gets the first tower's value, or a seed derived from it."""
-    matched = {name: value for name, value in saved.items() if OF_TOWER not in name or name in variables}
+    matched = {name: value for name, value in saved.items() if TOWER_INFIX not in name or name in variables}
     for name in variables:
-        first, separator, index = name.partition(OF_TOWER)
+        first, separator, index = name.partition(TOWER_INFIX)
         if separator and name not in saved and first in saved:
             value = saved[first]
             matched[name] = seed_of_tower(value, int(index)) if is_seed(first, value) else value
@@ -357,10 +357,10 @@ def not_finite(values: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def in_words(found: Mapping[str, str]) -> str:
+def describe_not_finite(found: Mapping[str, str]) -> str:
     """Return the result of `not_finite` as text."""
     kinds: dict[str, list[str]] = {}
     for name, kind in found.items():
         kinds.setdefault(kind, []).append(name)
-    listed = [(some_of(names, 4), "is" if len(names) == 1 else "are", kind) for kind, names in kinds.items()]
+    listed = [(shorten_list(names, 4), "is" if len(names) == 1 else "are", kind) for kind, names in kinds.items()]
     return "; ".join(map(" ".join, listed))

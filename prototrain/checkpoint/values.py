@@ -20,7 +20,7 @@ from prototrain.errors import CheckpointError
 from prototrain.tf_private import (
     KerasVariable,
     drawing_seeds,
-    keras_globals_kept,
+    preserve_keras_globals,
     set_tensorflow_seed,
     tensorflow_seed,
 )
@@ -159,7 +159,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Context manager that restores the state of Python's and NumPy's global random generators at the end."""
     before = random_state()
     try:
@@ -182,11 +182,11 @@ def tensorflow_seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def global_random_kept() -> Iterator[None]:
+def preserve_global_random() -> Iterator[None]:
     """Context manager that restores all global random generators and Keras's name counters at the end."""
     seed, generator = tensorflow_seed(), drawing_seeds()
     drawn = None if generator is None else generator.getstate()
-    with random_state_kept(), keras_globals_kept():
+    with preserve_random_state(), preserve_keras_globals():
         try:
             yield
         finally:

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tabulate import tabulate
 
-from prototrain.checkpoint.state import NAN, OF_CALLBACKS, describe_variable, in_words, not_finite
+from prototrain.checkpoint.state import CALLBACK_PREFIX, NAN, describe_not_finite, describe_variable, not_finite
 from prototrain.checkpoint.store import BUNDLE, META, Checkpoints, read_bundle, verify
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP, Experiment
@@ -27,7 +27,7 @@ from prototrain.system.files import write_atomic
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import names_in_checkpoint
 
-AVERAGES = f"{OF_CALLBACKS}ExponentialMovingAverage/"
+AVERAGES = f"{CALLBACK_PREFIX}ExponentialMovingAverage/"
 """The prefix of the variables with the averages of `ExponentialMovingAverage`."""
 
 Names = Mapping[str, str] | Callable[[str], str | None]
@@ -93,7 +93,7 @@ def load_weights(
             if values[name].dtype != saved[name].dtype:
                 report["type converted"].append(_difference(name, saved[name], variable))
     for name in sorted(saved.keys() - variables.keys()):
-        report["excluded" if name.startswith(("optimizer/", OF_CALLBACKS)) else "not in the model"].append(name)
+        report["excluded" if name.startswith(("optimizer/", CALLBACK_PREFIX)) else "not in the model"].append(name)
     if mismatch == "error" and report["shape differs"]:
         raise CheckpointError(f"in {where}, shapes differ: {'; '.join(report['shape differs'])}")
     if not values:
@@ -103,7 +103,7 @@ def load_weights(
         )
     spoiled = {name: kind for name, kind in not_finite(values).items() if kind == NAN}
     if spoiled:
-        raise CheckpointError(f"in {where}, {in_words(spoiled)}; take a checkpoint of an earlier step")
+        raise CheckpointError(f"in {where}, {describe_not_finite(spoiled)}; take a checkpoint of an earlier step")
     for name, value in values.items():
         variables[name].assign(value)
     return report

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from prototrain.commands.arguments import Parser, add_model, add_overrides, load, load_tensorflow
 from prototrain.errors import ConfigError
-from prototrain.model import import_own, require_module
+from prototrain.model import import_user_module, require_module
 from prototrain.system.terminal import did_you_mean
 
 ACTIONS: Final = {
@@ -55,7 +55,7 @@ def _act(options: argparse.Namespace) -> None:
 
 def _module(name: str) -> Any:
     """Import the module of an action."""
-    found = import_own(f"prototrain.actions.{name}" if name in ACTIONS else name, what="action")
+    found = import_user_module(f"prototrain.actions.{name}" if name in ACTIONS else name, what="action")
     if found is None:
         known = f"take {', '.join(ACTIONS)} or a module with run(model, args){did_you_mean(name, ACTIONS)}"
         raise ConfigError(f"there is no action {name!r}: {known}")

@@ -26,7 +26,7 @@ from prototrain.commands.arguments import (
 )
 from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
-from prototrain.model import import_own
+from prototrain.model import import_user_module
 from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import did_you_mean
 
@@ -211,14 +211,14 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
         return launch(model, callbacks=callbacks, confirm=None if options.yes else confirm, **keywords)
     except Exception as error:
         if "trainer" in keywords:
-            keywords["trainer"].give_up(error)
+            keywords["trainer"].report_failure(error)
         raise
 
 
 def trainer_class(name: str, *, is_worker: bool = False) -> type[TowerTrainer]:
     """Import a trainer class, named as `MODULE:CLASS`."""
     module_name, _, class_name = name.partition(":")
-    module = import_own(module_name, what="trainer")
+    module = import_user_module(module_name, what="trainer")
     if module is None:
         raise ConfigError(f"--trainer: there is no module {module_name!r} here or among the installed packages")
     found = getattr(module, class_name, None)

@@ -16,7 +16,7 @@ from prototrain.config.values import as_text, read_value
 from prototrain.errors import ExperimentError, PrototrainError
 from prototrain.experiment import Experiment
 from prototrain.runs import Range, Run, find_runs, flat, read_run, settings, short_names
-from prototrain.system.terminal import Table, in_digits, in_words, matching, say, show
+from prototrain.system.terminal import Table, format_duration, format_number, matching, say, show
 
 _LOSSES = ("trn/loss", "vld/loss")
 _COLOURS = {"finished": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
@@ -113,8 +113,10 @@ def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
         loss = next((name for name in reversed(_LOSSES) if name in known), None)
         if loss is not None:
             best = _winner(runs, loss)
-            columns[loss] = _of_scalar(loss, lambda run, scalar: in_digits(scalar.last))
-            columns["best"] = _of_scalar(loss, lambda run, scalar: in_digits(scalar.lowest[0]) + "*" * (run is best))
+            columns[loss] = _of_scalar(loss, lambda run, scalar: format_number(scalar.last))
+            columns["best"] = _of_scalar(
+                loss, lambda run, scalar: format_number(scalar.lowest[0]) + "*" * (run is best)
+            )
     else:
         if lacking := [pattern for pattern in scalars if not matching(known, [pattern])]:
             raise ExperimentError(
@@ -124,7 +126,7 @@ def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
             columns[f"{name} (lowest to highest)"] = _of_scalar(name, lambda run, scalar: _range(scalar))
     if any(run.checkpoint != run.step for run in runs):
         columns["checkpoint"] = lambda run: None if run.checkpoint is None else str(run.checkpoint)
-    columns["time"] = lambda run: in_words(run.seconds)
+    columns["time"] = lambda run: format_duration(run.seconds)
     if any(_repeated(run) for run in runs):
         columns["repeated"] = _repeated
     columns["changed"] = lambda run: "?" if run.changes is None else " ".join(_change(*one) for one in run.changes)
@@ -146,7 +148,7 @@ def _short(value: Any) -> str:
         return _NOTHING
     if isinstance(value, list):
         return f"[{','.join(map(_short, value))}]"
-    return in_digits(value) if isinstance(value, float) else as_text(value)
+    return format_number(value) if isinstance(value, float) else as_text(value)
 
 
 def _winner(runs: Sequence[Run], name: str) -> Run | None:
@@ -235,7 +237,7 @@ def _results(runs: Sequence[Run], scalars: Sequence[str]) -> list[list[str]]:
     rows = [
         ["state", *(run.ending for run in runs)],
         ["steps", *(run.steps for run in runs)],
-        ["time", *(in_words(run.seconds) for run in runs)],
+        ["time", *(format_duration(run.seconds) for run in runs)],
         ["checkpoint", *(_NOTHING if run.checkpoint is None else str(run.checkpoint) for run in runs)],
     ]
     for name in scalars:
@@ -251,5 +253,5 @@ def _range(scalar: Range | None, is_best: bool = False) -> str:
     if scalar is None:
         return _NOTHING
     lowest, highest = scalar.lowest[0], scalar.highest[0]
-    ends = f" ({in_digits(lowest)} to {in_digits(highest)})" if lowest != highest else ""
-    return f"{in_digits(scalar.last)}{'*' if is_best else ''}{ends}"
+    ends = f" ({format_number(lowest)} to {format_number(highest)})" if lowest != highest else ""
+    return f"{format_number(scalar.last)}{'*' if is_best else ''}{ends}"

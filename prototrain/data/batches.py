@@ -134,7 +134,7 @@ def counted_examples(inputs: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
     return size, tf.reduce_all(tf.stack(sizes) == size)
 
 
-def length_in_words(dataset: tf.data.Dataset) -> str:
+def describe_length(dataset: tf.data.Dataset) -> str:
     """Return the length of a dataset as text, in examples if the batch size is static, otherwise in batches."""
     batches = int(dataset.cardinality())
     if batches < 0:
@@ -237,7 +237,7 @@ def first_batch(iterator: Any) -> Batch:
     raise DataError(f"the training dataset 'trn' is empty{WHY_EMPTY}")
 
 
-def made_up_batch(spec: Mapping[str, Any], batch_size: int) -> Batch:
+def batch_of_zeros(spec: Mapping[str, Any], batch_size: int) -> Batch:
     """Return a batch of zeros for building a model without data; unknown dimensions after the first are 1."""
 
     def zeros(spec: Any) -> tf.Tensor:

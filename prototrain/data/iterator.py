@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from prototrain.data.batches import Batch, by_path, digest_of, first_batch, first_dimensions, made_up_batch
+from prototrain.data.batches import Batch, batch_of_zeros, by_path, digest_of, first_batch, first_dimensions
 from prototrain.data.pipeline import describe_pipeline, first_difference, stages
 from prototrain.data.source import Source
 from prototrain.errors import CheckpointError, ConfigError, DataError, StopTraining
 from prototrain.readers.flows import is_live
-from prototrain.system.signals import interruptibly
+from prototrain.system.signals import run_interruptibly
 from prototrain.system.terminal import ALLOW_CHANGED_DATA, FRESH, announcing
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import iterator_handle, stage_inputs, stage_name, stage_number
@@ -78,9 +78,9 @@ class DataIterator:
         self.caveat: str | None = None  # why the last restored position is not exact
         length = int(source.training.cardinality())
         self.cardinality = length if length >= 0 else None  # None if unknown or infinite
-        self.is_made_up = any(map(is_live, stages(source.training)))  # `first_batch` of live data is zeros
-        if self.is_made_up:
-            self.first_batch = made_up_batch(source.training.element_spec, batch_size)
+        self.is_live_data = any(map(is_live, stages(source.training)))  # `first_batch` of live data is zeros
+        if self.is_live_data:
+            self.first_batch = batch_of_zeros(source.training.element_spec, batch_size)
             self._start(source.training, 0)
         else:
             self.first_batch = self._look()
@@ -93,14 +93,14 @@ class DataIterator:
         self.fingerprint: dict[str, Any] = {
             "elements": {name: f"{spec!r}" for name, spec in sorted(self.element_spec.items())},
             "batches per pass": self.cardinality,
-            "batch size": None if self.is_made_up else sorted(map(int, first_dimensions(self.first_batch).values())),
+            "batch size": None if self.is_live_data else sorted(map(int, first_dimensions(self.first_batch).values())),
             "seed": source.seed,
             "mode": self.mode,
             "division": self.share.division,
             **described,
         }
         # Every run reads the first batch anyway, so comparing its digest detects changed data at no cost.
-        self._first = None if self.is_made_up or self.mode == "restart" else digest_of(self.first_batch)
+        self._first = None if self.is_live_data or self.mode == "restart" else digest_of(self.first_batch)
         _alive.add(self)
 
     def require_batch_size(self, size: int, configured: int) -> None:
@@ -180,7 +180,7 @@ class DataIterator:
 
     def _first_of(self, batches: Any) -> Batch:
         with announcing("waiting for the first batch of the training data", self._announce):
-            return interruptibly(lambda: first_batch(batches))
+            return run_interruptibly(lambda: first_batch(batches))
 
     def _begin(self, number: int) -> None:
         """Move to the start of a pass."""
@@ -209,7 +209,7 @@ class DataIterator:
                 return (
                     f"{path!r} is {spec}, and not of numbers with one shape; .batch(..., drop_remainder=True) may help"
                 )
-        return "it is live" if self.is_made_up else None
+        return "it is live" if self.is_live_data else None
 
     def use_blocks(self) -> None:
         """Read stacked batches with `next_block`, about 16 MB at a time; call this before training starts."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.readers.order import ABOUT
 from prototrain.system.files import short_digest
-from prototrain.tf_private import all_operations, stage_functions, stage_inputs, stage_settings, stood_for
+from prototrain.tf_private import all_operations, stage_functions, stage_inputs, stage_settings, wrapped_dataset
 from prototrain.tf_private import stage_name as name_of
 
 _LOOKED_AT = 20_000  # file names to check in a list: checking is slow on a network
@@ -26,8 +26,8 @@ def shown(stage: Any) -> str:
 
 def sources(stage: Any) -> list[Any]:
     """Return the stages that a stage reads from."""
-    if stood_for(stage) is not None:
-        return [stood_for(stage)]
+    if wrapped_dataset(stage) is not None:
+        return [wrapped_dataset(stage)]
     inputs = stage_inputs(stage)
     held = [value for value in vars(stage).values() if isinstance(value, tf.data.Dataset)]
     return inputs + [value for value in held if not any(value is known for known in inputs)]

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.values import global_random_kept
+from prototrain.checkpoint.values import preserve_global_random
 from prototrain.data.batches import Datasets, check_dataset
 from prototrain.data.pipeline import describe_sources, operations, stages
 from prototrain.data.rule import draws, is_python, is_random
@@ -52,7 +52,7 @@ class Share:
         return f"each of {self.count} workers reads {_DIVISIONS[self.sharding]}" if self.is_own else None
 
 
-def for_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Datasets]:
+def bind_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Datasets]:
     """Return a model's `datasets` as a function without arguments, with its argument `worker` bound."""
     if "worker" not in inspect.signature(make).parameters:
         return make
@@ -64,7 +64,7 @@ def for_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Data
     return partial(make, worker=share)
 
 
-def shared_out(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
+def shard_for_worker(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
     """Return the datasets with this worker's share of "trn", repeated endlessly: shares differ in length."""
     if not share.is_own or "trn" not in datasets:
         return datasets
@@ -157,7 +157,7 @@ class Source:
         Only TensorFlow's seed depends on the pass; the others keep a random split the same.
         """
         of_pass = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
-        with global_random_kept():
+        with preserve_global_random():
             keras.utils.set_random_seed(self.seed)
             tf.random.set_seed(int.from_bytes(of_pass[:4], "big") if number else self.seed)
             yield

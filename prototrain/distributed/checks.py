@@ -58,7 +58,7 @@ def require_same_data(sync: WorkerSync, built: BuiltModel) -> str | None:
     first = sync.exchange(digest_of(built.data.first_batch))
     is_odd = [first.count(digest) > 1 if own else digest != first[0] for digest in first]
     names = ", ".join(f"worker {index}" for index, odd in enumerate(is_odd) if odd)
-    if not names or (own and built.data.is_made_up):
+    if not names or (own and built.data.is_live_data):
         return None
     if own:
         return f"{names} begin with the same batch, although each should have different data"

@@ -189,7 +189,7 @@ def _drive(board: Any, fit: Callable[[], object], workers: int, max_restarts: in
         fitted = in_thread(fit, "ray-train")
         while not fitted.done():
             wait([fitted], _POLL_SECONDS)
-            save, signum = stop.take_save(), None if is_told else stop.signum
+            save, signum = stop.pop_save_request(), None if is_told else stop.signum
             if save or signum:
                 board.ask.remote(signum, save)
             is_told = stop.signum is not None

@@ -29,7 +29,7 @@ from prototrain.callbacks import (
     TensorBoardWriter,
 )
 from prototrain.checkpoint.store import BUNDLE, Checkpoint, Checkpoints, verify
-from prototrain.checkpoint.values import global_random_kept
+from prototrain.checkpoint.values import preserve_global_random
 from prototrain.checkpoint.weights import best_checkpoint
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
@@ -138,7 +138,7 @@ class Estimator:
             print(f"nothing to train: {self.model_dir} is at step {done} of {spec.max_steps}")
             return None
         program = self._program(ModeKeys.TRAIN, spec.input_fn)
-        with global_random_kept():
+        with preserve_global_random():
             trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
         trainer.data.allow_changes = True  # the input_fn decides on the data
         if self._warm_start_from is not None and not done:
@@ -161,7 +161,7 @@ class Estimator:
 
     def _train_and_export(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[dict[str, Any], list[str | None]]:
         if (trainer := self._trainer(train_spec)) is not None:
-            with global_random_kept():
+            with preserve_global_random():
                 built = BuiltProgram(self._program(ModeKeys.EVAL, eval_spec.input_fn))
             built.take_over(trainer)  # fails before training if the variables differ
             evaluation = ThrottledValidation(built, eval_spec)
@@ -375,7 +375,7 @@ class Estimator:
 
     def _built(self, program: Program, checkpoint_path: str | Path | None) -> BuiltProgram:
         checkpoint = self._checkpoint(checkpoint_path)
-        with global_random_kept():
+        with preserve_global_random():
             built = BuiltProgram(program)
         if built.restore_weights(checkpoint, cure="train in another model_dir, or undo the change of model_fn"):
             print(f"the weights of step {built.step} are the moving averages of ExponentialMovingAverage")

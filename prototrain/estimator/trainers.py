@@ -22,7 +22,7 @@ from prototrain.model.built import BuiltModel
 from prototrain.optimizers import ClipByGlobalNorm
 from prototrain.step import update
 from prototrain.towers import components
-from prototrain.trainers.optimization import equal_optimizer
+from prototrain.trainers.optimization import recreate_optimizer
 
 
 class ProgramTrainer(TowerTrainer):
@@ -46,7 +46,7 @@ class ProgramTrainer(TowerTrainer):
                     f"train_op: two optimizers train {twice}; OptimizerSpec(variables=...) divides them up"
                 )
             # Use a copy: calls of `model_fn` share the variables of the original optimizer.
-            optimizer = equal_optimizer(spec.optimizer)
+            optimizer = recreate_optimizer(spec.optimizer)
             self.register_optimizer("optimizer" if number == 1 else f"optimizer_{number}", optimizer, chosen.values())
             self.parts.append(Part(spec, optimizer, {id(variable) for variable in chosen.values()}))
             self.trainable |= chosen
@@ -75,7 +75,7 @@ class ProgramTrainer(TowerTrainer):
                 when=when,
             )
 
-    def _look_at_data(self, built: BuiltModel) -> None:
+    def _check_data(self, built: BuiltModel) -> None:
         pass  # the data determines the batch size
 
     def learning_rates(self) -> list[Callback]:

@@ -112,7 +112,7 @@ class Experiment:
             try:
                 died = self.remote.open(announce) or died
             except BaseException:
-                self._lock.give_back()
+                self._lock.release()
                 raise
         return died
 
@@ -122,7 +122,7 @@ class Experiment:
             if self.remote is not None:
                 self.remote.close(announce)
         finally:
-            self._lock.give_back()
+            self._lock.release()
 
     def fetch(self, *, whole: bool = False) -> None:
         """Update the local copy of an experiment at a URL before reading it; see `Remote.fetch`."""

@@ -54,7 +54,7 @@ class Lease:
         except (ValueError, TypeError, RecursionError):  # not written by a run
             return Holder(0, "an unknown machine", "")
 
-    def seems_held(self) -> bool:
+    def is_held(self) -> bool:
         """Return whether a run is active, provided that the clocks of both machines agree."""
         holder = self.last()
         return holder is not None and holder.held and time.time() - holder.beat < SILENT_SECONDS

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from prototrain.errors import ExperimentError
-from prototrain.system.signals import tell_of_forks
+from prototrain.system.signals import watch_forks
 
 LOCK = ".lock"  # the name of the lock file
 
@@ -27,7 +27,7 @@ class DirectoryLock:
         self._directory = directory
         self._name = name or str(directory)
         self._file: IO[bytes] | None = None
-        tell_of_forks(self)
+        watch_forks(self)
 
     def take(self) -> str | None:
         """Create the directory if needed and lock it for this process. Does nothing if this process holds the lock.
@@ -58,7 +58,7 @@ class DirectoryLock:
             file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
         return said
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the lock if this process holds it."""
         if self._file is not None:
             with suppress(OSError), self._file:

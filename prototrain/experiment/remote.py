@@ -78,7 +78,7 @@ class Remote:
 
     def is_running(self) -> bool:
         """Return whether a run seems to be active."""
-        return self._is_open or self._lease.seems_held()
+        return self._is_open or self._lease.is_held()
 
     def top(self) -> list[str]:
         """Return the names directly below the URL, without the lease."""

@@ -82,7 +82,7 @@ def _row(line: bytes) -> Row | None:
 # -- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def cut_back(path: Path, step: int) -> tuple[Row, int] | None:
+def truncate_rows(path: Path, step: int) -> tuple[Row, int] | None:
     """Keep the rows of a file up to a step, and move the lines after them to the `superseded` file.
 
     Returns:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Validation
 from prototrain.callbacks.base import Callback, innermost
-from prototrain.checkpoint.values import global_random_kept, tensorflow_seeded
+from prototrain.checkpoint.values import preserve_global_random, tensorflow_seeded
 from prototrain.config.json_form import encode
 from prototrain.data.batches import batch_size as examples_of
 from prototrain.errors import CallbackError, DataError, ModelError
@@ -100,7 +100,7 @@ class KerasTrainer(SimpleTrainer):
         if held_out is not None:
             make["vld"] = partial(as_dataset, held_out, batch_size=held_out_batch_size, training=False)
         self._counted: int | None = None
-        with global_random_kept():
+        with preserve_global_random():
             super().__init__(CompiledModel(model, make, config), experiment=experiment)
         self._compiled = compiled_parts(model)
         if not inherits(model, "make_train_function"):
@@ -157,10 +157,10 @@ class KerasTrainer(SimpleTrainer):
     def _check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         pass  # arguments of the optimizer that only act in `fit` also act here
 
-    def _say_of_unused(self) -> None:
+    def _warn_of_unused_keys(self) -> None:
         pass  # `CompiledModel` has already refused keys without effect
 
-    def _look_at_data(self, built: BuiltModel) -> None:
+    def _check_data(self, built: BuiltModel) -> None:
         pass  # the data determines the batch size
 
     # -- training -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,6 @@
 Importing this package does not import TensorFlow.
 """
 
-from prototrain.model.loading import Model, ModelDict, ModelProtocol, import_own, load_model, require_module
+from prototrain.model.loading import Model, ModelDict, ModelProtocol, import_user_module, load_model, require_module
 
-__all__ = ["Model", "ModelDict", "ModelProtocol", "import_own", "load_model", "require_module"]
+__all__ = ["Model", "ModelDict", "ModelProtocol", "import_user_module", "load_model", "require_module"]

@@ -33,7 +33,7 @@ from prototrain.tf_private import (
     history,
     in_stateless_scope,
     raw_handle,
-    tell_of_uses,
+    watch_uses,
 )
 from prototrain.towers import components
 
@@ -511,7 +511,7 @@ def _install() -> None:
         setattr(owner, name, _with_hook(getattr(owner, name), hook))
     layer.trainable = layer.trainable.setter(_with_hook(layer.trainable.fset, _once))
     layer.losses = property(_with_hook(layer.losses.fget, _losses), doc=layer.losses.__doc__)
-    tell_of_uses(_note_use)
+    watch_uses(_note_use)
 
 
 _install()

@@ -19,21 +19,21 @@ from prototrain.checkpoint.weights import Source, averaged_weights, load_report_
 from prototrain.data.adapters import as_datasets
 from prototrain.data.batches import first_part, limited
 from prototrain.data.positions import training_data
-from prototrain.data.source import Share, for_worker
+from prototrain.data.source import Share, bind_worker
 from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.facts import Facts, file_digests
 from prototrain.model.evaluation import OR_BATCHES, Evaluation, require_end
 from prototrain.model.layer_cache import LayerCache
 from prototrain.model.loading import Model
-from prototrain.model.net import check_net, loss_weight, naming_batch, scalars
+from prototrain.model.net import check_net, explain_key_errors, loss_weight, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
 from prototrain.step.trace import without_summaries
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest
-from prototrain.system.terminal import Table, announcing, did_you_mean, some_of
+from prototrain.system.terminal import Table, announcing, did_you_mean, shorten_list
 from prototrain.system.tracebacks import out_of_memory
 from prototrain.tf_private import KerasVariable
 from prototrain.towers import building
@@ -134,7 +134,7 @@ class BuiltModel:
         first = first_part(self.data.first_batch, parts)
         spec = self.element_spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
         creating = self.layers.creating(self.placement.strategy, self.placement.declare_variable)
-        with self._building(True), creating, naming_batch(first):
+        with self._building(True), creating, explain_key_errors(first):
             net = self.model.build(first, True)
         check(net)
 
@@ -191,7 +191,7 @@ class BuiltModel:
         """Raise a ModelError if user code has set `trainable` of a layer since the last `choose_trained`."""
         if changed := sorted(self.layers.trainable.keys() ^ self._weights.keys()):
             raise ModelError(
-                f"`trainable` of {some_of(changed)} has changed during the run, which the step ignores; use "
+                f"`trainable` of {shorten_list(changed)} has changed during the run, which the step ignores; use "
                 "SetTrainable(), or change it between two calls of train()"
             )
 
@@ -210,7 +210,7 @@ class BuiltModel:
         if not weights:
             what = "nothing that could be trained" if found else "no layer and no variable"
             names = [*self.layers.layers, *self.variables]
-            near = did_you_mean(regex, names) or f"; there are {some_of(names)}"
+            near = did_you_mean(regex, names) or f"; there are {shorten_list(names)}"
             raise CallbackError(f"{who}: {regex!r} is the name of {what}{near}")
         allowed = select(self.variables, self.config, "model.trainable_variables") if value else weights
         if left_out := [name for name in weights if name not in allowed]:
@@ -295,7 +295,7 @@ class BuiltModel:
         return self._evaluations[dataset]
 
     def _scalars(self, inputs: dict[str, Any]) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        with naming_batch(inputs):
+        with explain_key_errors(inputs):
             net = self.build(inputs, False)
         return scalars(net, require_loss=False), loss_weight(net)
 
@@ -365,5 +365,5 @@ class BuiltModel:
 
 def datasets_of(model: ModelProtocol, share: Share) -> dict[str, tf.data.Dataset]:
     """Return the `tf.data` datasets of a model for a worker."""
-    found: dict[str, tf.data.Dataset] = as_datasets(for_worker(model.datasets, share)(), model.config)
+    found: dict[str, tf.data.Dataset] = as_datasets(bind_worker(model.datasets, share)(), model.config)
     return found

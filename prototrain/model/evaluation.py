@@ -7,15 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint.state import values_kept
-from prototrain.checkpoint.values import random_state_kept
+from prototrain.checkpoint.state import preserve_values
+from prototrain.checkpoint.values import preserve_random_state
 from prototrain.data.batches import WHY_EMPTY, counted_examples
 from prototrain.data.iterator import bounded
 from prototrain.data.rule import reshuffles
 from prototrain.errors import DataError, StepError
 from prototrain.step.calls import compiled, failed_stage
 from prototrain.step.variables import StopVariable
-from prototrain.system.signals import StopRequest, interruptibly
+from prototrain.system.signals import StopRequest, run_interruptibly
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
 from prototrain.towers import is_seed
@@ -50,7 +50,7 @@ class CompiledPass:
         maximum number of batches; 0 for all.
         """
         seeds = [variable for variable in self._graph().variables if is_seed(variable.name, variable)]
-        with values_kept(seeds):  # Keras's recurrent layers draw their dropout masks in evaluations, too
+        with preserve_values(seeds):  # Keras's recurrent layers draw their dropout masks in evaluations, too
             return self._run(self._dataset.take(batches) if batches else self._dataset, stop)
 
     def _graph(self) -> Any:
@@ -58,7 +58,7 @@ class CompiledPass:
 
     def _run(self, dataset: tf.data.Dataset, stop: StopRequest) -> tuple[int, list[tf.Tensor]] | None:
         self._stop.set(stop.signum is not None)
-        with stop.telling(self._stop.set):
+        with stop.notifying(self._stop.set):
             count, *sums = self._call(iter(dataset))
         return None if stop.signum is not None else (int(count), sums)
 
@@ -68,15 +68,15 @@ class CompiledPass:
         Data that is reshuffled in each pass is not read, since reading would change the order of the next pass; the
         result is then None.
         """
-        with random_state_kept():
+        with preserve_random_state():
             graph = self._graph()
             if reshuffles(self._dataset):
                 return None
             read = self._given.take(min(batches or REHEARSED, REHEARSED)).cache()  # read once
             what = f"the first batches of {name!r}"
             with announcing(f"waiting for {what}", stop.announce), stop.waiting_for(what):
-                interruptibly(lambda: sum(1 for _ in read), check=stop.check)
-            with values_kept(graph.variables):
+                run_interruptibly(lambda: sum(1 for _ in read), check=stop.check)
+            with preserve_values(graph.variables):
                 return self._run(read, stop)
 
     def _iterate(self, iterator: Any) -> tuple[tf.Tensor, ...]:

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.checkpoint.state import describe_variable, unique_name
-from prototrain.checkpoint.values import random_state_kept
+from prototrain.checkpoint.values import preserve_random_state
 from prototrain.errors import ModelError
 from prototrain.model.build_call import BuildCall, Objects, base_name
 from prototrain.step.variables import is_scratch
@@ -111,7 +111,7 @@ class LayerCache:
             return call.variable(arguments, refuse)
 
         # Keras draws a seed for each initializer. Later calls do not use them and must not advance the generator.
-        with random_state_kept(), call.running(), tf.variable_creator_scope(find):
+        with preserve_random_state(), call.running(), tf.variable_creator_scope(find):
             yield
         self._thread.call = call
 

@@ -142,7 +142,7 @@ def load_model(name: str) -> Model:
         ConfigError: the config is invalid.
     """
     module_name, colon, attribute = name.partition(":")
-    module = import_own(module_name, what="model")
+    module = import_user_module(module_name, what="model")
     if module is None:
         raise _no_model(module_name)
     if colon:
@@ -172,7 +172,7 @@ def load_model(name: str) -> Model:
 def require_module(name: str) -> None:
     """Raise a ModelError if there is no module of a model; does not import it."""
     module = name.partition(":")[0]
-    _look_here()
+    _add_cwd_to_path()
     try:
         found = importlib.util.find_spec(module)
     except Exception:  # a parent package fails, or the name is invalid: `load_model` explains
@@ -181,7 +181,7 @@ def require_module(name: str) -> None:
         raise _no_model(module)
 
 
-def import_own(name: str, *, what: str) -> ModuleType | None:
+def import_user_module(name: str, *, what: str) -> ModuleType | None:
     """Import a user's module from the current directory or an installed package; returns None if it does not exist.
 
     Raises:
@@ -189,7 +189,7 @@ def import_own(name: str, *, what: str) -> ModuleType | None:
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise ModelError(f"{name!r} is not a module name; write it with dots, such as models.simple")
-    _look_here()
+    _add_cwd_to_path()
     try:
         return importlib.import_module(name)
     except PrototrainError as error:
@@ -204,7 +204,7 @@ def import_own(name: str, *, what: str) -> ModuleType | None:
         raise ModelError(f"importing the {what} {name} failed: {type(error).__name__}: {error}") from error
 
 
-def _look_here() -> None:
+def _add_cwd_to_path() -> None:
     """Add the current directory to `sys.path`."""
     here = str(Path.cwd())
     if here not in sys.path:
@@ -234,5 +234,7 @@ def _find_part(module: ModuleType, part: str) -> Any:
     value = getattr(module, part, None)
     if value is not None and not isinstance(value, ModuleType):
         return value
-    inner = import_own(f"{module.__name__}.{_HOMES[part]}", what="model") if hasattr(module, "__path__") else None
+    inner = (
+        import_user_module(f"{module.__name__}.{_HOMES[part]}", what="model") if hasattr(module, "__path__") else None
+    )
     return getattr(inner, part, None)

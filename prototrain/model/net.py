@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from prototrain.data.batches import by_path
 from prototrain.errors import ModelError, PrototrainError
-from prototrain.system.tracebacks import own_line
+from prototrain.system.tracebacks import user_line
 from prototrain.tf_private import KerasVariable
 
 LOSS_WEIGHT = "loss_weight"
 
-OF_ENGINE = ("gradient_norm", "learning_rate", "loss_l1", "loss_l2", "loss_layers", "loss_scale", "loss_total")
+ENGINE_SCALARS = ("gradient_norm", "learning_rate", "loss_l1", "loss_l2", "loss_layers", "loss_scale", "loss_total")
 """Names of the scalars that a step adds to those of the model."""
 
 
@@ -28,17 +28,17 @@ def check_net(net: Any) -> Mapping[str, Any]:
 
 
 def check_names(net: Mapping[str, Any]) -> None:
-    """Raise a ModelError if a scalar of a model has a name from `OF_ENGINE`."""
-    taken = [name for name in scalars(net, require_loss=False) if name in OF_ENGINE]
+    """Raise a ModelError if a scalar of a model has a name from `ENGINE_SCALARS`."""
+    taken = [name for name in scalars(net, require_loss=False) if name in ENGINE_SCALARS]
     if taken:
         raise ModelError(
             f"build() returns a scalar {taken[0]!r}, which is the name of a scalar of the step itself; give it another "
-            f"name (taken: {', '.join(OF_ENGINE)})"
+            f"name (taken: {', '.join(ENGINE_SCALARS)})"
         )
 
 
 @contextmanager
-def naming_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
+def explain_key_errors(inputs: Mapping[str, Any]) -> Iterator[None]:
     """Context manager that converts a KeyError in `build` to a ModelError that lists the tensors of the batch."""
     try:
         yield
@@ -46,7 +46,7 @@ def naming_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
         if isinstance(error, PrototrainError):  # an unknown key of the config
             raise
         name = error.args[0] if error.args else error
-        line = own_line(error)
+        line = user_line(error)
         where = f"build() ({line})" if line else "build()"
         raise ModelError(f"KeyError in {where}: {name!r}; a batch has: {', '.join(by_path(inputs))}") from error
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from prototrain.data.batches import Batch, split_batch
 from prototrain.model.build_call import base_name
 from prototrain.model.layer_cache import LayerCache
-from prototrain.towers import OF_TOWER, components, is_local, is_seed, seed_of_tower
+from prototrain.towers import TOWER_INFIX, components, is_local, is_seed, seed_of_tower
 
 PACKED_ELEMENTS = 2**14
 """Maximum size of tensors that are averaged in one vector; packing larger tensors takes longer than it saves."""
@@ -84,7 +84,7 @@ class Placement:
             for index, copy in enumerate(copies, self.first_tower):
                 if index > 0:
                     copy.assign(seed_of_tower(initial, index) if is_seed(name, copy) else initial)
-                    found[f"{name}{OF_TOWER}{index}"] = copy
+                    found[f"{name}{TOWER_INFIX}{index}"] = copy
         return found
 
     def _add_seeds(self, variables: Mapping[str, tf.Variable], towers: range) -> dict[str, tf.Variable]:
@@ -96,7 +96,7 @@ class Placement:
                 for index in towers:
                     own = tf.Variable(seed_of_tower(first, index), trainable=False, name=base_name(variable))
                     self._cache.of_tower.setdefault(index, {})[base_name(variable)] = own
-                    found[f"{name}{OF_TOWER}{index}" if index else name] = own
+                    found[f"{name}{TOWER_INFIX}{index}" if index else name] = own
         return found
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class CentralPlacement(Placement):
         return found
 
 
-class OwnPacePlacement(Placement):
+class AsyncPlacement(Placement):
     """Towers that share one copy of the variables and do not wait for each other; each sees a whole batch.
 
     TensorFlow's strategy sees a single tower; `on_tower` selects the tower to build.

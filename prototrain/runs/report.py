@@ -24,7 +24,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.record import Attempt, Outcome
 from prototrain.runs import Run, flat, short_names
 from prototrain.runs.curves import PLAIN, Curve, Look, charts, choose_scalars
-from prototrain.system.terminal import in_digits, in_words
+from prototrain.system.terminal import format_duration, format_number
 
 _LOG_LINES = 100
 _ENVIRONMENT = ("directory", "host", "platform", "git_commit", "versions", "devices", "trainer", "model", "towers")
@@ -105,7 +105,7 @@ def _summary(runs: Sequence[Run]) -> str:
         "command": lambda run: command_of(run.environment),
         "changed": lambda run: " ".join(f"{key}={as_text(value)}" for key, value, _ in run.changes or ()) or None,
         "started": lambda run: None if run.started is None else _moment(run.started),
-        "time": lambda run: in_words(run.seconds),
+        "time": lambda run: format_duration(run.seconds),
         "newest checkpoint": lambda run: run.checkpoint,
         "started again": lambda run: sum(attempt.cause is not None for attempt in run.attempts) or None,
     }
@@ -120,7 +120,7 @@ def _best(run: Run) -> str | None:
     if name is None:
         return None
     value, step = run.ranges[name].lowest
-    return f"{name} {in_digits(value)} at step {step}"
+    return f"{name} {format_number(value)} at step {step}"
 
 
 def command_of(environment: dict[str, Any]) -> str | None:
@@ -160,8 +160,11 @@ def _scalars(runs: Sequence[Run]) -> str:
         [
             name,
             *([run.name] if len(runs) > 1 else []),
-            in_digits(run.ranges[name].last),
-            *(f"{in_digits(value)} at {step}" for value, step in (run.ranges[name].lowest, run.ranges[name].highest)),
+            format_number(run.ranges[name].last),
+            *(
+                f"{format_number(value)} at {step}"
+                for value, step in (run.ranges[name].lowest, run.ranges[name].highest)
+            ),
         ]
         for name in dict.fromkeys(name for run in runs for name in run.ranges)
         for run in runs
@@ -201,8 +204,8 @@ def _row_of(attempt: Attempt) -> list[Any]:
     speed = steps = None
     if attempt.first_step is not None and attempt.step is not None:
         steps = f"{attempt.first_step} to {attempt.step}"
-        speed = in_digits((attempt.step - attempt.first_step) / attempt.seconds) if attempt.seconds else None
-    taken = None if attempt.seconds is None else in_words(attempt.seconds)
+        speed = format_number((attempt.step - attempt.first_step) / attempt.seconds) if attempt.seconds else None
+    taken = None if attempt.seconds is None else format_duration(attempt.seconds)
     end = str(Outcome(attempt.state, attempt.reason))
     return [_moment(attempt.started), attempt.start, steps, taken, speed, end, attempt.workers, attempt.cause]
 

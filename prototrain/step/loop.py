@@ -18,7 +18,7 @@ from prototrain.data.batches import Batch, at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
 from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite
-from prototrain.step.trace import SummaryFile, TowerTrace, noting_summaries, tracing
+from prototrain.step.trace import SummaryFile, TowerTrace, detect_summaries, tracing
 from prototrain.step.update import weighted_outputs
 from prototrain.step.variables import StopVariable, scratch_variable
 from prototrain.tf_private import KerasVariable, is_op_determinism_enabled, next_synchronously
@@ -251,7 +251,7 @@ class CompiledCalls(StepCalls):
             more = more & state["finite"] if "finite" in state else more
             return more & ~state["ended"] if "ended" in state else more
 
-        with noting_summaries() as has_summaries:
+        with detect_summaries() as has_summaries:
             if self._iteration.alone:  # entering a loop takes about as long as a small step
                 (state,) = body(first)
             else:

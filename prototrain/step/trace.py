@@ -97,7 +97,7 @@ def _records(data: bytes) -> Iterator[bytes]:
         position = end
 
 
-class _NotingWriter(ChangingWriter):
+class _DetectingWriter(ChangingWriter):
     """A writer that notes whether something would be written, but writes nothing."""
 
     asked = False
@@ -112,9 +112,9 @@ class _NotingWriter(ChangingWriter):
 
 
 @contextmanager
-def noting_summaries() -> Iterator[Callable[[], bool]]:
+def detect_summaries() -> Iterator[Callable[[], bool]]:
     """Omit `tf.summary` calls from traced code; yields a function that returns whether there were any."""
-    writer = _NotingWriter()
+    writer = _DetectingWriter()
     with writer.as_default(), tf.summary.record_if(writer.note):
         yield lambda: writer.asked
 
@@ -131,7 +131,7 @@ class PythonSummaries(ChangingWriter):
         self._is_asked = self._has_warned = False
 
     @contextmanager
-    def lasting(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Context manager around a run that records `tf.summary` calls, unless the user has a default writer."""
         if not isinstance(default_writer(), PythonSummaries | None):
             yield
@@ -176,4 +176,4 @@ class PythonSummaries(ChangingWriter):
 def without_summaries() -> AbstractContextManager[Any]:
     """Context manager that omits `tf.summary` calls from a model that is traced for an evaluation, not a step."""
     is_traced = tower_trace() is None and not tf.executing_eagerly()
-    return noting_summaries() if is_traced and isinstance(default_writer(), PythonSummaries) else nullcontext()
+    return detect_summaries() if is_traced and isinstance(default_writer(), PythonSummaries) else nullcontext()

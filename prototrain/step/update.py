@@ -19,11 +19,11 @@ from prototrain.step.trace import TowerTrace, tower_trace
 from prototrain.tf_private import expecting_averages
 
 Pairs = Sequence[tuple[Any, Any]]
-OF_ALL_TOWERS = frozenset({"learning_rate", "loss_scale"})
+SHARED_SCALARS = frozenset({"learning_rate", "loss_scale"})
 """Scalars of a step that do not depend on the batch and are the same in all towers."""
 
 
-class Computed(NamedTuple):
+class BatchGradients(NamedTuple):
     """Results of the forward and backward pass of a batch, or of a part of it.
 
     Without a weight, the losses added to the model's loss are among its scalars. The weight does not apply to them.
@@ -36,7 +36,7 @@ class Computed(NamedTuple):
     added_gradients: list[Any] = []  # noqa: RUF012 - of the sum of `added`
 
 
-def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, count: int) -> Computed:
+def accumulate_micro_batches(compute: Callable[[Batch], BatchGradients], inputs: Batch, count: int) -> BatchGradients:
     """Compute a tower's batch in `count` successive micro-batches and return their weighted average; traced."""
     if count == 1:
         return compute(inputs)
@@ -66,7 +66,7 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
 
     outputs, gradients, added, added_gradients = sums
     means = [tf.cast(mean(value), dtype) for value, dtype in zip(outputs, dtypes, strict=True)]
-    return Computed(
+    return BatchGradients(
         dict(zip(found.outputs, means, strict=True)),
         [mean(gradient) for gradient in gradients],
         total,
@@ -75,7 +75,7 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
     )
 
 
-def for_all_towers(found: Computed, placement: Any) -> tuple[dict[str, Any], list[Any]]:
+def scale_for_towers(found: BatchGradients, placement: Any) -> tuple[dict[str, Any], list[Any]]:
     """Scale scalars and gradients of a tower, to make their means over towers those of the whole batch; traced."""
     if found.weight is None:
         return found.outputs, found.gradients
@@ -97,7 +97,7 @@ def weighted_outputs(trace: TowerTrace, outputs: Mapping[str, Any], placement: A
     if trace.weight is None:
         return dict(outputs)
     share = _share(trace.weight, placement)
-    return {name: value if name in OF_ALL_TOWERS else _weighted(value, share) for name, value in outputs.items()}
+    return {name: value if name in SHARED_SCALARS else _weighted(value, share) for name, value in outputs.items()}
 
 
 def _share(weight: tf.Tensor, placement: Any) -> tf.Tensor:

@@ -16,7 +16,7 @@ from prototrain.data.batches import Batch
 from prototrain.errors import ConfigError
 from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
 from prototrain.step.loop import Iteration, State
-from prototrain.step.trace import noting_summaries
+from prototrain.step.trace import detect_summaries
 from prototrain.system.tracebacks import cause
 
 KEY = 'model.jit_compile: "loop"'
@@ -89,7 +89,7 @@ class XlaLoop(StepCalls):
         # Trace one step first: the variables of an XLA loop need static shapes, and the step determines the scalars.
         step_function = tf.function(one_step, autograph=False)
         specs = tf.nest.map_structure(lambda stacked: tf.TensorSpec(stacked.shape[1:], stacked.dtype), block)
-        with noting_summaries() as has_summaries:
+        with detect_summaries() as has_summaries:
             traced = step_function.get_concrete_function(specs, tf.TensorSpec([], tf.int64))
         if has_summaries():
             raise ConfigError(f"{KEY} cannot record tf.summary, which the step calls; use another value")

@@ -31,7 +31,7 @@ from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import Dimension
 from prototrain.sweeps.summary import Outcome, SweepResult
-from prototrain.system.terminal import in_digits, in_words, say
+from prototrain.system.terminal import format_duration, format_number, say
 
 PRUNERS: Final = {
     "none": optuna.pruners.NopPruner,
@@ -81,8 +81,8 @@ class Trial:
             if not math.isfinite(self._reported[step]):
                 return self.fail(f"{self._objective} is {self._reported[step]} at step {step}")
             self._tell("finished", TrialState.COMPLETE, self._reported[step])
-        self._lock.give_back()
-        measured = "" if step is None else f": {self._objective} {in_digits(self._reported[step])} at step {step}"
+        self._lock.release()
+        measured = "" if step is None else f": {self._objective} {format_number(self._reported[step])} at step {step}"
         return f"{self.ending}{measured}"
 
     def fail(self, error: str, output: str = "") -> str:
@@ -91,13 +91,13 @@ class Trial:
             self._trial.set_user_attr("error", error)
             self._trial.set_user_attr("output", output)
             self._tell("failed", TrialState.FAIL)
-        self._lock.give_back()
+        self._lock.release()
         return f"failed: {error}"
 
     def release(self, ending: str = "stopped") -> str:
         """Leave a stopped trial to any other process of the sweep; returns the ending."""
         self.ending = self.ending or ending
-        self._lock.give_back()
+        self._lock.release()
         return ending
 
     def _tell(self, ending: str, state: TrialState, value: float | None = None) -> None:
@@ -223,10 +223,10 @@ class Study:
             return f"trial {number} {ending}"
         facts = [f"{len(done)} of {self.plan.total}"]
         if (best := result.best) is not None and best.objective is not None:
-            facts.append(f"best {in_digits(best.objective)} in trial {best.number}")
+            facts.append(f"best {format_number(best.objective)} in trial {best.number}")
         if left := self.plan.total - len(done):
             of_each = (time.monotonic() - self._start) / len(done & self._taken.keys())
-            facts.append(f"about {in_words(of_each * left)} left")
+            facts.append(f"about {format_duration(of_each * left)} left")
         return f"trial {number} {ending} ({', '.join(facts)})"
 
     def _lock_of(self, number: int) -> Path:

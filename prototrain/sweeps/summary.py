@@ -12,7 +12,7 @@ from prototrain.config.values import as_text
 from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, as_settings
-from prototrain.system.terminal import Table, in_digits, plain_table
+from prototrain.system.terminal import Table, format_number, plain_table
 
 _COLOURS = {"finished": "green", "failed": "red", "running": "cyan"}
 _ORDER = ("finished", "pruned", "running", "stopped", "failed")
@@ -63,7 +63,7 @@ def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> 
         [
             trial.number,
             *(_text(trial.values[key]) if key in trial.values else "" for key in plan.space),
-            "" if trial.objective is None else in_digits(trial.objective),
+            "" if trial.objective is None else format_number(trial.objective),
             trial.step,
             trial.state,
         ]
@@ -89,4 +89,4 @@ def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> 
 
 
 def _text(value: object) -> str:
-    return in_digits(value) if isinstance(value, float) else as_text(value)
+    return format_number(value) if isinstance(value, float) else as_text(value)

@@ -37,7 +37,7 @@ _mask = threading.local()
 _HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
 
 
-def tell_of_forks(one: Any) -> None:
+def watch_forks(one: Any) -> None:
     """Call `one.after_fork()`, which releases resources, first in every child process that is forked from now on."""
     _told.pop(one, None)
     _told[one] = None
@@ -87,8 +87,9 @@ class StopRequest:
     otherwise. SIGHUP and SIGXCPU only count as a first signal. If they were ignored before, as under ``nohup``,
     they stay ignored. Outside of the main thread no handlers are installed, and only `request` sets the flag.
 
-    `announce` is called with lines for the user. With `saves`, SIGUSR1 is taken, too, and the owner calls `take_save`.
-    `signum` is the signal that asked for a stop, or None, and `stage` the operation that a stop waits for.
+    `announce` is called with lines for the user. With `saves`, SIGUSR1 is handled, too, and the owner calls
+    `pop_save_request`. `signum` is the signal that asked for a stop, or None, and `stage` the operation that a stop
+    waits for.
     """
 
     def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
@@ -149,7 +150,7 @@ class StopRequest:
                 self._listen()
 
     @contextmanager
-    def telling(self, listener: Callable[[bool], None]) -> Iterator[None]:
+    def notifying(self, listener: Callable[[bool], None]) -> Iterator[None]:
         """Call `listener`, in any thread, with True when a stop is requested and with False when a run begins."""
         self._listeners.append(listener)
         try:
@@ -175,7 +176,7 @@ class StopRequest:
             self.signum = signum
             self._tell(True)
 
-    def take_save(self) -> bool:
+    def pop_save_request(self) -> bool:
         """Return whether a signal asked for a save since the last call, and reset this flag."""
         asked, self._save_asked = self._save_asked, False
         return asked
@@ -195,7 +196,7 @@ class StopRequest:
     # -- the handler, in the main thread ------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        tell_of_forks(self)  # at this point, so that handlers are restored in reverse order
+        watch_forks(self)  # at this point, so that handlers are restored in reverse order
         receiver, sender = self._sockets = socket.socketpair()
         sender.setblocking(False)
         before = {signum: signal.getsignal(signum) for signum in self._signals}
@@ -301,7 +302,7 @@ def in_thread(work: Callable[[], _Result], name: str) -> Future[_Result]:
     return future
 
 
-def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
+def run_interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
     """Call a function in another thread, so that signals are handled during the call, and return its result.
 
     `check` is called ten times a second. If it raises an error, the wait ends, and `work` continues in its thread.

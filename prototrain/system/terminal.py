@@ -226,10 +226,10 @@ FRESH = "--fresh (in Python: train(fresh=True))"
 ALLOW_CHANGED_DATA = "--allow-changed-data (in Python: train(allow_changed_data=True))"
 
 
-def in_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a time in its two largest units.
 
-    >>> in_words(3700), in_words(59.6), in_words(180000)
+    >>> format_duration(3700), format_duration(59.6), format_duration(180000)
     ('1 h 2 min', '1 min', '2 d 2 h')
     """
     rest = round(seconds)
@@ -243,10 +243,10 @@ def in_words(seconds: float) -> str:
     return " ".join(words[:2]) or "0 s"
 
 
-def in_clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Format a time like a clock.
 
-    >>> in_clock(75.4), in_clock(3675)
+    >>> format_clock(75.4), format_clock(3675)
     ('1:15', '1:01:15')
     """
     minutes, rest = divmod(int(seconds), 60)
@@ -254,10 +254,10 @@ def in_clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def in_digits(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number with four significant digits, or a whole number with all of its digits.
 
-    >>> in_digits(0.0123456), in_digits(20000.0), in_digits(float("nan"))
+    >>> format_number(0.0123456), format_number(20000.0), format_number(float("nan"))
     ('0.01235', '20000', 'nan')
     """
     return str(int(value)) if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
@@ -273,10 +273,10 @@ def shortened(name: str, width: int) -> str:
     return name if len(name) <= width else f"{name[:half]}\u2026{name[half + 1 - width :]}"
 
 
-def some_of(names: Sequence[str], most: int = 3) -> str:
+def shorten_list(names: Sequence[str], most: int = 3) -> str:
     """List the first few names and the number of further names.
 
-    >>> some_of(["a", "b"]), some_of(["a", "b", "c", "d", "e"])
+    >>> shorten_list(["a", "b"]), shorten_list(["a", "b", "c", "d", "e"])
     ('a, b', 'a, b, c and 2 more')
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -98,9 +98,9 @@ def out_of_memory(error: BaseException | None) -> str | None:
     text = line = None
     while error is not None and text is None:
         if isinstance(error, MemoryError):
-            text, line = str(error) or "Python has no memory left", own_line(error)
+            text, line = str(error) or "Python has no memory left", user_line(error)
         elif _is_of_tensorflow(error) and _OUT_OF_MEMORY.search(cause(error)):
-            text, line = cause(error), source_line(error) or own_line(error)
+            text, line = cause(error), source_line(error) or user_line(error)
         if text is not None and line is not None:
             text = f"{text} ({line})"
         error = error.__cause__
@@ -109,14 +109,14 @@ def out_of_memory(error: BaseException | None) -> str | None:
 
 def _raised_at(error: BaseException) -> str:
     """Return the user's line and the callback's hook that raised an error, in brackets, unless its message has them."""
-    text, line = str(error), own_line(error)
+    text, line = str(error), user_line(error)
     hooks = [note for note in getattr(error, "__notes__", ()) if note.startswith(_HOOK)][:1]
     found = [line] if line is not None and line not in text else []
     found += [note for note in hooks if note.rpartition(" of ")[2] not in text or found]
     return f" ({', '.join(found)})" if found else ""
 
 
-def own_line(error: BaseException) -> str | None:
+def user_line(error: BaseException) -> str | None:
     """Return the last line of the user's code in an error's traceback, such as "model.py, line 12", or None."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     return _last_line((file, line) for file, line in frames if "-packages" not in file)

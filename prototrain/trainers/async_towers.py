@@ -16,7 +16,7 @@ from prototrain.data.batches import Batch
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.gradient_processors import MapGradient, divide
-from prototrain.model.placement import OwnPacePlacement
+from prototrain.model.placement import AsyncPlacement
 from prototrain.step.calls import StepCalls, StepResult
 from prototrain.step.loop import CompiledCalls, Iteration
 from prototrain.step.variables import StopVariable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class LoopsInThreads(StepCalls):
     """One compiled loop per tower; the loops run at the same time, each in its own thread."""
 
-    def __init__(self, iteration: Iteration, placement: OwnPacePlacement, stop: StopVariable) -> None:
+    def __init__(self, iteration: Iteration, placement: AsyncPlacement, stop: StopVariable) -> None:
         super().__init__(iteration)
         self._stop = stop
         self._completed = 0
@@ -118,7 +118,7 @@ class AsyncTrainer(TowerTrainer):
     takes_towers = True
     measures_xla = False
     may_set_trainable = False
-    placement: OwnPacePlacement
+    placement: AsyncPlacement
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class AsyncTrainer(TowerTrainer):
         experiment: Experiment | str | Path | None = None,
     ) -> None:
         self.devices = choose_devices(towers)
-        super().__init__(model, experiment=experiment, placement=OwnPacePlacement(self.devices))
+        super().__init__(model, experiment=experiment, placement=AsyncPlacement(self.devices))
         towers = len(self.devices)
         if scale_gradient and towers > 1:
             self.gradient_processors.insert(0, MapGradient(lambda one: divide(one, tf.constant(np.float32(towers)))))

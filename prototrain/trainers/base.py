@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.callbacks.monitor import Monitors
-from prototrain.checkpoint.state import OF_CALLBACKS, variables_in
+from prototrain.checkpoint.state import CALLBACK_PREFIX, variables_in
 from prototrain.errors import ConfigError, ExperimentError, ModelError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
@@ -27,7 +27,7 @@ from prototrain.experiment.record import Outcome
 from prototrain.step.trace import PythonSummaries
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest, end_child
-from prototrain.trainers.report import RunTimes, closing, say_opening
+from prototrain.trainers.report import RunTimes, closing, log_opening
 from prototrain.trainers.run import Run
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Trainer:
         events = self.summaries.take()
         self.summary_events = events if is_last and self.callbacks.watching else ()
         if events and not self.callbacks.watchers:
-            self.run.say_once(NOT_RECORDED)
+            self.run.log_once(NOT_RECORDED)
         if self.check_finite:
             for name, value in outputs.items():
                 if not math.isfinite(float(value)):
@@ -206,7 +206,7 @@ class Trainer:
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
         process = os.getpid()
-        with self.run.lasting(fresh=fresh), self.summaries.lasting(), self.stop:
+        with self.run.active(fresh=fresh), self.summaries.recording(), self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
                     self.callbacks.setup()
@@ -215,7 +215,7 @@ class Trainer:
                     self._measure()
                     self.run.accept()
                     self.step_is_whole, self.run.is_rejected = True, False
-                    say_opening(self)
+                    log_opening(self)
                     self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:
@@ -228,7 +228,7 @@ class Trainer:
                     end_child()
                 self.stop.stage = "saving"
                 self.callbacks.after_train()
-                if self.stop.take_save():
+                if self.stop.pop_save_request():
                     self.log("the signal to save came when the run was ending")
                 if self.global_step > self.run.began_at:
                     self.log(self.times.report(self.callbacks.times()))
@@ -255,7 +255,7 @@ class Trainer:
 
     def _save_if_asked(self) -> None:
         """Save, if a signal asked for it. Called between two steps, when no callback is due."""
-        if self.stop.take_save():
+        if self.stop.pop_save_request():
             self.run.save_as_asked()
 
     def _advance(self, n: int) -> None:
@@ -387,7 +387,7 @@ class Trainer:
     @property
     def model_variables(self) -> dict[str, Any]:
         """The model's variables by name: those in `state` that were not added by callbacks."""
-        return {name: one for name, one in variables_in(self.state).items() if not name.startswith(OF_CALLBACKS)}
+        return {name: one for name, one in variables_in(self.state).items() if not name.startswith(CALLBACK_PREFIX)}
 
     @property
     def trained_variables(self) -> dict[str, Any]:

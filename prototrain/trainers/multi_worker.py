@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from prototrain.data.source import Share, shared_out
+from prototrain.data.source import Share, shard_for_worker
 from prototrain.distributed.checks import require_same, require_same_data, require_same_settings, require_shared
 from prototrain.distributed.connect import COLLECTIVES, connect, find_cluster
 from prototrain.distributed.sync import AgreedStop, WorkerSync, is_of_peers, launcher, report
@@ -22,7 +22,7 @@ from prototrain.step.calls import StepCalls
 from prototrain.step.loop import CompiledCalls, Iteration
 from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.tracebacks import in_one_line
-from prototrain.towers import choose_devices, in_words
+from prototrain.towers import choose_devices, describe_devices
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 
 if TYPE_CHECKING:
@@ -98,13 +98,13 @@ class MultiWorkerTrainer(SyncTrainer):
         connect(timeout=timeout)
 
     @classmethod
-    def give_up(cls, error: BaseException) -> None:
+    def report_failure(cls, error: BaseException) -> None:
         worker = find_cluster()[1]
         if not is_of_peers(error):
             report(f"{worker.name(worker.index)} failed: {in_one_line(error)}")
 
     @classmethod
-    def leads(cls) -> bool:
+    def would_be_chief(cls) -> bool:
         return find_cluster()[1].is_chief
 
     def train(
@@ -157,7 +157,7 @@ class MultiWorkerTrainer(SyncTrainer):
             n,
             step=self.global_step,
             batches=self.data.total,
-            save=self.stop.take_save(),
+            save=self.stop.pop_save_request(),
             signum=self.stop.wanted,
             ended=ended,
             data_ended=self._data_ended,
@@ -185,14 +185,14 @@ class MultiWorkerTrainer(SyncTrainer):
         return CompiledCalls(Iteration(self, may_be_watched=False), self._stop_variable)
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
-        return shared_out(super().make_datasets(), self.share, self.global_batch // self.worker.count)
+        return shard_for_worker(super().make_datasets(), self.share, self.global_batch // self.worker.count)
 
     def log(self, text: str) -> None:
         if self.worker.is_chief or text.startswith("WARNING"):
             super().log(text)
 
     def describe(self) -> dict[str, Any]:
-        devices = f"{in_words(choose_devices(None))} of each worker"
+        devices = f"{describe_devices(choose_devices(None))} of each worker"
         rows = {**super().describe(), "devices": devices, "workers": self.worker.count, "data": self.share.division}
         if launcher.restarts:  # the rest was printed at the first start
             again = f"restart {launcher.restarts}: {launcher.cause}"
@@ -212,8 +212,8 @@ class MultiWorkerTrainer(SyncTrainer):
     def _save_if_asked(self) -> None:
         pass  # `_agree` makes the chief save, whichever worker got the signal
 
-    def _look_at_data(self, built: BuiltModel) -> None:
-        super()._look_at_data(built)
+    def _check_data(self, built: BuiltModel) -> None:
+        super()._check_data(built)
         if (warning := require_same_data(self._sync, built)) is not None:
             self.log(f"WARNING: {warning}")
 

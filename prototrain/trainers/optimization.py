@@ -21,13 +21,13 @@ from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots, slot_stem
 from prototrain.system.terminal import FRESH
 from prototrain.system.tracebacks import cause
-from prototrain.tf_private import copy_kept_from_decay, kept_from_decay, learning_rate_source
+from prototrain.tf_private import copy_decay_exclusions, excluded_from_decay, learning_rate_source
 
 UNSET_RATE = 0.0
 """The learning rate that stands for "not set yet": the config has none, and a callback must set it."""
 
 
-def optimizer_in_words(config: Config, optimizer: Any) -> str:
+def describe_optimizer(config: Config, optimizer: Any) -> str:
     """Describe an optimizer: its class, its initial learning rate and its schedule."""
     schedule = config.get("model.lr_schedule.method")
     is_unset = schedule is None and rate(optimizer) == UNSET_RATE
@@ -71,12 +71,12 @@ _OF_STEP = {
     "model.jit_compile": (("",), "leave it out, and compile parts with tf.function(jit_compile=True)"),
     "model.mixed_precision": (("",), "compute gradients with self.gradients(), which scales the loss"),
 }
-OF_STEP = tuple(_OF_STEP)
+STEP_KEYS = tuple(_OF_STEP)
 """The groups of config keys whose use a trainer records while it traces its step; see `unused_keys`."""
 
 
 def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield the group, the key, and a suggestion for each key of `OF_STEP` that is set but not in the groups `used`.
+    """Yield the group, the key, and a suggestion for each key of `STEP_KEYS` that is set but not in the groups `used`.
 
     If the loss is not scaled, mixed precision affects only the layers and is never reported.
     """
@@ -88,17 +88,17 @@ def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Itera
                 yield group, name, cure
 
 
-def equal_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+def recreate_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Create an optimizer with the same arguments as another one."""
     try:
         equal = type(optimizer).from_config(optimizer.get_config())
     except NotImplementedError as error:
         raise ConfigError(f"{type(optimizer).__name__} cannot be made a second time: {cause(error)}") from error
-    copy_kept_from_decay(optimizer, equal)  # not part of the config
+    copy_decay_exclusions(optimizer, equal)  # not part of the config
     return equal
 
 
-def check_acts(optimizer: keras.optimizers.Optimizer) -> None:
+def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Raise a ConfigError if an optimizer has an argument that only Keras's `fit` supports."""
     own_scale = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
     cure = "leave it out, and set model.mixed_precision: mixed_float16 for a loss scale"
@@ -149,7 +149,7 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
         settings["learning_rate"] = float(f"{rate:.7g}")  # drops digits that a float32 does not have
     elif isinstance(rate, dict) and rate.get("class_name") in ("__lambda__", "function"):
         del settings["learning_rate"]  # a function has no value to compare
-    kept = kept_from_decay(optimizer)
+    kept = excluded_from_decay(optimizer)
     return {"class": type(optimizer).__name__, **settings, **({"without weight decay": kept} if kept else {})}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
-from prototrain.system.terminal import in_digits, in_words, plain_table
+from prototrain.system.terminal import format_duration, format_number, plain_table
 from prototrain.towers import why_no_gpu
 
 _ORDER = (
@@ -17,7 +17,7 @@ _ORDER = (
 )
 
 
-def say_opening(trainer: Any) -> None:
+def log_opening(trainer: Any) -> None:
     """Log the opening table. For a fresh run, also print the layers and write all variables to train.log."""
     trainer.log(opening(trainer))
     variables = None if trainer.global_step else trainer._describe_variables()
@@ -46,7 +46,7 @@ def closing(trainer: Any) -> str | None:
     experiment = trainer.experiment
     if experiment is None or not experiment.exists():
         return None
-    best = [f"{name} {in_digits(value)} at step {step}" for name, (step, value) in trainer.monitors.best().items()]
+    best = [f"{name} {format_number(value)} at step {step}" for name, (step, value) in trainer.monitors.best().items()]
     rows = {"best": "\n".join(best)} if best else {}
     checkpoints = trainer.run.checkpoints
     steps = checkpoints.steps()
@@ -104,5 +104,5 @@ class RunTimes:
         named = {name: taken for name, taken in others.items() if taken > _NAMED_SHARE * total}
         shares = [f"{name} {taken / total:.0%}" for name, taken in named.items()]
         rest = total - self.steps - sum(named.values())
-        spent = f"{total:.1f} s" if total < 100 else in_words(total)
+        spent = f"{total:.1f} s" if total < 100 else format_duration(total)
         return f"time {spent}: {', '.join([steps, *shares, f'other {max(rest, 0.0) / total:.0%}'])}"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tqdm import tqdm
 
-from prototrain.checkpoint.state import OF_CALLBACKS, FiniteState, StateEntries, in_words, restore_errors
+from prototrain.checkpoint.state import CALLBACK_PREFIX, FiniteState, StateEntries, describe_not_finite, restore_errors
 from prototrain.checkpoint.store import Checkpoint, Checkpoints, Snapshot
-from prototrain.checkpoint.values import decode, encode, random_state, random_state_kept, set_random_state
+from prototrain.checkpoint.values import decode, encode, preserve_random_state, random_state, set_random_state
 from prototrain.errors import (
     CheckpointError,
     ExperimentError,
@@ -29,7 +29,7 @@ from prototrain.errors import (
 from prototrain.experiment.facts import Facts, changes, file_digests, versions
 from prototrain.experiment.record import Outcome, RunRecord, read_past
 from prototrain.system.signals import ignore_save_signals
-from prototrain.system.terminal import FRESH, announcing, printable, some_of
+from prototrain.system.terminal import FRESH, announcing, printable, shorten_list
 from prototrain.system.tracebacks import in_one_line, out_of_memory
 from prototrain.tf_private import keras_random_state, set_keras_random_state
 
@@ -75,7 +75,7 @@ class Run:
     # -- begin and end ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def lasting(self, *, fresh: bool) -> Iterator[None]:
+    def active(self, *, fresh: bool) -> Iterator[None]:
         """Context manager around a run: locks the directory, records the outcome, and unlocks the directory.
 
         With `fresh`, everything in the directory is deleted when the run is accepted.
@@ -145,12 +145,12 @@ class Run:
         for text in said:
             self.log_to_file(text)
         if experiment is not None:
-            self._tidy()
+            self._clean_up()
         self.note(first_step=trainer.global_step, start=self.resume_line())
         if (remote := self._remote) is not None:
             remote.begin(trainer.log)
 
-    def _tidy(self) -> None:
+    def _clean_up(self) -> None:
         """Delete the remains of unfinished saves, and move checkpoints that the run does not resume from."""
         self.checkpoints.sweep()
         for path in self._broken:
@@ -196,7 +196,7 @@ class Run:
             tqdm.write(printable(text))
         self.log_to_file(text)
 
-    def say_once(self, text: str) -> None:
+    def log_once(self, text: str) -> None:
         """Log a line, unless this method has logged it before."""
         if text not in self._said:
             self._said.add(text)
@@ -384,9 +384,9 @@ class Run:
         trainer = self._trainer
         entries = StateEntries(trainer.state)
         if late := sorted(entries.required - self._registered):
-            self.say_once(
-                f"WARNING: {some_of(late)} came into trainer.state after the run had begun: make it before train(), "
-                "or this run cannot be resumed"
+            self.log_once(
+                f"WARNING: {shorten_list(late)} came into trainer.state after the run had begun: make it before "
+                "train(), or this run cannot be resumed"
             )
         meta = {
             "run_id": trainer.experiment.run_id if trainer.experiment else None,
@@ -402,7 +402,7 @@ class Run:
 
         def check(values: Mapping[str, Any]) -> None:
             if found := self.finite.find(values):
-                raise NonFiniteError(f"step {step} is not saved, since {in_words(found)}")
+                raise NonFiniteError(f"step {step} is not saved, since {describe_not_finite(found)}")
 
         looks = trainer.check_finite and self.state_is_sound
         return Snapshot(step, entries.variables, entries.saveables, meta, check if looks else None)
@@ -427,7 +427,7 @@ class Run:
             )
         entries = StateEntries(trainer.state)
         if trainer.check_finite and (found := self.finite.begin(entries.variables)):
-            trainer.log(f"StopOnNaN: {in_words(found)} from the start and left alone")
+            trainer.log(f"StopOnNaN: {describe_not_finite(found)} from the start and left alone")
         if experiment is None:
             return
         entries.values()  # raises an error for entries that cannot be saved
@@ -491,7 +491,7 @@ class Run:
     def preparing(self) -> Iterator[None]:
         """Context manager that reverts changes to the restored state, which already includes them."""
         keras_state = keras_random_state()
-        with random_state_kept(), StateEntries(self._trainer.state).kept():
+        with preserve_random_state(), StateEntries(self._trainer.state).preserve():
             yield
             set_keras_random_state(keras_state)
 
@@ -504,7 +504,7 @@ class Run:
     def find_not_finite(self) -> str | None:
         """Return a phrase that names the variables that are not finite and should be, or None."""
         found = self.finite.find(StateEntries(self._trainer.state).variables)
-        return in_words(found) if found else None
+        return describe_not_finite(found) if found else None
 
     def _check_is_finite(self, checkpoint: Checkpoint) -> None:
         """Raise a CheckpointError if a variable to be restored is not finite."""
@@ -512,11 +512,11 @@ class Run:
             return
         own = StateEntries(self._trainer.state).variables
         saved = checkpoint.tensors().items()
-        found = self.finite.find({name: v for name, v in saved if name in own or not name.startswith(OF_CALLBACKS)})
+        found = self.finite.find({name: v for name, v in saved if name in own or not name.startswith(CALLBACK_PREFIX)})
         if found:
             raise CheckpointError(
-                f"checkpoint {checkpoint.path} is not resumed from: {in_words(found)}; variables that may be so are "
-                "named by StopOnNaN(ignore=...)"
+                f"checkpoint {checkpoint.path} is not resumed from: {describe_not_finite(found)}; variables that may "
+                "be so are named by StopOnNaN(ignore=...)"
             )
 
     # -- facts for checkpoints and run.json ---------------------------------------------------------------------------

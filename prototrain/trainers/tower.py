@@ -15,7 +15,7 @@ from prototrain.callbacks.base import innermost
 from prototrain.callbacks.hyperparameters import SetTrainable
 from prototrain.checkpoint.state import variables_in
 from prototrain.checkpoint.weights import averaged_weights, best_checkpoint, dump_weights
-from prototrain.data.batches import check_divides, length_in_words
+from prototrain.data.batches import check_divides, describe_length
 from prototrain.data.source import Share
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
@@ -31,21 +31,21 @@ from prototrain.step.calls import StepCalls
 from prototrain.step.loop import CompiledCalls, Iteration
 from prototrain.step.nonfinite import LossScale
 from prototrain.step.trace import tower_trace
-from prototrain.step.update import Computed, for_all_towers, over_micro_batches
+from prototrain.step.update import BatchGradients, accumulate_micro_batches, scale_for_towers
 from prototrain.step.variables import StopVariable, is_scratch
 from prototrain.step.xla_loop import XlaLoop
-from prototrain.system.terminal import announcing, some_of
-from prototrain.towers import choose_devices, components, in_words
+from prototrain.system.terminal import announcing, shorten_list
+from prototrain.towers import choose_devices, components, describe_devices
 from prototrain.trainers.base import NOT_RECORDED, Trainer
 from prototrain.trainers.optimization import (
-    OF_STEP,
+    STEP_KEYS,
     UNSET_RATE,
     RegisteredOptimizers,
-    check_acts,
+    check_optimizer,
     check_rate,
     decay_losses,
-    equal_optimizer,
-    optimizer_in_words,
+    describe_optimizer,
+    recreate_optimizer,
     unused_keys,
 )
 from prototrain.trainers.xla_choice import XlaChoice
@@ -120,7 +120,7 @@ class TowerTrainer(Trainer):
             datasets=self.make_datasets,
             repeats_data=self.repeats_data,
             share=self.share,
-            look=self._look_at_data,
+            look=self._check_data,
             check=self._check_trainable,
             stop=self.stop,
             counter=self.counter,
@@ -162,7 +162,9 @@ class TowerTrainer(Trainer):
         if made is None:
             made = make_optimizer(self.config, without_schedule=UNSET_RATE)
         # An optimizer that was created outside of the strategy has its variables on a single device.
-        self.optimizer = equal_optimizer(made) if self.optimizer is not None or tf.distribute.has_strategy() else made
+        self.optimizer = (
+            recreate_optimizer(made) if self.optimizer is not None or tf.distribute.has_strategy() else made
+        )
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
     def train(
@@ -200,21 +202,21 @@ class TowerTrainer(Trainer):
             outputs["loss_scale"] = tf.convert_to_tensor(self.loss_scale.scale)
         return outputs
 
-    def _update(self, found: Computed) -> dict[str, tf.Tensor]:
+    def _update(self, found: BatchGradients) -> dict[str, tf.Tensor]:
         """Apply the gradients of one tower's batch and return its scalars. Traced."""
-        outputs, gradients = for_all_towers(found, self.placement)
+        outputs, gradients = scale_for_towers(found, self.placement)
         total = outputs.get("loss_total", outputs["loss"])
         pairs = list(zip(gradients, self.trainable.values(), strict=True))
         self.apply_gradients(pairs, loss=tf.cast(total, tf.float32))
         return outputs
 
-    def _compute(self, inputs: dict[str, Any], with_xla: bool) -> Computed:
+    def _compute(self, inputs: dict[str, Any], with_xla: bool) -> BatchGradients:
         """Compute the forward pass and the gradients for one tower's batch. Traced."""
         variables = list(self.trainable.values())
         if not variables:
             raise ModelError("the loss does not depend on any trainable variable: the model has none")
 
-        def compute(inputs: dict[str, Any]) -> Computed:
+        def compute(inputs: dict[str, Any]) -> BatchGradients:
             with tf.GradientTape(persistent=True) as tape:
                 net = self.build(inputs, True)
                 outputs, weight = scalars(net), loss_weight(net)
@@ -225,28 +227,28 @@ class TowerTrainer(Trainer):
                 for value in added.values():
                     total += value
             if not added:
-                return Computed(outputs, self.gradients(tape, loss, variables), weight)
+                return BatchGradients(outputs, self.gradients(tape, loss, variables), weight)
             if weight is None:
                 outputs |= {**added, "loss_total": total}
-                return Computed(outputs, self.gradients(tape, total, variables))
+                return BatchGradients(outputs, self.gradients(tape, total, variables))
             of_loss, of_added = (self.gradients(tape, value, variables) for value in (loss, sum_of_added))
-            return Computed(outputs, of_loss, weight, added, of_added)
+            return BatchGradients(outputs, of_loss, weight, added, of_added)
 
         if with_xla:
             compute = tf.function(compute, autograph=False, jit_compile=True)
         self._used.add("model.accumulate_steps")
-        return over_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
+        return accumulate_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
 
     def _measure(self) -> None:
         """Time XLA for ``model.jit_compile = "auto"``, unless an earlier part of the run did so."""
         if self._trained_before and not self.global_step:
             raise ModelError(
-                f"an earlier trainer of this process has trained {some_of(self._trained_before)}, so this would be no "
-                "fresh run; make the layers in build(), or a new model for each run (to continue from the trained "
-                "weights, load_weights() a checkpoint or call train() of the same trainer)"
+                f"an earlier trainer of this process has trained {shorten_list(self._trained_before)}, so this would "
+                "be no fresh run; make the layers in build(), or a new model for each run (to continue from the "
+                "trained weights, load_weights() a checkpoint or call train() of the same trainer)"
             )
         if not self.is_compiled or self.has_own_train_step:
-            self._xla.leave_off(f"{type(self).__name__} has its own step")
+            self._xla.turn_off(f"{type(self).__name__} has its own step")
 
         def step(with_xla: bool) -> Callable[[Any], list[Any]]:
             def one_tower(inputs: dict[str, Any]) -> Any:
@@ -287,11 +289,11 @@ class TowerTrainer(Trainer):
         """Prepare the process before TensorFlow starts. The command line calls this before it imports the model."""
 
     @classmethod
-    def give_up(cls, error: BaseException) -> None:
+    def report_failure(cls, error: BaseException) -> None:
         """Report the error that ends this process to the other processes, if any. The command line calls this."""
 
     @classmethod
-    def leads(cls) -> bool:
+    def would_be_chief(cls) -> bool:
         """Return whether a trainer in this process would be the chief."""
         return True
 
@@ -442,11 +444,11 @@ class TowerTrainer(Trainer):
             raise result.error from result.error.__cause__
         if not self._is_traced and result.steps:
             self._is_traced = True
-            self._say_of_gradients()
-            self._say_of_unsaved(calls.graph)
+            self._log_gradient_notes()
+            self._warn_of_unsaved_variables(calls.graph)
             self._check_copies()
             if calls.has_summaries and not self.callbacks.watchers:
-                self.run.say_once(NOT_RECORDED)
+                self.run.log_once(NOT_RECORDED)
         if result.data_ended and not result.steps:
             self.data.start_next_pass()
         return result.steps
@@ -472,44 +474,44 @@ class TowerTrainer(Trainer):
             self._check_trained()
         if not self.is_compiled:
             done = super().run_steps(n)
-            self._say_of_gradients()
+            self._log_gradient_notes()
             return done
         with announcing("tracing and compiling the step", self.log) if self._calls is None else nullcontext():
             return self._run_compiled(n)
 
-    def _say_of_unused(self) -> None:
+    def _warn_of_unused_keys(self) -> None:
         """Warn about config keys that are set but not used by the step."""
         own = "run_step" if not self.is_compiled else "train_step"
-        unread = [key for key in self.config.unread() if not key.startswith(OF_STEP)]
+        unread = [key for key in self.config.unread() if not key.startswith(STEP_KEYS)]
         if unread:
-            self.run.say_once(f"WARNING: the config sets {', '.join(unread)}, which nothing in this run reads")
+            self.run.log_once(f"WARNING: the config sets {', '.join(unread)}, which nothing in this run reads")
         for key, name, cure in unused_keys(self.config, self._used, scales=self.loss_scale is not None):
-            self.run.say_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
+            self.run.log_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
 
     def check_rate(self) -> None:
         """Raise a ConfigError before the first step if neither the config nor a callback sets the learning rate."""
         if self.counter.step == self.run.began_at:
             unused = check_rate(self.config, self.optimizer, self.callbacks)
             if unused is not None and self.is_chief:
-                self.run.say_once(unused)
+                self.run.log_once(unused)
 
-    def _say_of_gradients(self) -> None:
+    def _log_gradient_notes(self) -> None:
         for line in self._notes.lines(self.gradient_processors):
-            self.run.say_once(line)
+            self.run.log_once(line)
         if self.is_compiled:  # a step in Python may still use some keys later
-            self._say_of_unused()
+            self._warn_of_unused_keys()
 
-    def _say_of_unsaved(self, graph: Any) -> None:
+    def _warn_of_unsaved_variables(self, graph: Any) -> None:
         """Warn about variables that the traced step uses and the state lacks."""
         # Handles, since TensorFlow may wrap a variable once more for each use.
         held = {id(copy.handle) for variable in variables_in(self.state).values() for copy in components(variable)}
         used = [] if graph is None else [variable for variable in graph.variables if not is_scratch(variable)]
         unsaved = sorted({variable.name.partition(":")[0] for variable in used if id(variable.handle) not in held})
         if unsaved:
-            self.run.say_once(
-                f"WARNING: the step uses the variables {some_of(unsaved)}, which no checkpoint holds: a resumed run "
-                "would start with new ones; create layers in build(), make optimizers attributes of the trainer, or "
-                "put the variables into trainer.state"
+            self.run.log_once(
+                f"WARNING: the step uses the variables {shorten_list(unsaved)}, which no checkpoint holds: a resumed "
+                "run would start with new ones; create layers in build(), make optimizers attributes of the trainer, "
+                "or put the variables into trainer.state"
             )
 
     def _check_copies(self) -> None:
@@ -554,12 +556,12 @@ class TowerTrainer(Trainer):
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
         try:
             # A step in Python needs no stop variable, since `run_steps` checks for a stop after each step.
-            with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
+            with self.stop.notifying(self._stop_variable.set) if self.is_compiled else nullcontext():
                 yield
             self._check_trained()
             self._check_copies()
             if not self.is_compiled:
-                self._say_of_unused()
+                self._warn_of_unused_keys()
         finally:
             self.data.allow_changes = before
             layers.note_trained()
@@ -700,12 +702,12 @@ class TowerTrainer(Trainer):
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
-            "devices": in_words(self.devices or choose_devices(None)[:1]),
+            "devices": describe_devices(self.devices or choose_devices(None)[:1]),
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data position": self.data.describe(),
-            "data": ", ".join(f"{name} {length_in_words(one)}" for name, one in self.datasets.items()),
+            "data": ", ".join(f"{name} {describe_length(one)}" for name, one in self.datasets.items()),
             "precision": self.built.policy + (", with XLA" if self.config["model.jit_compile"] is True else ""),
-            "optimizer": None if self.optimizer is None else optimizer_in_words(self.config, self.optimizer),
+            "optimizer": None if self.optimizer is None else describe_optimizer(self.config, self.optimizer),
         }
 
     def _describe_variables(self) -> tuple[str, str] | None:
@@ -735,14 +737,14 @@ class TowerTrainer(Trainer):
         modules = {**model.pop("modules", {}), **found["modules"]}
         return {**found, **model, "modules": modules, "towers": self.devices}
 
-    def _look_at_data(self, built: BuiltModel) -> None:
+    def _check_data(self, built: BuiltModel) -> None:
         """Check, before the model is built, that the batches have ``model.batch_size`` examples."""
         expected = self.global_batch * self.placement.parts // self.placement.towers
         built.data.require_batch_size(expected, self.config["model.batch_size"])
 
     def _check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Check that every argument of an optimizer has an effect in this trainer."""
-        check_acts(optimizer)
+        check_optimizer(optimizer)
 
     def _check_trainable(self, net: Any) -> None:
         """Check the result of `build`; the scalars are only checked for the default `train_step`."""

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from prototrain.checkpoint.state import values_kept
-from prototrain.checkpoint.values import random_state_kept
+from prototrain.checkpoint.state import preserve_values
+from prototrain.checkpoint.values import preserve_random_state
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
 
@@ -65,7 +65,7 @@ class XlaChoice:
         if self.is_measured and then in (False, True, "loop"):
             self._chosen = then
 
-    def leave_off(self, reason: str) -> None:
+    def turn_off(self, reason: str) -> None:
         """Turn XLA off without measuring, unless a choice was made already."""
         if self._chosen is None:
             self._chosen = False
@@ -90,20 +90,20 @@ class XlaChoice:
             return self._clock() - begin
 
         with (
-            random_state_kept(),
+            preserve_random_state(),
             announcing("trying the step with XLA and without", self._log),
-            values_kept(variables),
+            preserve_values(variables),
         ):
             for choice in choices:
                 try:
                     seconds(choice, 1)  # compiles
                 except tf.errors.OpError as error:
                     if not choice:
-                        return self.leave_off(f"the model fails on the first batch: {cause(error)}")
+                        return self.turn_off(f"the model fails on the first batch: {cause(error)}")
                     del forms[choice]
                     failed = cause(error)
             if len(forms) == 1:
-                return self.leave_off(f"it cannot do this model: {failed}")
+                return self.turn_off(f"it cannot do this model: {failed}")
             steps = int(min(max(CALL_SECONDS / max(seconds(False, 1), 1e-6), 1), LONGEST_CALL))
             times: dict[Choice, list[float]] = {choice: [] for choice in forms}
             end = self._clock() + BUDGET

@@ -50,7 +50,7 @@ class Bench:
         self.trainer.global_step = 0
         self.trainer.experiment = Experiment(checkpoints.parent)
         self.trainer.run.restore(True)
-        self.trainer.run._tidy()
+        self.trainer.run._clean_up()
         resumed = self.trainer.run.checkpoint
         return "" if resumed is None else resumed.path.name
 

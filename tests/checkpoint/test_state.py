@@ -299,7 +299,7 @@ def test_unsavable_entry_is_an_error_before_the_first_step(make: Any, said: str,
 
 def test_changes_in_a_block_are_undone() -> None:
     state: dict[str, Any] = {"v": tf.Variable(1.0), "array": np.zeros(2), "number": 3}
-    with pytest.raises(RuntimeError, match="amid it"), StateEntries(state).kept():
+    with pytest.raises(RuntimeError, match="amid it"), StateEntries(state).preserve():
         state["v"].assign(2.0)
         state["array"] += 1
         state["number"] = 4

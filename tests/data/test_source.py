@@ -21,7 +21,7 @@ import tensorflow as tf
 from prototrain import readers
 from prototrain.data.adapters import as_datasets
 from prototrain.data.iterator import OTHER_SIZES, DataIterator
-from prototrain.data.source import Share, for_worker, shared_out
+from prototrain.data.source import Share, bind_worker, shard_for_worker
 from prototrain.errors import CheckpointError, ConfigError, DataError
 from tests.data.reading import data, read, resume, save
 from tests.data.test_positions import SPEC, Flow, generated, rows
@@ -123,7 +123,7 @@ def test_live_data() -> None:
     flow = Played()
     source = data(lambda: readers.dataflow(flow, spec=SPEC, live=True).batch(2), batch_size=3)
     assert source.describe() == "restart (it is live)"  # and it did not wait
-    assert source.is_made_up and source.first_batch["x"].numpy().tolist() == [0] * 3
+    assert source.is_live_data and source.first_batch["x"].numpy().tolist() == [0] * 3
     ready.set()
     assert read(source, 1) == [[1, 2]]
     source.stop_reading()
@@ -147,7 +147,7 @@ def text_files(directory: Path) -> list[str]:
 def share_of(names: list[str], share: Share, shuffle: int = 1) -> DataIterator:
     def make() -> dict[str, D]:
         lines = tf.data.TextLineDataset(names).map(lambda line: {"line": line}).shuffle(shuffle)
-        return shared_out({"trn": lines.batch(6)}, share, 6 // share.count)
+        return shard_for_worker({"trn": lines.batch(6)}, share, 6 // share.count)
 
     return data(make, share=share)
 
@@ -162,11 +162,11 @@ def test_datasets_with_a_worker_argument() -> None:
         (place, "1 of 2"),
         (lambda worker=None: place(worker), "1 of 2"),
     ]
-    assert [for_worker(make, Share(1, 2, "none"))() for make, _ in makes] == [given for _, given in makes]
+    assert [bind_worker(make, Share(1, 2, "none"))() for make, _ in makes] == [given for _, given in makes]
     for sharding in ("batch", "files"):
         with pytest.raises(ConfigError, match=rf'model.data_sharding is "{sharding}", and datasets\(worker\) gives'):
-            for_worker(place, Share(1, 2, sharding))
-        assert for_worker(place, Share(sharding=sharding))() == "0 of 1"
+            bind_worker(place, Share(1, 2, sharding))
+        assert bind_worker(place, Share(sharding=sharding))() == "0 of 1"
 
 
 def test_files_are_divided_among_workers(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_files_are_divided_among_workers(tmp_path: Path) -> None:
     assert second[:2] == [[b"1-0", b"1-1", b"1-2"], [b"1-3", b"1-4", b"3-0"]]
     assert second[4:8] == second[:4]
     with pytest.raises(DataError, match=r"does not come from enough files .*datasets\(worker\) and set it to \"none\""):
-        shared_out({"trn": D.range(9).batch(3)}, Share(0, 2, "files"), 3)
+        shard_for_worker({"trn": D.range(9).batch(3)}, Share(0, 2, "files"), 3)
 
 
 def test_worker_replays_its_share(tmp_path: Path) -> None:

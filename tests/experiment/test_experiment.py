@@ -100,14 +100,14 @@ def test_lock_is_exclusive(tmp_path: Path) -> None:
         second.take()
     with pytest.raises(ExperimentError, match="in use"):
         second.check_free()
-    first.give_back()
+    first.release()
     assert not is_locked(path)
     second.check_free()
     assert second.take() is None
-    second.give_back()
+    second.release()
     path.write_text("process 1 on there\n")
     assert second.take() == "took over the lock of process 1 on there, which ended without giving it back"
-    second.give_back()
+    second.release()
 
 
 def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert str(lock.take()).startswith(f"WARNING: cannot lock {tmp_path} (No locks available)")
     assert not is_locked(tmp_path / LOCK)
     lock.check_free()
-    lock.give_back()
+    lock.release()
 
 
 def train(experiment: Path, max_steps: int, *, fresh: bool = False) -> int:

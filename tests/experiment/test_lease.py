@@ -61,11 +61,11 @@ def test_take(
             lease.take("this copy", said.append)
     else:
         last = lease.take("this copy", said.append)
-        assert (last and last.copy) == (holder and holder.copy) and lease.seems_held()
+        assert (last and last.copy) == (holder and holder.copy) and lease.is_held()
         lease.beat(copy="this copy")
         lease.beat(held=False)
         now = lease.last()
-        assert now is not None and now.copy == "this copy" and not lease.seems_held()
+        assert now is not None and now.copy == "this copy" and not lease.is_held()
     assert sum(slept) == waits and len(said) == (1 if waits else 0)
 
 

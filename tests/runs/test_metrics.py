@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prototrain.cli import main
-from prototrain.experiment.rows import cut_back, superseded
+from prototrain.experiment.rows import superseded, truncate_rows
 from prototrain.runs import Range, read_run
 from prototrain.runs.curves import charts
 from prototrain.runs.reading import read_ranges
@@ -41,7 +41,7 @@ def test_resume_keeps_rows_up_to_its_step(
     path.write_bytes(b"\n".join(LINES))
     if old is not None:
         superseded(path).write_bytes(old)
-    found = cut_back(path, step)
+    found = truncate_rows(path, step)
     before = b"".join(line + b"\n" for line in LINES[:kept])
     assert path.read_bytes() == before
     assert superseded(path).read_bytes() == (b"" if old is None else old + b"\n") + b"\n".join(LINES[kept:])

@@ -73,7 +73,7 @@ def finish(trial: Trial, value: float = 1.0, *, steps: int = 1) -> None:
 
 def die(trial: Trial) -> None:
     """Release a lock, as the operating system does when a sweep is killed."""
-    trial._lock.give_back()
+    trial._lock.release()
 
 
 def states(study: Study) -> list[str]:

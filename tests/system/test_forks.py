@@ -126,7 +126,7 @@ def test_lock_of_a_killed_owner_with_a_living_child(tmp_path: Path) -> None:
     try:
         lock = DirectoryLock(tmp_path / "locked")
         assert "ended without giving it back" in str(lock.take())
-        lock.give_back()
+        lock.release()
     finally:
         os.kill(grandchild, signal.SIGKILL)
         os.close(reader)

@@ -34,7 +34,7 @@ def test_nvidia_smi_output(
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="TensorFlow can use a GPU here")
 @pytest.mark.parametrize(("has_cuda", "reason"), [(True, "does not find the CUDA libraries"), (False, "without CUDA")])
 def test_warning_for_an_unusable_gpu(has_cuda: bool, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert towers.in_words(["CPU:0", "GPU:7"]) == "CPU:0, GPU:7"
+    assert towers.describe_devices(["CPU:0", "GPU:7"]) == "CPU:0, GPU:7"
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: has_cuda)
     monkeypatch.setattr(towers, "gpus_in_machine", list)
     assert towers.why_no_gpu() is None

@@ -38,12 +38,12 @@ def run(*orders: dict[str, Any], **order: Any) -> list[dict[str, Any] | None]:
     results: list[dict[str, Any] | None] = []
     late = threading.Event()
 
-    def give_up() -> None:
+    def report_failure() -> None:
         late.set()
         for process in processes:
             process.send_signal(signal.SIGKILL)
 
-    deadline = threading.Timer(TIMEOUT, give_up)
+    deadline = threading.Timer(TIMEOUT, report_failure)
     deadline.start()
     try:
         with ThreadPoolExecutor(len(processes)) as readers:  # no worker may wait until another one's output is read

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain import SimpleTrainer
 from prototrain.callbacks import LearningRate, StopOnNaN
-from prototrain.data.source import Share, shared_out
+from prototrain.data.source import Share, shard_for_worker
 from prototrain.distributed.connect import Worker, find_cluster, slurm_port
 from prototrain.errors import ConfigError
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
@@ -181,7 +181,7 @@ def test_global_batch_is_the_workers_parts_in_order(tmp_path: Path) -> None:
     results = run(plain=True, steps=12, **order)
 
     def datasets() -> dict[str, tf.data.Dataset]:
-        shares = [shared_out(from_files(order["files"]), Share(i, 2, "files"), 4)["trn"] for i in range(2)]
+        shares = [shard_for_worker(from_files(order["files"]), Share(i, 2, "files"), 4)["trn"] for i in range(2)]
         both = tf.data.Dataset.zip(*shares)
         return {"trn": both.map(lambda one, other: {name: tf.concat([one[name], other[name]], 0) for name in one})}
 

@@ -61,7 +61,7 @@ def test_resume_keeps_the_choice() -> None:
     for setting in (True, False, "loop"):
         fixed = XlaChoice(setting, clock=lambda: pytest.fail("measured"))  # type: ignore[arg-type]
         fixed.recall({"jit_compile": not setting})
-        fixed.leave_off("anything")
+        fixed.turn_off("anything")
         assert (fixed.in_step, fixed.in_loop) == (setting is True, setting == "loop") and fixed.recorded() == {}
     resumed = XlaChoice("auto", clock=lambda: pytest.fail("measured"))
     resumed.recall({})

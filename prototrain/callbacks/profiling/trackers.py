@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError
-from prototrain.system.terminal import in_words
+from prototrain.system.terminal import format_duration
 
 _GIB = 2**30
 _SAMPLE_SECONDS = 1.0
@@ -66,7 +66,7 @@ class EstimatedTimeLeft(Callback):
         first_step, begin = self._seen[0]
         left = self.trainer.total_steps - step
         if not self.trainer.is_endless and left > 0 and step > first_step:
-            self.trainer.log(f"time left: {in_words((now - begin) / (step - first_step) * left)}")
+            self.trainer.log(f"time left: {format_duration((now - begin) / (step - first_step) * left)}")
 
 
 class HostMemoryTracker(Callback):

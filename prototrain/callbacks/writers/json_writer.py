@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import orjson
 
 from prototrain.callbacks.monitor import Monitor
-from prototrain.experiment.rows import RepeatedRows, Row, cut_back, superseded
+from prototrain.experiment.rows import RepeatedRows, Row, superseded, truncate_rows
 from prototrain.system.terminal import announcing
 
 
@@ -62,7 +62,7 @@ class JSONWriter(Monitor):
                 file.write(b"".join(lines))
                 file.truncate()
         except OSError as error:
-            self.trainer.run.say_once(f"WARNING: cannot write {self._path}: {error.strerror}; trying again later")
+            self.trainer.run.log_once(f"WARNING: cannot write {self._path}: {error.strerror}; trying again later")
             return
         # Keep the last row, since its step may get more scalars and is then written again.
         self._offset += sum(map(len, lines[:-1]))
@@ -90,7 +90,7 @@ class JSONWriter(Monitor):
             size = aside.stat().st_size if aside.exists() else 0
             # A run that starts at step 0 repeats every row, including those of step 0.
             with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
-                last = cut_back(self._path, -1 if self.trainer.run.is_fresh else step)
+                last = truncate_rows(self._path, -1 if self.trainer.run.is_fresh else step)
             self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
             self._size = 0 if last is None else self._path.stat().st_size - self._offset
             if step and aside.exists() and aside.stat().st_size > size:

@@ -16,7 +16,7 @@ from prototrain.callbacks.base import innermost
 from prototrain.callbacks.monitor import Monitor, as_number, split_name
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
-from prototrain.system.terminal import in_clock, in_digits, one_line, printable, shortened, some_of
+from prototrain.system.terminal import format_clock, format_number, one_line, printable, shorten_list, shortened
 
 _WIDTH, _HEIGHT = 120, 40  # without a terminal
 _NUMBER = 10  # width of the longest number
@@ -87,7 +87,7 @@ class ScalarPrinter(Monitor):
             left_out = [column for column in columns if column not in shown]
             if left_out and not self._has_left_out:
                 self._has_left_out = True
-                self.trainer.log(f"not printed for lack of room: {some_of(left_out)}")
+                self.trainer.log(f"not printed for lack of room: {shorten_list(left_out)}")
             self._header, self._lines = (widths, shown), 0
             lines.insert(0, _line(_Row(list(_LEAD), {name: f"{_short(name)} " for name in shown}), widths, shown))
         self._lines += len(rows)
@@ -109,7 +109,7 @@ class ScalarPrinter(Monitor):
             prefix, column = split_name(name)
             self._prefixes.setdefault(column, set()).add(prefix)
             row = rows.setdefault((at_step, prefix != "trn", prefix), _Row(["", "", "", "", one_line(prefix)]))
-            row.cells[column] = in_digits(value) + ("*" if best.get(name) == (at_step, value) else " ")
+            row.cells[column] = format_number(value) + ("*" if best.get(name) == (at_step, value) else " ")
         before, self._since = self._since, (step, trainer.times.steps)
         steps, seconds = (now - then for now, then in zip(self._since, before, strict=True))
         speed = steps / seconds if seconds > 0 else 0.0
@@ -118,7 +118,7 @@ class ScalarPrinter(Monitor):
             if at_step != last:
                 row.lead[0] = str(at_step)
             if last != at_step == step:
-                elapsed = in_clock(trainer.times.clock() - trainer.times.began)
+                elapsed = format_clock(trainer.times.clock() - trainer.times.began)
                 row.lead[1:4] = [str(trainer.epoch_num), elapsed, f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"]
             last = at_step
         return [rows[key] for key in sorted(rows)]

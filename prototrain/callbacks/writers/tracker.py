@@ -120,7 +120,7 @@ class Tracker(Monitor):
                 pictures = tuple(pillow.open(io.BytesIO(file)) for file in files)
                 self._waiting.append(Point(name, event.step, time.time(), pictures=pictures))
             else:
-                self.trainer.run.say_once(f"WARNING: {self.name} takes scalars and pictures, not histograms and text")
+                self.trainer.run.log_once(f"WARNING: {self.name} takes scalars and pictures, not histograms and text")
 
     def flush(self) -> None:
         is_due = time.monotonic() - self._sent_at >= self.seconds
