@@ -69,4 +69,4 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "listed", "-s", "trainer.print_intervall=7"]) == 1
     assert "trainer.print_interval" in capsys.readouterr().err
     assert main(["config", "listen"]) == 1
-    assert "listed" in capsys.readouterr().err
+    assert "there is no model listen" in capsys.readouterr().err

@@ -191,7 +191,8 @@ def test_callbacks_of_a_failed_step_run_again(tmp_path: Path, step: int, error: 
         CountingTrainer(experiment=tmp_path).train([Recorder(calls).every(steps=1), stop, SaveOnExit()], **length)
     CountingTrainer(experiment=tmp_path).train([Recorder(calls).every(steps=1), SaveOnExit()], **length)
     triggered = [at for hook, at in calls if hook == "trigger"]
-    assert triggered == ([1, 2, 3, 4, 5] if step == 3 else [1, 2, 3, 4, 4, 5])
+    # Periodic callbacks run at the end of the epoch, step 3. A signal interrupts only the callback that it reaches.
+    assert triggered == ([1, 2, 3, 4, 4, 5] if step == 4 and isinstance(error, OSError) else [1, 2, 3, 4, 5])
 
 
 class Prepares(Callback):
