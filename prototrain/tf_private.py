@@ -215,16 +215,19 @@ def keras_seed() -> int | None:
     return found
 
 
+_GLOBAL_SEEDS = "global_seed_generator"  # a constant of this name exists only in newer versions of Keras
+
+
 def keras_random_state() -> list[int] | None:
     """Return the state of Keras's global seed generator, or None if nothing has drawn from it."""
-    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    generator = global_state.get_global_attribute(_GLOBAL_SEEDS)
     return None if generator is None else [int(number) for number in generator.state.numpy()]
 
 
 def set_keras_random_state(state: list[int] | None) -> None:
     """Restore a state that `keras_random_state` returned. This may draw from Python's global random generator."""
     if state is None:
-        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
+        global_state.set_global_attribute(_GLOBAL_SEEDS, None)
     else:
         seed_generator.global_seed_generator().state.assign(state)
 

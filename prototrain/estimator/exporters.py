@@ -103,7 +103,7 @@ class LatestExporter(Exporter):
         if not self.is_due(note and note["measured"], eval_result, is_the_final_export):
             return None
         place = estimator.export_saved_model(export_path, self._receive, checkpoint_path)
-        numbers = {key: value for key, value in eval_result.items() if isinstance(value, float)}
+        numbers = {key: value for key, value in eval_result.items() if isinstance(value, int | float)}
         content = {"step": eval_result["global_step"], "exported": Path(place).name, "measured": numbers}
         write_atomic(noted, json.dumps(content) + "\n")
         exports = [path for path in Path(export_path).iterdir() if path.name.isdecimal()]
