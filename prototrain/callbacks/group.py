@@ -57,7 +57,8 @@ class CallbackGroup:
         self._from_elsewhere: set[Callback] = set()  # callbacks used before in another trainer's run
         self._stepped = False  # whether this run has completed a step
         self._in_epoch = False  # between `before_epoch` and `after_epoch`
-        self._done: set[str] = set()  # the calls of the current step, see `_call_of`
+        self._periodic = {callback for callback in self.callbacks if _is_periodic(callback)}
+        self._done: set[tuple[str, str]] = set()  # the hook and the label of each call of the current step
         self._begun_at = -1  # the step of the last `before_epoch`
         self._triggered_at = -1  # the step of the last `trigger_epoch`
         self._outer = sys.exception()  # an unrelated error that the caller may be handling
@@ -193,7 +194,7 @@ class CallbackGroup:
         self._stepped = self.unfinished = True
         is_last = step < self._trainer.run.next_boundary
         # At the end of an epoch or of the run, periodic callbacks trigger in `trigger_epoch`.
-        due = [one for one, due in self._due if due == step and (is_last or not _is_periodic(one))]
+        due = [one for one, due in self._due if due == step and (is_last or one not in self._periodic)]
         self._run("trigger_step", due, is_last=is_last)
 
     def repeat_step(self) -> None:
@@ -214,8 +215,8 @@ class CallbackGroup:
         step, due = self._trainer.counter.step, self._by_epoch
         is_repeated = step == self._triggered_at  # the run ends right after a complete epoch
         if is_repeated or self._is_cut:
-            due = [callback for callback in due if _is_periodic(callback) or (callback.at_end and not is_repeated)]
-        due = [callback for callback in due if not _is_periodic(callback) or callback.next_step(step - 1) == step]
+            due = [callback for callback in due if callback in self._periodic or (callback.at_end and not is_repeated)]
+        due = [callback for callback in due if callback not in self._periodic or callback.next_step(step - 1) == step]
         self._triggered_at, self.unfinished = step, True
         self._run("trigger_epoch", due, is_last=True)
 
@@ -240,14 +241,15 @@ class CallbackGroup:
         """
         stop: StopTraining | None = None
         at_start = hook == "before_train" or (hook == "before_epoch" and not self._stepped)
-        callbacks = [callback for callback in callbacks if self._call_of(callback, hook) not in self._done]
+        if self._done:
+            callbacks = [callback for callback in callbacks if not self._is_done(callback, hook)]
         savers = next((i for i, one in enumerate(callbacks[::-1]) if one.priority < Priority.SAVE), len(callbacks))
         try:
             for index, callback in enumerate(callbacks):
                 if is_last:
                     self.unfinished = len(callbacks) - index - 1 > savers
                 if not hook.startswith("before"):
-                    self._done.add(self._call_of(callback, hook))
+                    self._done.add((hook, self._labels[callback]))
                 try:
                     self._call(callback, hook, at_start=at_start)
                 except StopTraining as request:
@@ -262,7 +264,7 @@ class CallbackGroup:
                 if isinstance(error, Exception):
                     self._done.clear()
                 else:  # a signal has interrupted this callback only
-                    self._done.discard(self._call_of(callback, hook))
+                    self._done.discard((hook, self._labels[callback]))
             raise
         if is_last:
             self.unfinished = False
@@ -270,10 +272,11 @@ class CallbackGroup:
         if stop is not None:
             raise stop
 
-    def _call_of(self, callback: Callback, hook: str) -> str:
-        """Return a name for a call, such as "after_epoch of Summaries". A periodic callback triggers once per step."""
-        shown = "trigger" if hook.startswith("trigger") and _is_periodic(callback) else hook
-        return f"{shown} of {self._labels[callback]}"
+    def _is_done(self, callback: Callback, hook: str) -> bool:
+        """Return whether a hook was called in the current step. A periodic callback triggers once per step."""
+        is_trigger = callback in self._periodic and hook.startswith("trigger")
+        hooks = ("trigger_step", "trigger_epoch") if is_trigger else (hook,)
+        return any((one, self._labels[callback]) in self._done for one in hooks)
 
     def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
         """Call one hook and measure its time.
@@ -321,7 +324,7 @@ class CallbackGroup:
                     raise CheckpointError(f"the state of {key} cannot be restored: {text}") from error
                 if callback.overrides("state_dict"):
                     self._restored.add(callback)
-        self.unfinished, self._done = bool(state["unfinished"]), set(state["done"])
+        self.unfinished, self._done = bool(state["unfinished"]), set(map(tuple, state["done"]))
         self._begun_at = int(state["epoch_begun_at"])
 
     def times(self) -> dict[str, float]:
