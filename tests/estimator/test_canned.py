@@ -140,7 +140,7 @@ def test_exporters(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "export" / "best_exporter").iterdir()) == ["4", "6"]
     assert len(list((tmp_path / "export" / "latest").iterdir())) == 1
     note = json.loads((tmp_path / "export" / "best_exporter.json").read_text())
-    assert note == {"step": 4, "exported": "6", "measured": {"loss": 1.0}}
+    assert note == {"step": 4, "exported": "6", "measured": {"loss": 1.0, "global_step": 4}}
     assert run(6, [9.0, 9.0, 9.0, 9.0, 1.5, 0.5])[0] is not None  # in a later evaluation: 1.5 is not better than 1.0
     assert json.loads((tmp_path / "export" / "best_exporter.json").read_text())["step"] == 6
 
