@@ -175,7 +175,7 @@ def _of_method(config: Config, method: str) -> Schedule:
     function = config[f"{prefix}.fn"]
 
     def custom(step: Any) -> tf.Tensor:
-        result = evaluate(function, _int64(step))
+        result = value_at(function, _int64(step))
         value = tf.constant("")
         with suppress(TypeError, ValueError):
             value = tf.convert_to_tensor(result)
@@ -187,7 +187,7 @@ def _of_method(config: Config, method: str) -> Schedule:
     return custom
 
 
-def evaluate(schedule: Callable[[Any], Any], step: tf.Tensor) -> Any:
+def value_at(schedule: Callable[[Any], Any], step: tf.Tensor) -> Any:
     """Return the value of a schedule at an int64 step, which becomes float64 if the schedule cannot compute with it."""
     try:
         return schedule(step)

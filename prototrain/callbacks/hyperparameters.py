@@ -14,7 +14,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.errors import CallbackError
-from prototrain.schedules import evaluate
+from prototrain.schedules import value_at
 from prototrain.tf_private import KerasVariable
 
 if TYPE_CHECKING:
@@ -388,7 +388,7 @@ class LearningRate(Callback):
 
     def _rate(self, step: tf.Tensor) -> Any:
         try:
-            return evaluate(self.schedule, step)
+            return value_at(self.schedule, step)
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise CallbackError("LearningRate: the schedule is compiled; use tf.where instead of if") from error
 

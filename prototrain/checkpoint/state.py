@@ -110,7 +110,7 @@ class StateEntries:
         return unique
 
     def values(self) -> dict[str, Any]:
-        """Return the entries as JSON-compatible values for meta.json; raises a CheckpointError if one has none."""
+        """Return the entries as JSON-compatible values for meta.json; a CheckpointError if one has no such form."""
         found: dict[str, Any] = {key: encode(self._state[key], f"state[{key!r}]") for key in self._values}
         found |= {key: {_STORED: name} for key, name in self._arrays.items()}
         for key, holder in self._objects.items():

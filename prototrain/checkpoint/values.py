@@ -38,8 +38,8 @@ _CURE = (
 def encode(value: Any, where: str, *, loose: bool = False) -> Any:
     """Encode a value as JSON types; `decode` reverses this.
 
-    A part that cannot be restored exactly is a CheckpointError; or if `loose`, becomes the closest plain type: a tensor
-    an array, a `defaultdict` a dict.
+    Raises a CheckpointError if a part of the value could not be restored exactly. With `loose`, such a part becomes the
+    closest plain type: a tensor becomes an array, a `defaultdict` a dict.
     """
     try:
         return _encode(value, where, loose)

@@ -78,7 +78,7 @@ def load_weights(
         raise CheckpointError(f"load_weights: ignore={error.pattern!r} is not a regular expression: {error}") from error
     for pattern in patterns:
         if not any(map(pattern.fullmatch, variables)):
-            raise CheckpointError(f"load_weights: ignore={pattern.pattern!r} is the name of none of {_some(variables)}")
+            raise CheckpointError(f"load_weights: ignore={pattern.pattern!r} matches none of {_some(variables)}")
     values = {}
     for name, variable in variables.items():
         if any(pattern.fullmatch(name) for pattern in patterns):

@@ -51,7 +51,7 @@ class BuiltModel:
         datasets: replaces the model's `datasets`.
         repeats_data: whether to repeat finite training data.
         share: the worker that reads the data.
-        look: called with this object after the data is loaded, before the model is built.
+        check_data: called with this object after the data is loaded, before the model is built.
         check: called with the result of `build` for training; raises an error if it cannot be trained on.
         stop: ends an evaluation when a stop is requested; by default a silent request.
         counter: counts the completed steps.
@@ -80,7 +80,7 @@ class BuiltModel:
         datasets: Callable[[], dict[str, tf.data.Dataset]] | None = None,
         repeats_data: bool = True,
         share: Share = Share(),  # noqa: B008 - it is frozen
-        look: Callable[[BuiltModel], object] = lambda built: None,
+        check_data: Callable[[BuiltModel], object] = lambda built: None,
         check: Callable[[Any], object] = check_net,
         stop: StopRequest | None = None,
         counter: StepCounter | None = None,
@@ -112,7 +112,7 @@ class BuiltModel:
         )
         self.datasets = self.data.datasets
         self.element_spec: Mapping[str, Any] = self.data.element_spec
-        look(self)
+        check_data(self)
         keras.utils.set_random_seed(seed)
         self.layers = LayerCache()
         try:

@@ -54,7 +54,7 @@ class NoCheck:
     may_end = False  # whether an iteration may report that it was not finite, which ends the call
 
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        """Start a step; traced. It may change `variables` of all towers before it is known to be finite."""
+        """Start a step; traced. `variables` are those that the step may change before it is known to be finite."""
 
     def apply(self, trace: TowerTrace, update: Update) -> None:
         """Update variables from inside a tower; traced."""

@@ -26,7 +26,8 @@ SHARED_SCALARS = frozenset({"learning_rate", "loss_scale"})
 class BatchGradients(NamedTuple):
     """Results of the forward and backward pass of a batch, or of a part of it.
 
-    Without a weight, the losses added to the model's loss are among its scalars. The weight does not apply to them.
+    `added` has the losses that a trainer adds to the model's loss, by name. The weight does not apply to them; without
+    a weight they are part of `outputs` and `gradients`.
     """
 
     outputs: dict[str, Any]  # the model's scalars by name

@@ -250,10 +250,16 @@ class LeavingAtOnce(StopRequest):
     """Context manager in which the first signal ends the process, for use while there is nothing to save.
 
     It also works during long TensorFlow calls, such as waiting for other processes, in which Python calls no handlers.
+    The kernel of a notebook keeps its own handlers.
     """
 
     def __init__(self) -> None:
         super().__init__(print, saves=False)
+
+    def __enter__(self) -> LeavingAtOnce:
+        if not is_interactive():
+            super().__enter__()
+        return self
 
     def _on_signal(self, signum: int) -> None:
         os._exit(128 + signum)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
 
 
-class LoopsInThreads(StepCalls):
+class ThreadedLoops(StepCalls):
     """One compiled loop per tower; the loops run at the same time, each in its own thread."""
 
     def __init__(self, iteration: Iteration, placement: AsyncPlacement, stop: StopVariable) -> None:
@@ -138,7 +138,7 @@ class AsyncTrainer(TowerTrainer):
         # A loop must not fail, since the other loops would continue, and it always runs several steps.
         iteration = Iteration(self, may_fail=False, may_be_watched=False)
         iteration.alone = False
-        return LoopsInThreads(iteration, self.placement, self._stop_variable)
+        return ThreadedLoops(iteration, self.placement, self._stop_variable)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -120,7 +120,7 @@ class TowerTrainer(Trainer):
             datasets=self.make_datasets,
             repeats_data=self.repeats_data,
             share=self.share,
-            look=self._check_data,
+            check_data=self._check_data,
             check=self._check_trainable,
             stop=self.stop,
             counter=self.counter,
@@ -516,12 +516,14 @@ class TowerTrainer(Trainer):
 
     def _check_copies(self) -> None:
         """Raise a ModelError if the towers have different copies of a variable that `train_step` assigns."""
-        for name, variable in variables_in(self.state).items() if self.towers > 1 and self.has_own_train_step else ():
-            copies = components(variable)
-            first, *others = (copy.numpy() for copy in copies)
+        if self.towers == 1 or not self.has_own_train_step:
+            return
+        for name, variable in variables_in(self.state).items():
+            first, *others = components(variable)
             # Seeds and counters of layers belong to a single tower, as do the parts of a sum.
-            is_shared = first.dtype.kind == "f" and copies[0].synchronization != tf.VariableSynchronization.ON_READ
-            if is_shared and not all(np.array_equal(first, one, equal_nan=True) for one in others):
+            if not first.dtype.is_floating or first.synchronization == tf.VariableSynchronization.ON_READ:
+                continue
+            if not all(np.array_equal(first.numpy(), one.numpy(), equal_nan=True) for one in others):
                 raise ModelError(
                     f"the towers have different values of {name}, to which train_step assigns: average it first, "
                     'with tf.distribute.get_replica_context().all_reduce("mean", value), or give the variable an '

@@ -157,7 +157,7 @@ def damaged(place: Path) -> Path:
         ({"fc0/bias": BIAS}, {"names": {"b": "fc0/bias"}}, "there is no b in the given arrays; it has fc0/bias"),
         ({"a": BIAS, "b": BIAS}, {"names": lambda name: "fc0/bias"}, "would be 'fc0/bias', 'b' is one of them"),
         ({"fc0/bias": {}}, {}, "'fc0/bias' must be an array of numbers, not dict"),
-        ({"fc0/bias": BIAS}, {"ignore": ["fc"]}, "ignore='fc' is the name of none of"),
+        ({"fc0/bias": BIAS}, {"ignore": ["fc"]}, "ignore='fc' matches none of"),
         ("no.npz", {}, "there is no file no.npz"),
         ("bad.npz", {}, "cannot read bad.npz"),
         ("pickle.npz", {}, "cannot read pickle.npz: Object arrays cannot be loaded"),

@@ -42,14 +42,14 @@ class Writer(Tracker):
 
     def connect(self, run: str | None) -> str:
         if self.server.is_down:
-            raise ConnectionError("nobody answers")
+            raise ConnectionError("no answer")
         run = run if run in self.server.runs else f"run{len(self.server.runs)}"
         self.server.runs.setdefault(run, [])
         return run
 
     def send(self, points: Sequence[Point]) -> None:
         if self.server.is_down:
-            raise ConnectionError("nobody answers")
+            raise ConnectionError("no answer")
         assert self._run is not None
         self.server.runs[self._run] += [(point.name, point.step, point.value) for point in points]
 
@@ -87,8 +87,8 @@ def test_failed_uploads_are_retried(experiment: Path, capsys: pytest.CaptureFixt
     run(experiment, server, At(2, server.stop), At(4, server.start))
     assert steps_of(server) == [1, 2, 3, 4, 5, 6]
     run(experiment, server, At(8, server.stop), steps=9, resume=False)
-    with pytest.raises(CallbackError, match="Writer cannot begin: ConnectionError: nobody answers"):
+    with pytest.raises(CallbackError, match="Writer cannot begin: ConnectionError: no answer"):
         run(experiment, server)
     said = capsys.readouterr().out
-    assert "cannot send to run run1: ConnectionError: nobody answers; trying again" in said
+    assert "cannot send to run run1: ConnectionError: no answer; trying again" in said
     assert re.search(r"run run1 lacks \d values from step \d on", said)
