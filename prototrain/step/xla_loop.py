@@ -54,7 +54,7 @@ class XlaLoop(StepCalls):
         if found is None:
             return StepResult(steps=0, data_ended=True, waiting=waiting)
         block, row, left = found
-        arguments = (block, whole_number(row), whole_number(min(n, left)), np.int64(start))
+        arguments = (block, whole_number(row), whole_number(min(n, left)), tf.constant(np.int64(start)))
         done, finite, single, double = self._call(row + left, arguments)
         steps, is_finite = int(done), bool(finite)
         self._completed = start + steps
