@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -88,7 +88,7 @@ def texts_of_file(path: str | Path) -> list[str]:
     Plain YAML values are parsed as on the command line: `1e-3` is a number, `yes` is text.
 
     Raises:
-        ConfigError: the file has another extension, cannot be read, is malformed, or is not a mapping.
+        ConfigError: the file has another extension, cannot be read, is malformed or not a mapping, or sets a key twice.
     """
     path = Path(path)
     if path.suffix not in (".json", ".yaml", ".yml"):
@@ -98,6 +98,14 @@ def texts_of_file(path: str | Path) -> list[str]:
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # noqa: RUF012
 
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            _require_unique([str(key.value) for key, _ in node.value])
+            return super().construct_mapping(node, deep)
+
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _require_unique([key for key, _ in pairs])
+        return dict(pairs)
+
     def construct(loader: Any, node: Any) -> Any:
         if node.style is not None:  # quoted
             return node.value
@@ -106,13 +114,18 @@ def texts_of_file(path: str | Path) -> list[str]:
     Loader.add_constructor("tag:yaml.org,2002:str", construct)
     try:
         text = path.read_text(encoding="utf-8")
-        found = yaml.load(text, Loader) if path.suffix != ".json" else json.loads(text, parse_constant=refuse_constant)
+        if path.suffix == ".json":
+            found = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=mapping)
+        else:
+            found = yaml.load(text, Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, Mapping):
         raise ConfigError(f"{path}: expected a mapping from keys to values, got {type(found).__name__}")
     try:
-        return [f"{key}={json.dumps(value)}" for key, value in _flat(found, "")]
+        values = list(_flat(found, ""))
+        _require_unique([key for key, _ in values])  # such as a: {b: 1} and a.b: 2
+        return [f"{key}={json.dumps(value)}" for key, value in values]
     except (TypeError, ValueError) as error:  # the value of an explicit tag such as !!timestamp
         raise ConfigError(f"{path}: {error}") from error
 
@@ -124,6 +137,11 @@ def _flat(mapping: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{key}.")
         else:
             yield key, value
+
+
+def _require_unique(keys: Sequence[str]) -> None:
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ValueError(f"{twice[0]} is set twice")
 
 
 def refuse_constant(name: str) -> NoReturn:

@@ -28,6 +28,9 @@ def test_nested_and_dotted_keys(tmp_path: Path, name: str, text: str) -> None:
     [
         ("a.txt", "", r"a\.txt: a file of values ends in \.json, \.yaml or \.yml"),
         ("a.yml", "a: [", r"a\.yml: cannot be read: while parsing a flow node"),
+        ("b.yml", "a: 1\nb: {c: 1, c: 2}", r"b\.yml: cannot be read: c is set twice"),
+        ("b.json", '{"a": 1, "a": 2}', r"b\.json: cannot be read: a is set twice"),
+        ("c.json", '{"model": {"batch_size": 1}, "model.batch_size": 2}', r"c\.json: model\.batch_size is set twice"),
     ],
 )
 def test_wrong_file_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
