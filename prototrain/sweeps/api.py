@@ -98,8 +98,6 @@ def sweep(
         raise SweepError(f"jobs must be at least 1, got {jobs}")
     if cluster is None and (cpus_per_trial, gpus_per_trial) != (1.0, 0.0):
         raise SweepError("cpus_per_trial and gpus_per_trial are for a cluster: say which one, such as --cluster auto")
-    if cpus_per_trial <= 0 or gpus_per_trial < 0 or (gpus_per_trial > 1 and gpus_per_trial % 1):
-        raise SweepError("cpus_per_trial must be positive, and gpus_per_trial a part of one GPU or a whole number")
     found = load_model(model) if isinstance(model, str) else model
     config = found.config.copy()
     overrides = [overrides] if isinstance(overrides, str) else list(overrides)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prototrain.config import Config, differing
-from prototrain.config.values import as_text
+from prototrain.config import Config
 from prototrain.errors import SweepError
 from prototrain.experiment import Experiment
 from prototrain.schedules import from_config
@@ -57,15 +55,11 @@ class Plan:
                 raise SweepError(f"{key} cannot be swept: each trial has its own experiment, named by its number")
             for text in dimension.texts:
                 self.config.copy().override(f"{key}={text}")
-        for values in itertools.islice(self._combinations(), None if self.trials is None else 1):
+        for values in self.grid or [{key: dimension.values[0] for key, dimension in self.space.items()}]:
             tried = self.config.copy()
             tried.update(values)
             tried.validate()
             from_config(tried)
-
-    def _combinations(self) -> Iterator[dict[str, Any]]:
-        for values in itertools.product(*(dimension.values for dimension in self.space.values())):
-            yield dict(zip(self.space, values, strict=True))
 
     @property
     def name(self) -> str:
@@ -85,12 +79,15 @@ class Plan:
     @cached_property
     def grid(self) -> list[dict[str, Any]] | None:
         """Every combination, by trial number (the last key changes fastest); None if trials are sampled."""
-        return list(self._combinations()) if self.trials is None else None
+        if self.trials is not None:
+            return None
+        combinations = itertools.product(*(dimension.values for dimension in self.space.values()))
+        return [dict(zip(self.space, values, strict=True)) for values in combinations]
 
     @property
     def total(self) -> int:
         """The number of trials."""
-        return len(self.grid or ()) if self.trials is None else self.trials
+        return self.trials or len(self.grid or ())
 
     def experiment(self, number: int) -> Experiment:
         """Return the experiment of a trial."""
@@ -107,11 +104,3 @@ class Plan:
         space = {f"{key} in the space": str(dimension) for key, dimension in self.space.items()}
         sampled = "every combination" if self.trials is None else "sampled"
         return {**kept, **space, "trials": sampled, "mode": self.mode, "objective": self.objective}
-
-    def differences(self, settings: Mapping[str, Any]) -> dict[str, str]:
-        """Describe the differences from the settings of an earlier command, by name."""
-        found = {}
-        for key, pair in differing([settings, self.settings()]):
-            then, now = (one if isinstance(one, str) else as_text(one) for one in pair)
-            found[key] = f"{key} was {then} and is {now}"
-        return found

@@ -25,6 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from prototrain.config import differing
 from prototrain.config.values import as_text, read_value
 from prototrain.errors import SweepError
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
@@ -130,12 +131,13 @@ class Study:
             )
             trials = self._study.get_trials(deepcopy=False)
             settings = self._study.user_attrs.get("settings")
-            differences = {} if settings is None else plan.differences(settings)
+            changes = {} if settings is None else dict(differing([settings, plan.settings()]))
             has_values = any(trial.intermediate_values for trial in trials)
-            if settings is None or (list(differences) == ["objective"] and not has_values):  # it was misspelled
+            if settings is None or (list(changes) == ["objective"] and not has_values):  # it was misspelled
                 self._study.set_user_attr("settings", plan.settings())
-            elif differences:
-                what = f"another sweep {plan.name!r} ({'; '.join(differences.values())})"
+            elif changes:
+                texts = [f"{key} was {then} and is {now}" for key, (then, now) in changes.items()]
+                what = f"another sweep {plan.name!r} ({'; '.join(texts)})"
                 raise SweepError(f"{shown(storage)} holds {what}; choose another trainer.experiment_name")
             for number in range(len(trials), plan.total):
                 if (foreign := plan.experiment(number)).exists():
