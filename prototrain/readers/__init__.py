@@ -12,14 +12,12 @@ from prototrain.readers.flows import dataflow
 from prototrain.readers.images import IMAGE_EXTENSIONS, class_names, decode_image, image_files, image_folder
 from prototrain.readers.json_files import json_lines
 from prototrain.readers.parquet_files import parquet
-from prototrain.readers.paths import PathLike
 from prototrain.readers.record_files import tfrecords
 from prototrain.readers.tables import Features
 
 __all__ = [
     "IMAGE_EXTENSIONS",
     "Features",
-    "PathLike",
     "class_names",
     "csv",
     "dataflow",

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike
 from prototrain.readers.tables import Arrays, Column, Features, arrays_of, columns_of, dataset_of
+from prototrain.system.files import PathLike
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 

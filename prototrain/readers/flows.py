@@ -115,8 +115,6 @@ def _look_at(flow: Iterable[Any], names: Sequence[str] | None, batched: bool) ->
     found = {}
     for name, value in named_parts(first, names).items():
         array = np.asarray(value)
-        if batched and not array.shape:
-            raise DataError(f"{name!r} of {kind} is a number, and with batched=True it must have an axis")
         found[name] = tf.TensorSpec([None, *array.shape[1:]] if batched else array.shape, _dtype(array))
     return found
 

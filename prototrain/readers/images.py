@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import PARALLEL, Order, Shuffle, is_by_index, random_order
-from prototrain.readers.paths import PathLike, shown
-from prototrain.system.files import joined, local_path, url_of
+from prototrain.readers.paths import shown
+from prototrain.system.files import PathLike, joined, local_path, url_of
 from prototrain.system.storage import Storage, downloaded_all
 
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
@@ -36,18 +36,17 @@ def class_names(path: PathLike) -> list[str]:
     return names
 
 
-def image_files(path: PathLike, *, extensions: Sequence[str] = IMAGE_EXTENSIONS) -> list[str]:
-    """Return the sorted paths of the images in a directory: files with one of these extensions, in any case.
+def image_files(path: PathLike) -> list[str]:
+    """Return the sorted paths of the images in a directory: files with one of the `IMAGE_EXTENSIONS`, in any case.
 
     Images at a URL are downloaded.
     """
-    endings = tuple(ending.lower() for ending in extensions)
     url = url_of(path)
     if url is None:
         found = local_path(path).iterdir()
-        return sorted(str(file) for file in found if file.name.lower().endswith(endings) and file.is_file())
+        return sorted(str(file) for file in found if file.name.lower().endswith(IMAGE_EXTENSIONS) and file.is_file())
     listing = sorted(Storage(url).listing().items())
-    marks = {name: mark for name, mark in listing if "/" not in name and name.lower().endswith(endings)}
+    marks = {name: mark for name, mark in listing if "/" not in name and name.lower().endswith(IMAGE_EXTENSIONS)}
     return list(map(str, downloaded_all(url, marks)))
 
 
@@ -57,13 +56,13 @@ def image_folder(
     size: tuple[int, int],
     channels: int = 3,
     classes: Sequence[str] | None = None,
-    extensions: Sequence[str] = IMAGE_EXTENSIONS,
     shuffle: Shuffle = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
     """Read a directory that has one subdirectory of images for each class.
 
-    When this is called, only the file names are read. Animated images contribute their first frame.
+    When this is called, only the file names are read: those of the `IMAGE_EXTENSIONS`, in any case. Animated images
+    contribute their first frame.
 
     Args:
         path: the directory; images below a URL are downloaded.
@@ -71,7 +70,6 @@ def image_folder(
         channels: 1 for grey, 3 for RGB, 4 for RGBA.
         classes: the directory names in the order of their labels, such as `class_names("data/trn")`. Set it to make the
             labels of several folders agree even if one lacks a class. By default, the sorted directory names.
-        extensions: file extensions to read, in any case; other files are ignored.
         shuffle: "index" returns a new order in every epoch. By default, class after class, sorted by name.
         seed: seed of the order; None for the run's seed.
 
@@ -84,16 +82,14 @@ def image_folder(
     """
     files: list[str] = []
     labels: list[int] = []
-    by_class = {name: image_files(joined(path, name), extensions=extensions) for name in class_names(path)}
+    by_class = {name: image_files(joined(path, name)) for name in class_names(path)}
     numbered = list(by_class) if classes is None else list(classes)
     if unknown := [name for name in by_class if name not in numbered]:
         raise DataError(f"{shown(path)}: the directory {unknown[0]!r} is not in classes={numbered}")
-    if len(set(numbered)) < len(numbered):
-        raise DataError(f"{shown(path)}: a name is twice in classes={numbered}")
     for name, found in by_class.items():
         if not found:
-            where, kinds = shown(joined(path, name)), " ".join(extensions).lower()
-            raise DataError(f"{where}: holds no images ({kinds}); add some or remove it")
+            kinds = " ".join(IMAGE_EXTENSIONS)
+            raise DataError(f"{shown(joined(path, name))}: holds no images ({kinds}); add some or remove it")
         files += found
         labels += [numbered.index(name)] * len(found)
 

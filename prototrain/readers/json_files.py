@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike
 from prototrain.readers.tables import Arrays, Features, arrays_of, columns_of, dataset_of, short
+from prototrain.system.files import PathLike
 
 
 def json_lines(

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike
 from prototrain.readers.tables import CHUNK, Arrays, Column, Features, columns_of, dataset_of
+from prototrain.system.files import PathLike
 from prototrain.system.tracebacks import cause
 
 

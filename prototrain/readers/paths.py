@@ -7,13 +7,10 @@ import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeAlias
 
 from prototrain.errors import DataError
-from prototrain.system.files import local_path, url_of
+from prototrain.system.files import PathLike, local_path, url_of
 from prototrain.system.storage import Storage, downloaded, downloaded_all
-
-PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def several(paths: PathLike | Iterable[PathLike]) -> list[PathLike]:

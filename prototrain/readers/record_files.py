@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import PARALLEL, Order, Shuffle, block_of, is_by_index, random_order
-from prototrain.readers.paths import PathLike, matching_files, several, shown
+from prototrain.readers.paths import matching_files, several, shown
 from prototrain.readers.tables import CHUNK
-from prototrain.system.files import cache_home, url_of, write_atomic
+from prototrain.system.files import PathLike, cache_home, url_of, write_atomic
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
 
@@ -48,8 +48,8 @@ def tfrecords(
         A dataset of dictionaries name -> tensor.
 
     Raises:
-        DataError: `compression` is unknown, a pattern matches no file, examples cannot have the dtype of a feature,
-            or, with `shuffle="index"`, the files are compressed or damaged.
+        DataError: `compression` is unknown, a pattern matches no file, or, with `shuffle="index"`, the files are
+            compressed or damaged.
         StorageError: files at a URL cannot be downloaded.
     """
     if compression not in (None, "GZIP", "ZLIB"):
@@ -61,7 +61,7 @@ def tfrecords(
         if not found:
             raise DataError(f"{shown(pattern)}: matches no file; name a TFRecord file or a glob pattern of some")
         files += found
-    parsed = {name: _record_feature(name, feature) for name, feature in features.items()}
+    parsed = {name: _record_feature(feature) for name, feature in features.items()}
     if not any(map(url_of, given)):  # the names of downloads are digests
         files.sort()
     files = list(dict.fromkeys(files))
@@ -147,10 +147,8 @@ def _scan(number: int, file: str) -> np.ndarray[Any, Any]:
     return np.stack([np.full_like(length, number), ends - _FOOTER - length, length], axis=1)
 
 
-def _record_feature(name: str, feature: Any) -> Any:
+def _record_feature(feature: Any) -> Any:
     if type(feature) is not tuple:  # `tf.io` features are named tuples, a subclass
         return feature
-    dtype = tf.as_dtype(feature[0])
-    if dtype not in (tf.float32, tf.int64, tf.string):
-        raise DataError(f"{name!r}: TFRecords hold float32, int64 and string, not {dtype.name}; cast it afterwards")
-    return tf.io.FixedLenFeature(feature[1], dtype)
+    dtype, shape = feature
+    return tf.io.FixedLenFeature(shape, tf.as_dtype(dtype))

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import ABOUT, Order, Shuffle, is_by_index, random_order
-from prototrain.readers.paths import PathLike, local_files
+from prototrain.readers.paths import local_files
+from prototrain.system.files import PathLike
 
 Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # name -> (dtype or its name, shape)
 Arrays: TypeAlias = list[np.ndarray[Any, Any]]  # one for each column, with the same number of rows
@@ -64,9 +65,7 @@ class Column:
 
 
 def columns_of(features: Features) -> list[Column]:
-    """Return the columns of features; raises a DataError if there are none or a dtype is not supported."""
-    if not features:
-        raise DataError("features={} names nothing to read: give name -> (dtype, shape)")
+    """Return the columns of features; raises a DataError if a dtype is not supported."""
     return [Column(name, dtype, shape) for name, (dtype, shape) in features.items()]
 
 
