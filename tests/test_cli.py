@@ -135,7 +135,6 @@ def test_command_line_errors_are_one_line(
         ('{"trn": data, "vld": data}', '{"trn": data.map(lambda b: (b["x"], b["y"]))}', "must be a dict of batched"),
         ('inputs["x"]', 'inputs["images"]', "KeyError in build() (m.py, line 19): 'images'; a batch has: x, y"),
         (".batch(4)", ".batch(20, drop_remainder=True)", "drop_remainder=True"),
-        ("Dense(1,", "Dense(1 + (not tf.executing_eagerly()),", "build() asked for out/kernel"),
     ],
 )
 def test_wrong_model_is_one_line(old: str, new: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -153,32 +152,6 @@ def test_user_error_keeps_its_frames(capfd: pytest.CaptureFixture[str]) -> None:
     assert len(frames) == 1 and frames[0].endswith(", in <lambda>") and "m.py" in frames[0]
     assert lines[0].startswith("Traceback") and lines[-1] == "ZeroDivisionError: division by zero"
     assert not Path("experiments").exists()
-
-
-def test_callback_error_saves_and_keeps_its_frames(capfd: pytest.CaptureFixture[str]) -> None:
-    change(
-        "def build",
-        """
-from prototrain import Callback, SimpleTrainer
-
-class Failing(Callback):
-    def trigger_step(self):
-        if self.trainer.global_step == 2:
-            raise RuntimeError("mine")
-
-class Mine(SimpleTrainer):
-    def train(self, callbacks=(), **options):
-        super().train([*callbacks, Failing()], **options)
-
-def build""",
-    )
-    said = fails(capfd, "--trainer", "m:Mine")
-    assert (
-        said.count("  File ") == 2
-        and "in trigger_step" in said
-        and said.endswith("RuntimeError: mine\nin trigger_step of Failing\n")
-    )
-    assert Path("experiments/e/checkpoints/step-0000000002").is_dir()
 
 
 def test_network_made_at_import_has_the_same_initial_values() -> None:
@@ -243,21 +216,11 @@ def test_script_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "load_model('m')" in said and said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "n"], "there is no model n: no such module in"),
-        (["run", "m", "--trainer", "nowhere:Mine"], "loading TensorFlow ..."),
-    ],
-)
-def test_errors_before_tensorflow_is_loaded(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_before_tensorflow_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delitem(sys.modules, "tensorflow")
-    monkeypatch.setattr("prototrain.commands.arguments.import_tensorflow", lambda: None)
-    assert main(arguments) == 1
+    assert main(["run", "n"]) == 1
     said = capsys.readouterr().err
-    assert message in said and ("loading TensorFlow" in said) == (message.startswith("loading"))
+    assert "there is no model n: no such module in" in said and "loading TensorFlow" not in said
 
 
 def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

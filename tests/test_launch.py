@@ -12,8 +12,7 @@ from prototrain.callbacks.base import PeriodicTrigger
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.launch import launch
-from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import Losses, tiny_build, tiny_datasets, tiny_model
+from tests.tiny import tiny_build, tiny_datasets, tiny_model
 
 
 @pytest.fixture
@@ -105,19 +104,9 @@ def test_run_resume_and_fresh_start(model: Callable[..., Any], tmp_path: Path) -
     assert fresh.run.resume_line() == "fresh" and steps(tmp_path) == ["step-0000000004"]
 
 
-def test_changed_config_and_custom_trainer(model: Callable[..., Any]) -> None:
-    class Mine(SimpleTrainer):
-        pass
-
-    mine = model()
-    mine.config["model.num_steps"] = 2
-    mine.config["model.optimizer.method"] = "sgd"
-    losses = Losses()
-    trainer = launch(mine, callbacks=[losses, SaveOnExit()], trainer=Mine)
-    assert type(trainer) is Mine and trainer.global_step == 2 and list(losses.by_step) == [1, 2]
-    assert type(trainer.optimizer).__name__ == "SGD"
-    mine.config["model.num_steps"] = 0
-    assert launch(mine, fresh=True).global_step == 0
+def test_no_steps_and_a_missing_key(model: Callable[..., Any]) -> None:
+    mine = model(model__num_steps=0)
+    assert launch(mine).global_step == 0
     del mine.config["model.batch_size"]
     with pytest.raises(ConfigError, match=r"model.batch_size is required"):
         launch(mine)

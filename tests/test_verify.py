@@ -120,9 +120,7 @@ def test_failing_program_exits_with_3(tmp_path: Path, capsys: pytest.CaptureFixt
     ("program", "where"),
     [
         ("forgetful callback", "state"),
-        ("fresh", "state"),
         ("generator", "data"),
-        ("too short to save", "state"),
         ("trainers", None),
         ("unsaved callback", "randomness"),
         ("unseeded", "data"),

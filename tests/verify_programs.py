@@ -79,8 +79,8 @@ def xla_and_estimator() -> None:
     of_estimator()
 
 
-def weights(trainer: Trainer, *callbacks: Callback, **options: Any) -> None:
-    trainer.train(callbacks, max_steps=1000, **options)
+def weights(*callbacks: Callback) -> None:
+    Weights().train(callbacks, max_steps=1000)
 
 
 def tiny(**model: Any) -> None:
@@ -124,17 +124,15 @@ def of_estimator() -> None:
 
 def trainers() -> None:
     towers()
-    weights(Weights(), SavedWarmup())
+    weights(SavedWarmup())
     of_keras()
 
 
 PROGRAMS: dict[str, Callable[[], Any]] = {
-    "forgetful callback": lambda: weights(Weights(), ForgetfulWarmup()),
-    "fresh": lambda: weights(Weights(experiment=EXPERIMENT), fresh=True),
+    "forgetful callback": lambda: weights(ForgetfulWarmup()),
     "generator": lambda: tiny(datasets=hidden_order),
-    "too short to save": lambda: Weights(experiment=EXPERIMENT).train(max_steps=2),
     "trainers": trainers,
-    "unsaved callback": lambda: weights(Weights(), Warmup()),
+    "unsaved callback": lambda: weights(Warmup()),
     "unseeded": lambda: tiny(datasets=unseeded),
     "XLA and estimator": xla_and_estimator,
 }

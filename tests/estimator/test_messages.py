@@ -47,11 +47,6 @@ def test_model_fn_errors(message: str, tmp_path: Path) -> None:
         Estimator(returning(OF_MODEL_FN[message]), tmp_path).train(plain, steps=1)
 
 
-def test_missing_key_lists_the_features(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"KeyError in build.*a batch has: features, labels"):
-        Estimator(returning(lambda mode, loss: {}[mode]), tmp_path).train(plain, steps=1)
-
-
 @pytest.mark.parametrize(
     ("input_fn", "message"),
     [

@@ -134,13 +134,6 @@ def test_csv_defaults() -> None:
         readers.csv("a.csv", features=FEATURES)
 
 
-def test_numbers_are_exact() -> None:
-    values = np.random.default_rng(0).normal(size=50).astype(np.float32)
-    Path("a.csv").write_text("x\n" + "".join(f"{value!r}\n" for value in values.tolist()))
-    found = [item["x"] for item in read(readers.csv("a.csv", features={"x": ("float32", [])}))]
-    assert found == values.tolist()
-
-
 @pytest.mark.parametrize("shuffle", [None, "index"])
 def test_parquet(shuffle: Any) -> None:
     pyarrow = pytest.importorskip("pyarrow")

@@ -93,10 +93,3 @@ def test_smoothing() -> None:
         Curve("x, raw", 0, 0, True, [1, 2, 3], [4.0, 0.0, 8.0]),
         Curve("x", 0, 0, False, [1, 2, 3], pytest.approx([4, 4 / 3, 36 / 7])),
     ]
-
-
-@pytest.mark.parametrize("arguments", [["-o", "c.jpg"], []])
-def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        plot("a", "--scalar", "x", *arguments)
-    assert "(see prototrain plot --help)" in capsys.readouterr().err

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,6 @@ from prototrain.cli import main
 from prototrain.commands.runs import table
 from prototrain.experiment import Experiment
 from prototrain.runs import Range, find_runs, read_run
-from tests.conftest import ROOT
 from tests.made import ENVIRONMENT, ROWS, make, part, running
 
 
@@ -202,20 +198,6 @@ def test_experiment_and_missing_directories(tmp_path: Path, capsys: pytest.Captu
     assert says(capsys, "runs", tmp_path / "empty") == f"there are no experiments in {tmp_path}/empty\n"
     assert says(capsys, "runs", tmp_path / "empty", "--json") == "[]\n"
     assert "there is no directory" in fails(capsys, "runs", tmp_path / "nowhere")
-
-
-def test_commands_do_not_import_tensorflow(tmp_path: Path) -> None:
-    make(tmp_path / "a")
-    make(tmp_path / "b")
-    program = (
-        "import sys\nfrom prototrain.cli import main\n"
-        "for line in (['runs', '.'], ['compare', 'a', 'b'], ['plot', 'a', '--scalar', 'vld/loss', '-o', 'c.svg'],"
-        " ['report', 'a']):\n    assert main(line) == 0\n"
-        "assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
-    assert (tmp_path / "a" / "report.html").exists()
 
 
 def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,27 +9,13 @@ from typing import Any
 
 import pytest
 
-from prototrain.errors import SweepError
 from prototrain.experiment import checkpoint_steps
-from prototrain.sweeps.api import sweep
 from tests.preloaded import Program
 from tests.ray_nodes import nodes
 from tests.sweeps.test_processes import SLOW
-from tests.tiny import environment, tiny_model
+from tests.tiny import environment
 
 __all__ = ["nodes"]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"gpus_per_trial": 0.5}, "are for a cluster"),
-        ({"cluster": "local"}, "a cluster needs the model's name"),
-    ],
-)
-def test_wrong_resources(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(SweepError, match=said):
-        sweep(tiny_model(), {"model.batch_size": [8]}, **wrong)
 
 
 @pytest.mark.slow
