@@ -13,18 +13,10 @@ from prototrain.commands import action, config, new, report, run, runs, sweep, v
 from prototrain.commands.arguments import Parser
 from prototrain.system.tracebacks import for_terminal
 
-_COMMANDS = {
-    "new": new.add,
-    "run": run.add,
-    "verify": verify.add,
-    "config": config.add,
-    "action": action.add,
-    "runs": runs.add,
-    "compare": runs.add_compare,
-    "plot": report.add_plot,
-    "report": report.add,
-    "sweep": sweep.add,
-}
+_COMMANDS = (
+    *(new.add, run.add, verify.add, config.add, action.add),
+    *(runs.add, runs.add_compare, report.add_plot, report.add, sweep.add),
+)
 _STDOUT = 1
 
 
@@ -66,7 +58,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"prototrain {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="prototrain")
-    for add in _COMMANDS.values():
+    for add in _COMMANDS:
         add(commands)
     return parser
 
