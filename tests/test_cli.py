@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import runpy
@@ -18,6 +17,7 @@ import pytest
 from prototrain.cli import main
 from prototrain.errors import ModelError
 from tests.made import make, part
+from tests.tiny import rows
 
 MODEL = """
 import keras, tensorflow as tf
@@ -157,14 +157,13 @@ def test_user_error_keeps_its_frames(capfd: pytest.CaptureFixture[str]) -> None:
 def test_network_made_at_import_has_the_same_initial_values() -> None:
     change("def datasets", "layer = keras.layers.Dense(1)\nlayer.build((None, 3))\n\ndef datasets")
     Path("m.py").write_text(Path("m.py").read_text().replace('keras.layers.Dense(1, name="out")', "layer"))
-    rows = []
+    losses = []
     for seed, name in ((1, "a"), (1, "b"), (2, "c")):
         arguments = ["-s", f"trainer.random_seed={seed}", "-s", f"trainer.experiment_name={name}"]
         assert main(["run", "m", "-s", "trainer.summary_save_interval=1", *arguments]) == 0
         del sys.modules["m"]
-        lines = Path(f"experiments/{name}/metrics.jsonl").read_text().splitlines()
-        rows.append([json.loads(line)["trn/loss"] for line in lines])
-    assert rows[0] == rows[1] != rows[2]
+        losses.append([row["trn/loss"] for row in rows(f"experiments/{name}")])
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_fresh_start_asks_at_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 import threading
 from pathlib import Path
@@ -16,7 +15,7 @@ from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN, Summaries, V
 from prototrain.checkpoint.store import Checkpoints
 from prototrain.errors import StepError
 from tests.conftest import ROOT
-from tests.tiny import PressesCtrlC
+from tests.tiny import PressesCtrlC, rows
 
 
 def load(name: str) -> ModuleType:
@@ -40,7 +39,7 @@ def dqn() -> ModuleType:
 def test_evolution_resumes_exactly(evolution: ModuleType, tmp_path: Path) -> None:
     def run(directory: Path, *callbacks: Callback) -> Any:
         trainer = evolution.EvolutionTrainer(experiment=directory)
-        always = [Validation().every(steps=4), Summaries().every(steps=2), JSONWriter(clock=lambda: 0.0), SaveOnExit()]
+        always = [Validation().every(steps=4), Summaries().every(steps=2), JSONWriter(), SaveOnExit()]
         trainer.train([*always, *callbacks], max_steps=12)
         return trainer
 
@@ -52,8 +51,7 @@ def test_evolution_resumes_exactly(evolution: ModuleType, tmp_path: Path) -> Non
     assert whole.state["weights"].tobytes() == resumed.state["weights"].tobytes()
     assert whole.state["velocity"].tobytes() == resumed.state["velocity"].tobytes()
     assert resumed.state["weights"].dtype == np.float32
-    metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "stopped")]
-    assert metrics[0] == metrics[1]
+    assert rows(tmp_path / "whole") == rows(tmp_path / "stopped")
 
 
 def test_evolution_learns(evolution: ModuleType) -> None:
@@ -67,9 +65,8 @@ def test_evolution_as_a_script(evolution: ModuleType, tmp_path: Path, monkeypatc
         monkeypatch.setattr(sys, "argv", ["evolution.py", "--steps", steps, "--experiment", str(tmp_path / "run")])
         evolution.main()
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [3, 5]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [3, 5]
-    assert {"trn/loss", "vld/loss", "vld/accuracy"} <= set(rows[-1])
+    first, last = rows(tmp_path / "run")
+    assert (first["step"], last["step"]) == (3, 5) and {"trn/loss", "vld/loss", "vld/accuracy"} <= set(last)
 
 
 def test_dqn_learns_and_resumes_its_memory(dqn: ModuleType, tmp_path: Path) -> None:

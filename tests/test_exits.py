@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -21,7 +20,7 @@ from prototrain.experiment import checkpoint_steps
 from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.sweeps.test_processes import SLOW
-from tests.tiny import At, CountingTrainer, environment, raising, tiny_model, values
+from tests.tiny import At, CountingTrainer, environment, raising, rows, tiny_model, values
 
 STEPS = 24
 RAISES = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
@@ -41,11 +40,6 @@ def callbacks(*more: Callback) -> list[Callback]:
         SaveOnExit(),
         StopOnNaN(),
     ]
-
-
-def rows(directory: Path) -> list[dict[str, Any]]:
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [{name: value for name, value in json.loads(line).items() if name != "time"} for line in lines]
 
 
 @pytest.fixture(scope="module")

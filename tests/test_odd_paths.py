@@ -19,10 +19,10 @@ from prototrain.runs.reading import find_runs
 from prototrain.system.files import literal_prefix
 from prototrain.system.storage import Storage
 from prototrain.trainers.tower import TowerTrainer
+from tests.readers.test_files import Y, labels, write_records
 from tests.tiny import tiny_model
 
 NAMES = [r"-lr=[0.1] x*y\b", "{a,b} ß? 100%#1"]
-X = {"x": ("int64", [])}
 
 
 @pytest.fixture(params=NAMES)
@@ -33,17 +33,6 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     directory = tmp_path / request.param
     directory.mkdir()
     return directory
-
-
-def write_records(path: Path, *numbers: int) -> None:
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for number in numbers:
-            one = tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))
-            writer.write(tf.train.Example(features=tf.train.Features(feature={"x": one})).SerializeToString())
-
-
-def numbers(dataset: tf.data.Dataset) -> list[int]:
-    return sorted(int(item["x"]) for item in dataset.as_numpy_iterator())
 
 
 def test_run_resumes_and_weights_load(odd: Path) -> None:
@@ -72,22 +61,22 @@ def test_tensorflow_checkpoints(odd: Path) -> None:
 
 def test_readers(odd: Path) -> None:
     for other in odd.parent.iterdir():
-        write_records(other / "1.tfrecord", 1 if other == odd else 5)
-    write_records(odd / "[12]*.tfrecord", 2)
-    write_records(odd / "22.tfrecord", 3)
+        write_records(str(other / "1.tfrecord"), [1 if other == odd else 5])
+    write_records(str(odd / "[12]*.tfrecord"), [2])
+    write_records(str(odd / "22.tfrecord"), [3])
     for shuffle in (None, "index"):
-        assert numbers(readers.tfrecords(odd / "1.tfrecord", features=X, shuffle=shuffle)) == [1]
-        assert numbers(readers.tfrecords(odd / "[12]*.tfrecord", features=X, shuffle=shuffle)) == [2]
-        assert numbers(readers.tfrecords(odd / "[12].tfrecord", features=X, shuffle=shuffle)) == [1]
-        assert numbers(readers.tfrecords(odd / "*.tfrecord", features=X, shuffle=shuffle)) == [1, 2, 3]
-        assert numbers(readers.tfrecords(odd / "**" / "2*", features=X, shuffle=shuffle)) == [3]
-    (odd / "a.csv").write_text("x\n4\n")
-    assert numbers(readers.csv(odd / "a.csv", features=X)) == [4]
+        assert labels(readers.tfrecords(odd / "1.tfrecord", features=Y, shuffle=shuffle)) == [1]
+        assert labels(readers.tfrecords(odd / "[12]*.tfrecord", features=Y, shuffle=shuffle)) == [2]
+        assert labels(readers.tfrecords(odd / "[12].tfrecord", features=Y, shuffle=shuffle)) == [1]
+        assert sorted(labels(readers.tfrecords(odd / "*.tfrecord", features=Y, shuffle=shuffle))) == [1, 2, 3]
+        assert labels(readers.tfrecords(odd / "**" / "2*", features=Y, shuffle=shuffle)) == [3]
+    (odd / "a.csv").write_text("y\n4\n")
+    assert labels(readers.csv(odd / "a.csv", features=Y)) == [4]
     (odd / "[cat]").mkdir()
     (odd / "[cat]" / "*.png").write_bytes(tf.io.encode_png(np.zeros((2, 2, 3), np.uint8)).numpy())
     assert len(list(readers.image_folder(odd, size=(2, 2)))) == 1
     with pytest.raises(DataError, match="matches no file"):
-        readers.tfrecords(odd / "3*", features=X)
+        readers.tfrecords(odd / "3*", features=Y)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,12 +84,12 @@ def test_storages(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     pytest.importorskip("fsspec")
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "cache"))
     base = f"memory://{uuid.uuid4().hex}"
-    write_records(tmp_path / "r", 1)
+    records = Path(write_records(str(tmp_path / "r"), [1])).read_bytes()
     others = [f"{other}/1.tfrecord" for other in ("-lr=0 xzzyb", "a ßq 100%#1")]
     for file in (*others, f"{name}/1.tfrecord", f"{name}/[1].tfrecord"):
-        Storage(base).write(file, (tmp_path / "r").read_bytes())
+        Storage(base).write(file, records)
     storage = Storage(f"{base}/{name}")
-    assert numbers(readers.tfrecords(f"{base}/{name}/*.tfrecord", features=X)) == [1, 1]
-    assert numbers(readers.tfrecords(f"{base}/{name}/[1].tfrecord", features=X)) == [1]
+    assert labels(readers.tfrecords(f"{base}/{name}/*.tfrecord", features=Y)) == [1, 1]
+    assert labels(readers.tfrecords(f"{base}/{name}/[1].tfrecord", features=Y)) == [1]
     storage.delete(["1.tfrecord", "[1].tfrecord", "gone"])
     assert sorted(Storage(base).listing()) == sorted(others)

@@ -28,7 +28,7 @@ from prototrain.callbacks import (
 )
 from prototrain.towers import make_cpu_devices
 from tests.preloaded import Program
-from tests.tiny import environment, tiny_model
+from tests.tiny import environment, rows, tiny_model
 
 STEPS = 120
 READY, MADE = re.compile("before the first step"), re.compile(r"made step (\d+)")
@@ -85,12 +85,11 @@ def read(process: Any, until: re.Pattern[str] | None = None) -> str:
 
 
 def results(directory: Path) -> dict[str, Any]:
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     checkpoint = max((directory / "checkpoints").glob("step-*"))
     meta = json.loads((checkpoint / "meta.json").read_text())["meta"]
     kept = ("step", "values", "callbacks", "monitors")
     return {
-        "rows": [{name: value for name, value in row.items() if name != "time"} for row in rows],
+        "rows": rows(directory),
         "variables": meta["files"]["model.data-00000-of-00001"]["sha256"],
         **{key: meta[key] for key in kept},
     }

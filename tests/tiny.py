@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -189,6 +190,12 @@ class Losses(Callback):
 
     def trigger_step(self) -> None:
         self.by_step[self.trainer.global_step] = self.trainer.outputs["loss"]
+
+
+def rows(directory: str | Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl, without times."""
+    lines = (Path(directory) / "metrics.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name != "time"} for line in lines]
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from prototrain.callbacks import CallbackFactory, SetTrainable
 from prototrain.checkpoint.store import read_bundle
 from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, ModeKeys, OptimizerSpec, RunConfig, TrainSpec
 from tests.estimator.programs import POINTS, SIDES, classifier, endless, linear_fn, named, plain
-from tests.tiny import PressesCtrlC
+from tests.tiny import PressesCtrlC, rows
 
 
 def weights(directory: Any, step: int) -> dict[str, bytes]:
@@ -80,12 +80,6 @@ def test_export_equals_the_model(trained: Estimator, tmp_path: Path) -> None:
     np.testing.assert_allclose(served["logits"], np.stack(expected), rtol=1e-5)
 
 
-def scalars(directory: Any) -> list[dict[str, float]]:
-    """The rows of a run's metrics, without times."""
-    rows = [json.loads(line) for line in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "time"} for row in rows]
-
-
 def test_resumed_run_is_exact(tmp_path: Path) -> None:
     """Several towers give the same metrics, including a metric of the `model_fn` that is updated while training."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -98,7 +92,7 @@ def test_resumed_run_is_exact(tmp_path: Path) -> None:
     classifier(stopped, config=config).train(endless, max_steps=20)
     assert "resumed at step 10; data: " in (stopped / "train.log").read_text()
     assert weights(stopped, 20) == weights(straight, 20)
-    assert 0 <= scalars(straight)[-1]["trn/accuracy"] <= 1 and scalars(stopped) == scalars(straight)
+    assert 0 <= rows(straight)[-1]["trn/accuracy"] <= 1 and rows(stopped) == rows(straight)
 
 
 def test_lengths_of_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,8 +114,7 @@ def test_train_and_evaluate_is_one_run(tmp_path: Path) -> None:
     spec = EvalSpec(named, steps=None, name="all", start_delay_secs=0, throttle_secs=0)
     measured, exports = estimator.train_and_evaluate(both, TrainSpec(endless, max_steps=45), spec)
     assert exports == [] and measured == both.evaluate(named)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "eval_all/accuracy" in row] == [20, 40, 45]
+    assert [row["step"] for row in rows(tmp_path) if "eval_all/accuracy" in row] == [20, 40, 45]
     assert len(json.loads((tmp_path / "run.json").read_text())["parts"]) == 1
     again, _ = estimator.train_and_evaluate(both, TrainSpec(endless, max_steps=45), spec)
     assert again == measured
@@ -195,5 +188,5 @@ def test_train_metrics_use_recorded_steps_only(tmp_path: Path) -> None:
     config = RunConfig(save_summary_steps=4, save_checkpoints_steps=20)
     for max_steps in (8, 12):  # the second call continues
         line = Estimator(model_fn, tmp_path, config).train(lambda: plain().repeat(), max_steps=max_steps)
-    assert [(row["step"], row["trn/steps"]) for row in scalars(tmp_path)] == [(4, 1.0), (8, 2.0), (12, 3.0)]
+    assert [(row["step"], row["trn/steps"]) for row in rows(tmp_path)] == [(4, 1.0), (8, 2.0), (12, 3.0)]
     assert line.evaluate(lambda: plain(10))["steps"] > 1  # each batch of an evaluation counts

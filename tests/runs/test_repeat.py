@@ -8,13 +8,12 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prototrain.checkpoint.store import verify
 from prototrain.cli import main
-from prototrain.experiment.rows import rows_of
+from tests.tiny import rows
 
 CONFIG = """
 from prototrain import Config
@@ -114,11 +113,6 @@ def variables(experiment: str) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in saved.items()}
 
 
-def metrics(experiment: str) -> list[dict[str, Any]]:
-    rows = rows_of(Path(experiment, "metrics.jsonl"))
-    return [{name: value for name, value in row.items() if name != "time"} for row in rows]
-
-
 def test_repeated_run_is_exact(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also restores the settings, trainer and towers; a repeat can be repeated."""
     assert main(["run", "--from", "experiments/first"]) == 0
@@ -131,7 +125,7 @@ def test_repeated_run_is_exact(place: Path, original: Path, capsys: pytest.Captu
     assert "metrics: the same bits as in experiments/first (common steps: 5)" in printed
     for repeated in ("experiments/first-repeat", "experiments/third"):
         assert variables(repeated) == variables("experiments/first")
-        assert metrics(repeated) == metrics("experiments/first") != []
+        assert rows(repeated) == rows("experiments/first") != []
     source = Path("experiments/third/source")
     assert {str(path.relative_to(source)) for path in source.rglob("*.*")} == {
         *(f"net_of_repeat/{name}.py" for name in ("__init__", "config", "datasets", "definition")),
