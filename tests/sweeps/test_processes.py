@@ -30,10 +30,7 @@ from tests.preloaded import Program
 from tests.test_cli import MODEL
 from tests.tiny import environment, tiny_config
 
-
-@pytest.fixture(autouse=True)
-def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("scratch")
 
 
 class StandIn:

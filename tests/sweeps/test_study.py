@@ -21,14 +21,6 @@ RATE = {"model.lr_schedule.constant.value": "log:1e-4..1"}
 Opens = Callable[..., Study]
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    yield
-    optuna.logging.set_verbosity(before)
-
-
 @pytest.fixture
 def opens(tmp_path: Path) -> Iterator[Opens]:
     """Opens the study like another process; another `machine` has its own base directory."""
