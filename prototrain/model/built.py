@@ -343,9 +343,9 @@ class BuiltModel:
         """The model's name in tables."""
         return str(getattr(self.model, "name", type(self.model).__name__))
 
-    def table(self, decays: str = "decays") -> Table:
-        """Return a table of the variables; `decays` is the header of the last column."""
-        return variable_table(self.variables, self.trainable, self.decayed, decays=decays)
+    def table(self) -> Table:
+        """Return a table of the variables."""
+        return variable_table(self.variables, self.trainable, self.decayed)
 
     def facts(self) -> Facts:
         """Return the config and the source file digests of the model, for a checkpoint."""

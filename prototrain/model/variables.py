@@ -73,20 +73,12 @@ def _size(variables: Iterable[tf.Variable]) -> int:
 
 
 def variable_table(
-    variables: Mapping[str, tf.Variable],
-    trained: Mapping[str, Any],
-    decayed: Mapping[str, Any],
-    *,
-    decays: str = "decays",
+    variables: Mapping[str, tf.Variable], trained: Mapping[str, Any], decayed: Mapping[str, Any]
 ) -> Table:
-    """Return a table with the name, shape and number of parameters of each variable, and whether it trains and decays.
-
-    `decays` is the header of the last column.
-    """
+    """Return a table with each variable's name, shape and number of parameters, and whether it trains and decays."""
     rows: list[tuple[object, ...]] = [
         (name, str(list(one.shape)), _size([one]), *("yes" if name in chosen else "" for chosen in (trained, decayed)))
         for name, one in variables.items()
     ]
     rows.append(("total", "", _size(variables.values()), "", ""))
-    headers = ["variable", "shape", "parameters", "trained", decays]
-    return Table(rows, headers, number_format=",")
+    return Table(rows, ["variable", "shape", "parameters", "trained", "decays"], number_format=",")

@@ -713,9 +713,7 @@ class TowerTrainer(Trainer):
         }
 
     def _describe_variables(self) -> tuple[str, str] | None:
-        own = self.has_own_train_step or not self.is_compiled
-        everything = self.built.table(decays="in weight_decay_loss()" if own else "decays")
-        return layer_table(self.variables, self.trainable), str(everything)
+        return layer_table(self.variables, self.trainable), str(self.built.table())
 
     def _after_restore(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # may find that the data does not repeat itself
