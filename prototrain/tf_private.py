@@ -313,17 +313,9 @@ def learning_rate_source(optimizer: Any) -> Any:
     return found if callable(found) and not isinstance(found, KerasVariable) else None
 
 
-def excluded_from_decay(optimizer: Any) -> list[str]:
-    """Return the arguments of `exclude_from_weight_decay`: parts of names, and the number of variables."""
-    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    names = [] if pattern is None else sorted(pattern.pattern.split("|"))
-    number = len(getattr(optimizer, "_exclude_from_weight_decay", ()))
-    return names + [f"{number} variables"] * bool(number)
-
-
 def copy_decay_exclusions(source: Any, target: Any) -> None:
     """Copy the settings of `exclude_from_weight_decay` to another optimizer."""
-    if excluded_from_decay(source):
+    if hasattr(source, "_exclude_from_weight_decay"):
         target._exclude_from_weight_decay = set(source._exclude_from_weight_decay)
         target._exclude_from_weight_decay_pattern = source._exclude_from_weight_decay_pattern
 

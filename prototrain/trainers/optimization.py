@@ -21,7 +21,7 @@ from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots, slot_stem
 from prototrain.system.terminal import FRESH
 from prototrain.system.tracebacks import cause
-from prototrain.tf_private import copy_decay_exclusions, excluded_from_decay, learning_rate_source
+from prototrain.tf_private import copy_decay_exclusions, learning_rate_source
 
 UNSET_RATE = 0.0
 """The learning rate that stands for "not set yet": the config has none, and a callback must set it."""
@@ -139,18 +139,14 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
         try:
             config: dict[str, Any] = optimizer.get_config()
         except NotImplementedError:  # for example, a schedule without `get_config`
-            config = {
-                name: value for name, value in vars(optimizer).items() if isinstance(value, bool | int | float | str)
-            }
-    public = {name: value for name, value in config.items() if name != "name" and not name.startswith("_")}
-    settings: dict[str, Any] = encode(public)
+            config = {}
+    settings: dict[str, Any] = encode({name: value for name, value in config.items() if name != "name"})
     rate = settings.get("learning_rate")
     if isinstance(rate, float):
         settings["learning_rate"] = float(f"{rate:.7g}")  # drops digits that a float32 does not have
     elif isinstance(rate, dict) and rate.get("class_name") in ("__lambda__", "function"):
         del settings["learning_rate"]  # a function has no value to compare
-    kept = excluded_from_decay(optimizer)
-    return {"class": type(optimizer).__name__, **settings, **({"without weight decay": kept} if kept else {})}
+    return {"class": type(optimizer).__name__, **settings}
 
 
 class RegisteredOptimizers:
