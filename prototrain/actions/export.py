@@ -83,12 +83,12 @@ def _write_keras(network: keras.Model, final: Path) -> str:
 
 def _whole_network(built: BuiltModel) -> keras.Model:
     """Return the Keras model that contains all weights of a model."""
-    weights = {id(v.value) for layer in built.keras_layers.values() for v in layer.weights}
+    weights = {id(v.value) for layer in built.layers.layers.values() for v in layer.weights}
     of_build = {id(v) for v in built.variables.values() if v.trainable}
-    for layer in built.keras_layers.values():
+    for layer in built.layers.layers.values():
         if isinstance(layer, keras.Model) and weights | of_build <= {id(v.value) for v in layer.weights}:
             return layer
     raise ModelError(
-        f"the network is not one Keras model: build() uses {shorten_list(list(built.keras_layers), 6) or 'no layer'}; "
+        f"the network is not one Keras model: build() uses {shorten_list(list(built.layers.layers), 6) or 'no layer'}; "
         "put all layers into one keras.Sequential or keras.Model, or export a SavedModel"
     )

@@ -181,7 +181,7 @@ class BuiltModel:
         if weights.keys() == self._weights.keys():
             return False
         self._weights = weights
-        with self.placement.scope():
+        with self.placement.strategy.scope():
             self.trainable = select(weights, self.config, "model.trainable_variables")
             decays = bool(self.config["model.weight_decay.value"] or self.config["model.weight_decay.l1"])
             self.decayed = select(self.trainable, self.config, "model.weight_decay") if decays else {}
@@ -226,11 +226,6 @@ class BuiltModel:
         return {name: False for name, v in self.variables.items() if v.trainable and name not in self._weights}
 
     # -- Keras's part -------------------------------------------------------------------------------------------------
-
-    @property
-    def keras_layers(self) -> dict[str, keras.layers.Layer]:
-        """The Keras layers that `build` makes or calls, by name."""
-        return dict(self.layers.layers)
 
     def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
         """Return variables by name, as Keras variables where layers have them, for optimizers.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -52,11 +52,6 @@ class Placement:
         self._variables: Mapping[str, tf.Variable] = {}
 
     # -- building -----------------------------------------------------------------------------------------------------
-
-    def scope(self) -> AbstractContextManager[Any]:
-        """Return the context manager for creating variables."""
-        scope: AbstractContextManager[Any] = self.strategy.scope()
-        return scope
 
     def declare_variable(self, **arguments: Any) -> dict[str, Any]:
         """Return the arguments of `tf.Variable` for a variable of the model."""
@@ -112,11 +107,6 @@ class Placement:
         )
         # Copies, so that ops that wait for a batch wait on the device of their tower.
         return self.strategy.run(lambda part: function(_copied(part)), args=(of_towers,))
-
-    def local_results(self, value: Any) -> Sequence[Any]:
-        """Return the results of this process's towers."""
-        results: Sequence[Any] = self.strategy.experimental_local_results(value)
-        return results
 
     def mean(self, values: list[Any]) -> list[Any]:
         """Average dense or sparse tensors over all towers, from inside a tower; traced. Results are bitwise equal."""

@@ -86,7 +86,7 @@ class Iteration:
             the scalars by name, averaged over the towers; whether the iteration counts as a step, a bool tensor that is
             False if the guard found it non-finite; and the tensors of `watched_names`, if it is watched.
         """
-        trainer, results = self.trainer, self.placement.local_results
+        trainer, results = self.trainer, self.placement.strategy.experimental_local_results
         with _after(inputs):
             self.guard.begin(self.changed_early(), step)
             trainer.counter.trace_iteration(step)

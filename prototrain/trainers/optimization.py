@@ -204,7 +204,7 @@ class RegisteredOptimizers:
         known = {id(entry) for entry in self._state.values()}
         for name, optimizer in attributes.items():
             if isinstance(optimizer, keras.optimizers.Optimizer) and id(optimizer.variables[0]) not in known:
-                with self._placement.scope():
+                with self._placement.strategy.scope():
                     self.register(name, optimizer, None if optimizer.built else trained)
 
     @contextmanager

@@ -31,7 +31,7 @@ from prototrain.step.calls import StepCalls
 from prototrain.step.loop import CompiledCalls, Iteration
 from prototrain.step.nonfinite import LossScale
 from prototrain.step.trace import tower_trace
-from prototrain.step.update import BatchGradients, accumulate_micro_batches, scale_for_towers
+from prototrain.step.update import BatchGradients, Pairs, accumulate_micro_batches, scale_for_towers
 from prototrain.step.variables import StopVariable, is_scratch
 from prototrain.step.xla_loop import XlaLoop
 from prototrain.system.terminal import announcing, shorten_list
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from prototrain.checkpoint.weights import Names, Source
     from prototrain.config import Config
     from prototrain.model import ModelProtocol
-
-GradientsAndVariables = list[tuple[Any, tf.Variable]]
 
 
 class TowerTrainer(Trainer):
@@ -134,7 +132,7 @@ class TowerTrainer(Trainer):
         self._optimizers = RegisteredOptimizers(
             self.state, self.placement, self.built.keras_variables, self._check_optimizer
         )
-        with self.placement.scope():
+        with self.strategy.scope():
             self.create_optimizers()
         self.state.update(self.variables)
         self.state["data"] = self.data
@@ -254,7 +252,7 @@ class TowerTrainer(Trainer):
             def one_tower(inputs: dict[str, Any]) -> Any:
                 return [self._update(self._compute(inputs, with_xla))["loss"]]
 
-            return lambda batch: next(iter(self.placement.local_results(self.placement.run(one_tower, batch))))
+            return lambda batch: self.strategy.experimental_local_results(self.placement.run(one_tower, batch))[0]
 
         # "loop" is slow if callbacks run in every step.
         with_loop = self.towers == 1 and not (self.callbacks.watched_names or self.callbacks.each_step)
@@ -357,7 +355,7 @@ class TowerTrainer(Trainer):
 
     def apply_gradients(
         self,
-        gradients_and_variables: GradientsAndVariables,
+        gradients_and_variables: Pairs,
         *,
         loss: tf.Tensor,
         optimizer: keras.optimizers.Optimizer | None = None,
@@ -578,7 +576,7 @@ class TowerTrainer(Trainer):
         """Update the trained variables, since layers may have been frozen or unfrozen."""
         if self.built.choose_trained():
             self.trainable, self.decayed = self.built.trainable, self.built.decayed
-            with self.placement.scope(), self._optimizers.renewed():
+            with self.strategy.scope(), self._optimizers.renewed():
                 self.create_optimizers()
 
     def _weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
@@ -685,7 +683,7 @@ class TowerTrainer(Trainer):
     @property
     def keras_layers(self) -> dict[str, keras.layers.Layer]:
         """The Keras layers that `build` creates or calls, by name."""
-        return self.built.keras_layers
+        return self.built.layers.layers
 
     def _fitted_to(
         self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]

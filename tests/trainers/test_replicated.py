@@ -271,7 +271,7 @@ def test_mean_of_tensors_of_all_shapes_and_dtypes(monkeypatch: Any) -> None:
             found = towers.mean([*scaled, sparse])
             return [*found[:-1], tf.convert_to_tensor(found[-1])]
 
-        return [towers.local_results(one) for one in towers.run(tower, {"x": tf.zeros([2])})]
+        return [towers.strategy.experimental_local_results(one) for one in towers.run(tower, {"x": tf.zeros([2])})]
 
     for (first, second), expected in zip(means(), given, strict=True):
         np.testing.assert_array_equal(first, tf.convert_to_tensor(expected) * 2)
