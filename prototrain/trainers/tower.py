@@ -142,7 +142,7 @@ class TowerTrainer(Trainer):
         self._xla = XlaChoice(self.config["model.jit_compile"], self.log)
         if self._xla.is_measured and not self.measures_xla:
             raise ConfigError(f'model.jit_compile: {type(self).__name__} cannot measure for "auto"; say true or false')
-        if self._xla.in_loop and (self.towers > 1 or not self.measures_xla or not self.is_compiled):
+        if self._xla.chosen == "loop" and (self.towers > 1 or not self.measures_xla or not self.is_compiled):
             raise ConfigError(
                 f'model.jit_compile: "loop" is for one tower and a compiled step; this {type(self).__name__} takes '
                 "true or false"
@@ -193,7 +193,7 @@ class TowerTrainer(Trainer):
         trace = tower_trace()
         self._used.add("model.jit_compile")
         outputs = self._update(
-            self._compute(inputs, self._xla.in_step and not (trace is not None and trace.is_watched))
+            self._compute(inputs, self._xla.chosen is True and not (trace is not None and trace.is_watched))
         )
         outputs["learning_rate"] = tf.convert_to_tensor(self.optimizer.learning_rate)
         if self.loss_scale is not None:
@@ -264,7 +264,7 @@ class TowerTrainer(Trainer):
 
     def _read_blocks(self) -> None:
         """Read the data in blocks, if XLA compiles whole calls."""
-        if self._xla.in_loop and not self.data.block:
+        if self._xla.chosen == "loop" and not self.data.block:
             self.data.use_blocks()
 
     def run_step(self) -> Mapping[str, Any] | None:
@@ -453,7 +453,7 @@ class TowerTrainer(Trainer):
 
     def make_calls(self) -> StepCalls:
         """Create the compiled calls for the callbacks of the current run."""
-        if self._xla.in_loop:
+        if self._xla.chosen == "loop":
             return XlaLoop(Iteration(self, may_fail=False, may_be_watched=False))
         return CompiledCalls(Iteration(self), self._stop_variable)
 

@@ -33,7 +33,12 @@ Step = Callable[[Any], list[Any]]
 
 
 class XlaChoice:
-    """The choice of how XLA is used, by the setting ``model.jit_compile``."""
+    """The choice of how XLA is used, by the setting ``model.jit_compile``.
+
+    Attributes:
+        is_measured: whether the setting is "auto".
+        chosen: the choice; None until it is measured.
+    """
 
     def __init__(
         self,
@@ -42,33 +47,23 @@ class XlaChoice:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.is_measured = setting == "auto"
-        self._chosen: Choice | None = None if setting == "auto" else setting
+        self.chosen: Choice | None = None if setting == "auto" else setting
         self._log, self._clock = log, clock
-
-    @property
-    def in_step(self) -> bool:
-        """Whether XLA compiles the forward pass and the gradients of each step."""
-        return self._chosen is True
-
-    @property
-    def in_loop(self) -> bool:
-        """Whether XLA compiles whole calls."""
-        return self._chosen == "loop"
 
     def recorded(self) -> dict[str, Choice]:
         """Return the fact that checkpoints record; empty if the choice was not measured."""
-        return {RECORDED_AS: self._chosen} if self.is_measured and self._chosen is not None else {}
+        return {RECORDED_AS: self.chosen} if self.is_measured and self.chosen is not None else {}
 
     def recall(self, facts: Mapping[str, Any]) -> None:
         """Restore the choice that an earlier part of the run measured, if any."""
         then = facts.get(RECORDED_AS)
         if self.is_measured and then in (False, True, "loop"):
-            self._chosen = then
+            self.chosen = then
 
     def turn_off(self, reason: str) -> None:
         """Turn XLA off without measuring, unless a choice was made already."""
-        if self._chosen is None:
-            self._chosen = False
+        if self.chosen is None:
+            self.chosen = False
             self._log(f"model.jit_compile: auto leaves XLA off, because {reason}")
 
     def measure(
@@ -79,7 +74,7 @@ class XlaChoice:
         `step` returns the step to time, with XLA if its argument is true: a traced function from a batch to tensors.
         The `variables` that a step changes are restored afterwards.
         """
-        if self._chosen is not None:
+        if self.chosen is not None:
             return
         choices: tuple[Choice, ...] = (False, True, "loop") if with_loop else (False, True)
         forms = {choice: _loop(step(choice is True), with_xla=choice == "loop") for choice in choices}
@@ -114,9 +109,9 @@ class XlaChoice:
                     break
         found = {choice: statistics.median(taken) for choice, taken in times.items()}
         best = min(found, key=lambda choice: found[choice])
-        self._chosen = best if found[best] < found[False] * (1 - MARGIN) else False
+        self.chosen = best if found[best] < found[False] * (1 - MARGIN) else False
         listed = ", ".join(f"{_IN_WORDS[choice]} {one * 1e3:.3g} ms" for choice, one in found.items())
-        self._log(f"model.jit_compile: auto takes {_IN_WORDS[self._chosen]} (a step takes: {listed})")
+        self._log(f"model.jit_compile: auto takes {_IN_WORDS[self.chosen]} (a step takes: {listed})")
 
 
 def _loop(step: Step, *, with_xla: bool) -> Any:

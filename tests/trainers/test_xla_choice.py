@@ -45,14 +45,13 @@ class Clock:
 def test_fastest_form_is_chosen(seconds: tuple[float, ...], chosen: Any) -> None:
     counter, said = tf.Variable(0), list[str]()
     choice = XlaChoice("auto", said.append, Clock(*seconds))
-    assert not choice.in_step and choice.recorded() == {}
+    assert choice.chosen is None and choice.recorded() == {}
 
     def step(compiled: bool) -> Any:
         return lambda batch: [batch + tf.cast(counter.assign_add(1), tf.float32)]
 
     choice.measure(step, tf.constant(1.0), with_loop=len(seconds) == 3, variables=[counter])
-    assert (choice.in_step, choice.in_loop) == (chosen is True, chosen == "loop")
-    assert choice.recorded() == {"jit_compile": chosen}
+    assert choice.chosen == chosen and choice.recorded() == {"jit_compile": chosen}
     assert int(counter) == 0, "what was tried leaves nothing behind"
     assert said[-1].count(" ms") == len(seconds)  # after a message about the waiting time, on a busy machine
 
@@ -62,12 +61,12 @@ def test_resume_keeps_the_choice() -> None:
         fixed = XlaChoice(setting, clock=lambda: pytest.fail("measured"))  # type: ignore[arg-type]
         fixed.recall({"jit_compile": not setting})
         fixed.turn_off("anything")
-        assert (fixed.in_step, fixed.in_loop) == (setting is True, setting == "loop") and fixed.recorded() == {}
+        assert fixed.chosen == setting and fixed.recorded() == {}
     resumed = XlaChoice("auto", clock=lambda: pytest.fail("measured"))
     resumed.recall({})
     resumed.recall({"jit_compile": "loop"})
     resumed.measure(lambda compiled: pytest.fail("traced"), None, with_loop=True)
-    assert resumed.in_loop
+    assert resumed.chosen == "loop"
 
 
 def test_chosen_form_does_not_change_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
