@@ -114,7 +114,7 @@ class BuildCall:
         self._objects = objects
         self._is_first = is_first
         self._take_over = take_over
-        self._seeds = seeds or {}
+        self.seeds = seeds or {}
         self._frames = [_Frame(0)]
         self._outer_scope = tf.get_current_name_scope()
         self._given: Any = None
@@ -296,7 +296,7 @@ class BuildCall:
                 value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
                 self._before[id(handle)] = (variable, value)
 
-    # -- losses, variables and seeds ----------------------------------------------------------------------------------
+    # -- losses and variables -----------------------------------------------------------------------------------------
 
     def note_taken(self, layer: Any, losses: list[Any]) -> None:
         """Record that a layer's losses were read; if `build` itself reads them, it adds them to its own loss."""
@@ -323,10 +323,6 @@ class BuildCall:
         of_layers = {id(weight.value) for weight in weights}
         found |= {id(made): made for made in self.variables if made.trainable and id(made) not in of_layers}
         return list(found.values())
-
-    def seed_state(self, state: Any) -> Any:
-        """Return the variable that the current tower uses as the state of a `SeedGenerator`, or None."""
-        return self._seeds.get(base_name(state)) if self._seeds else None
 
 
 def base_name(variable: Any) -> str:
@@ -472,7 +468,7 @@ def _losses(call: BuildCall, original: Any, self: Any) -> Any:
 
 
 def _next_seed(call: BuildCall, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    own = call.seed_state(self.state.value)
+    own = call.seeds.get(base_name(self.state.value)) if call.seeds else None
     if own is None:
         return original(self, *args, **kwargs)
     seed = tf.identity(own)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint.state import unique_name
 from prototrain.tf_private import ChangingWriter, default_writer
 
 if TYPE_CHECKING:
@@ -36,10 +35,6 @@ class TowerTrace:
     scalars: dict[str, tf.Tensor] = field(default_factory=dict)  # to report in addition to those of `train_step`
     applied: list[tf.Tensor] = field(default_factory=list)  # whether each guarded update was finite, in all towers
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph)  # a branch of a `tf.cond` has another one
-
-    def add_scalar(self, name: str, value: tf.Tensor) -> None:
-        """Report a scalar; a number is appended to a name that exists."""
-        self.scalars[unique_name(name, self.scalars, first=2)] = value
 
 
 _tracing = threading.local()  # each tower is traced in its own thread

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from prototrain.checkpoint.state import unique_name
 from prototrain.data.batches import Batch, split_batch
 from prototrain.errors import ModelError
 from prototrain.gradient_processors import divide, drop_missing, global_norm, on_values, summed, variable_name
@@ -212,7 +213,8 @@ def apply_gradients(
         (summed(gradient, dense=dense), variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)
     ]
     if record_norm and trace is not None:
-        trace.add_scalar("gradient_norm", global_norm(pairs))
+        name = unique_name("gradient_norm", trace.scalars, first=2)  # a step may update several times
+        trace.scalars[name] = global_norm(pairs)
     for process in processors:
         pairs = process(pairs)
     pairs = drop_missing(pairs)
