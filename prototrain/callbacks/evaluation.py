@@ -15,7 +15,7 @@ from prototrain.callbacks.base import Callback
 from prototrain.checkpoint.weights import AVERAGES
 from prototrain.data.batches import counted_examples
 from prototrain.errors import CallbackError, DataError, ModelError, StepError
-from prototrain.model.evaluation import OR_BATCHES, CompiledPass, require_end
+from prototrain.model.evaluation import CompiledPass, require_end
 from prototrain.model.net import LOSS_WEIGHT, loss_weight
 from prototrain.system.terminal import announcing, did_you_mean
 from prototrain.system.tracebacks import cause
@@ -103,7 +103,7 @@ def _check_batches(who: str, name: str, dataset: Any, batches: object) -> None:
     if not isinstance(batches, Integral) or isinstance(batches, bool) or batches < 0:
         raise CallbackError(f"{who}: batches must be a whole number, 0 for all, got {batches!r}")
     if not batches:
-        require_end(name, dataset, OR_BATCHES)
+        require_end(name, dataset)
 
 
 def _no_such_dataset(name: str, known: Collection[str]) -> str:

@@ -23,7 +23,7 @@ from prototrain.data.source import Share, bind_worker
 from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.facts import Facts, file_digests
-from prototrain.model.evaluation import OR_BATCHES, Evaluation, require_end
+from prototrain.model.evaluation import Evaluation, require_end
 from prototrain.model.layer_cache import LayerCache
 from prototrain.model.loading import Model
 from prototrain.model.net import check_net, explain_key_errors, loss_weight, scalars
@@ -278,7 +278,7 @@ class BuiltModel:
         if batches < 0:
             raise DataError(f"evaluate: batches must be at least 0, which is the whole dataset; got {batches}")
         if not batches:
-            require_end(dataset, self.datasets[dataset], OR_BATCHES)
+            require_end(dataset, self.datasets[dataset])
         return evaluation.run(self.stop, batches, step=self.step)
 
     def evaluation(self, dataset: str) -> Evaluation:

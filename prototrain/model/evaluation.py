@@ -23,8 +23,6 @@ from prototrain.towers import is_seed
 Batch = dict[str, Any]
 REHEARSED = 2
 """Number of batches to rehearse an evaluation with; variables are created in the first one only."""
-OR_BATCHES = "leave out its repeat(), or say how much of it with batches="
-"""A remedy for infinite datasets, for the message of `require_end`."""
 
 
 class CompiledPass:
@@ -106,9 +104,10 @@ def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.pad(sums, [[0, tf.size(values) - tf.size(sums)]]) + values
 
 
-def require_end(name: str, dataset: tf.data.Dataset, cure: str = "leave out its repeat()") -> None:
+def require_end(name: str, dataset: tf.data.Dataset) -> None:
     """Raise a DataError if a dataset is infinite; datasets of unknown length and other classes pass."""
     if isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        cure = "leave out its repeat(), or limit it with batches= or take()"
         raise DataError(f"dataset {name!r} has no end, so the whole of it cannot be evaluated; {cure}")
 
 
