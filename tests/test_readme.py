@@ -52,6 +52,6 @@ def test_output_of_a_run_is_shown(scratch: Path) -> None:
     trainer = SimpleTrainer(load_model("models.simple"), experiment="experiments/simple")
     trainer.max_steps = trainer.total_steps = trainer.config["model.num_steps"]
     trainer.steps_per_epoch = trainer.data.cardinality
-    layers, _ = trainer._describe_variables() or ("", "")
+    layers = trainer._describe_layers() or ""
     printed = ["", "start          fresh", *opening(trainer).splitlines(), *layers.splitlines()]
     assert [line for line in shown[0].splitlines() if line not in printed and line != "..."] == []

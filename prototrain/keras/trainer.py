@@ -26,7 +26,7 @@ from prototrain.keras.callback import KerasCallback
 from prototrain.keras.data import Data, as_dataset, split_data
 from prototrain.keras.model import CompiledModel, check_model, flat, guarded, inherits, optimizers_of
 from prototrain.model.built import BuiltModel
-from prototrain.model.variables import layer_table, select, variable_table
+from prototrain.model.variables import layer_table, select
 from prototrain.step.trace import tower_trace
 from prototrain.system.signals import StopRequest
 from prototrain.system.terminal import announcing
@@ -316,9 +316,9 @@ class KerasTrainer(SimpleTrainer):
 
     # -- checkpoints and tables ---------------------------------------------------------------------------------------
 
-    def _describe_variables(self) -> tuple[str, str] | None:
-        shown = {name: variable for name, variable in self.variables.items() if name not in self._of_metrics()}
-        return layer_table(shown, self.trainable), str(variable_table(shown, self.trainable, self.decayed))
+    def _describe_layers(self) -> str | None:
+        of_metrics = self._of_metrics()
+        return layer_table({name: v for name, v in self.variables.items() if name not in of_metrics}, self.trainable)
 
     def _facts(self) -> Facts:
         metrics = sorted({name.rpartition("/")[0] for name in self._of_metrics()})

@@ -450,8 +450,8 @@ class Trainer:
             "start": self.run.resume_line(),
         }
 
-    def _describe_variables(self) -> tuple[str, str] | None:
-        """Return a table of the model's layers, which is printed, and a table of all variables for train.log."""
+    def _describe_layers(self) -> str | None:
+        """Return a table of the model's layers, if there is a model."""
         return None
 
     def _attempt_facts(self) -> dict[str, Any]:

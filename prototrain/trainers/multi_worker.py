@@ -199,8 +199,8 @@ class MultiWorkerTrainer(SyncTrainer):
             return {"workers": rows["workers"], "start": rows["start"], "started again": again}
         return rows
 
-    def _describe_variables(self) -> tuple[str, str] | None:
-        return None if launcher.restarts else super()._describe_variables()
+    def _describe_layers(self) -> str | None:
+        return None if launcher.restarts else super()._describe_layers()
 
     def _attempt_facts(self) -> dict[str, Any]:
         facts = {**super()._attempt_facts(), "workers": self.worker.count}

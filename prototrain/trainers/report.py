@@ -18,13 +18,11 @@ _ORDER = (
 
 
 def log_opening(trainer: Any) -> None:
-    """Log the opening table. For a fresh run, also print the layers and write all variables to train.log."""
+    """Log the opening table and, for a fresh run, the table of the layers."""
     trainer.log(opening(trainer))
-    variables = None if trainer.global_step else trainer._describe_variables()
-    if variables is not None:
-        layers, everything = variables
+    layers = None if trainer.global_step else trainer._describe_layers()
+    if layers is not None:
         trainer.log(layers + "\n")
-        trainer.run.log_to_file(everything + "\n")
 
 
 def opening(trainer: Any) -> str:

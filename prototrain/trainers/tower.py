@@ -710,8 +710,8 @@ class TowerTrainer(Trainer):
             "optimizer": None if self.optimizer is None else describe_optimizer(self.config, self.optimizer),
         }
 
-    def _describe_variables(self) -> tuple[str, str] | None:
-        return layer_table(self.variables, self.trainable), str(self.built.table())
+    def _describe_layers(self) -> str | None:
+        return layer_table(self.variables, self.trainable)
 
     def _after_restore(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # may find that the data does not repeat itself

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -26,16 +25,13 @@ def test_opening_table(experiment: Path) -> None:
     assert (rows["data"], rows["optimizer"]) == ("trn 5 batches, vld 3 batches", "Adam, learning rate 0.01")
 
 
-def test_layers_are_printed_and_variables_logged(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_are_printed_once(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_trainer(experiment).train([SaveOnExit()], max_steps=2)
-    said, log = capsys.readouterr().out, (experiment / "train.log").read_text()
-    assert "70 parameters, 56 trained, 288 bytes" in said and "fc0 " in said and "fc0/kernel" not in said
-    assert re.search(r"^fc0/kernel +\[4, 6\] +24 +yes", log, re.MULTILINE) and re.search(
-        "^total +70", log, re.MULTILINE
-    )
+    said = capsys.readouterr().out
+    assert "70 parameters, 56 trained, 288 bytes" in said and "fc0 " in said
     tiny_trainer(experiment).train([SaveOnExit()], max_steps=3)
     assert "parameters" not in capsys.readouterr().out
-    assert (experiment / "train.log").read_text().count("fc0/kernel") == 1
+    assert (experiment / "train.log").read_text().count("70 parameters") == 1
 
 
 def test_completed_run(experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
