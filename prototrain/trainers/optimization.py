@@ -1,8 +1,7 @@
-"""The optimizers of a trainer: their variables, learning rates, checks and recorded settings."""
+"""The optimizers of a trainer: their variables, learning rates, checks and recorded facts."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,6 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback, innermost
 from prototrain.callbacks.hyperparameters import HyperParamSetter, LearningRate
 from prototrain.config import Config
-from prototrain.config.json_form import encode
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.model.placement import Placement
@@ -129,24 +127,12 @@ def rate(optimizer: keras.optimizers.Optimizer) -> float:
     return float(tf.convert_to_tensor(optimizer.learning_rate))  # `float` does not accept a replicated variable
 
 
-def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Return the arguments of an optimizer as JSON-compatible values.
-
-    The name is left out, because Keras numbers names per process. The learning rate is the current one, so call this
-    before the first step.
-    """
-    with warnings.catch_warnings(action="ignore"):  # Keras warns about functions that it could not load again
-        try:
-            config: dict[str, Any] = optimizer.get_config()
-        except NotImplementedError:  # for example, a schedule without `get_config`
-            config = {}
-    settings: dict[str, Any] = encode({name: value for name, value in config.items() if name != "name"})
-    rate = settings.get("learning_rate")
-    if isinstance(rate, float):
-        settings["learning_rate"] = float(f"{rate:.7g}")  # drops digits that a float32 does not have
-    elif isinstance(rate, dict) and rate.get("class_name") in ("__lambda__", "function"):
-        del settings["learning_rate"]  # a function has no value to compare
-    return {"class": type(optimizer).__name__, **settings}
+def optimizer_facts(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Return the class of an optimizer and, if it is a number, its current learning rate."""
+    found: dict[str, Any] = {"class": type(optimizer).__name__}
+    if learning_rate_source(optimizer) is None:
+        found["learning_rate"] = float(f"{rate(optimizer):.7g}")  # without digits that a float32 does not have
+    return found
 
 
 class RegisteredOptimizers:
@@ -166,16 +152,16 @@ class RegisteredOptimizers:
         self._check = check
         self._placement = placement
         self._keras_variables = keras_variables
-        self._settings: dict[str, dict[str, Any]] = {}  # the optimizers' arguments, by name
+        self._facts: dict[str, dict[str, Any]] = {}  # by name
         self._optimizers: dict[str, keras.optimizers.Optimizer] = {}
         self._state = state
         self._in_use: set[str] = set()
         self._resting: set[str] = set()
 
     def facts(self, callbacks: Iterable[Callback]) -> dict[str, dict[str, Any]]:
-        """Return the settings of the optimizers for checkpoints, without a learning rate that `LearningRate` sets."""
+        """Return the facts of the optimizers for checkpoints, without a learning rate that `LearningRate` sets."""
         left_out = {"learning_rate"} if any(isinstance(innermost(one), LearningRate) for one in callbacks) else set()
-        return {name: {k: v for k, v in one.items() if k not in left_out} for name, one in self._settings.items()}
+        return {name: {k: v for k, v in one.items() if k not in left_out} for name, one in self._facts.items()}
 
     def register(
         self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
@@ -191,7 +177,7 @@ class RegisteredOptimizers:
         if variables is not None:
             optimizer.build(list(trained.values()))
         self._optimizers[name] = optimizer
-        self._settings.setdefault(name, optimizer_settings(optimizer))  # the settings of the first one count
+        self._facts.setdefault(name, optimizer_facts(optimizer))  # those of the first one count
         for slot, variable in named_slots(optimizer, trained):
             self._state[f"{name}/{slot}"] = variable
             self._in_use.add(f"{name}/{slot}")
@@ -244,7 +230,7 @@ class RegisteredOptimizers:
         """
         kept: dict[str, Any] = {}
         rates: dict[str, float] = {}
-        for optimizer, now in self._settings.items():
+        for optimizer, now in self._facts.items():
             then = made_with.get(optimizer, {})
             if then.get("class", now["class"]) != now["class"]:
                 raise CheckpointError(
@@ -254,7 +240,7 @@ class RegisteredOptimizers:
             was, rate = then.get("learning_rate"), now.get("learning_rate")
             if isinstance(was, float) and isinstance(rate, float) and was != rate:
                 rates[optimizer] = rate
-        for optimizer in self._settings:
+        for optimizer in self._facts:
             starts = {weight: f"{optimizer}/{slot_stem(weight)}_" for weight in weights}
             trained = {weight for weight, start in starts.items() if any(name.startswith(start) for name in saved)}
             rest = tuple(starts[weight] for weight in trained if not weights[weight])
