@@ -27,7 +27,7 @@ from prototrain.experiment.record import Outcome
 from prototrain.step.trace import PythonSummaries
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest, end_child
-from prototrain.trainers.report import RunTimes, closing, log_opening
+from prototrain.trainers.report import RunTimes, closing, opening
 from prototrain.trainers.run import Run
 
 if TYPE_CHECKING:
@@ -215,7 +215,9 @@ class Trainer:
                     self._measure()
                     self.run.accept()
                     self.step_is_whole, self.run.is_rejected = True, False
-                    log_opening(self)
+                    self.log(opening(self))
+                    if not self.global_step and (layers := self._describe_layers()) is not None:
+                        self.log(layers + "\n")
                     self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:

@@ -17,14 +17,6 @@ _ORDER = (
 )
 
 
-def log_opening(trainer: Any) -> None:
-    """Log the opening table and, for a fresh run, the table of the layers."""
-    trainer.log(opening(trainer))
-    layers = None if trainer.global_step else trainer._describe_layers()
-    if layers is not None:
-        trainer.log(layers + "\n")
-
-
 def opening(trainer: Any) -> str:
     """Return the table at the start of a run, or one line if there is nothing to do."""
     if 0 < trainer.global_step >= trainer.total_steps and not trainer.callbacks.unfinished:
