@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.state import preserve_values
 from prototrain.checkpoint.values import preserve_random_state
-from prototrain.data.batches import WHY_EMPTY, counted_examples
+from prototrain.data.batches import WHY_EMPTY, Batch, counted_examples
 from prototrain.data.iterator import bounded
 from prototrain.data.rule import reshuffles
 from prototrain.errors import DataError, StepError
@@ -20,7 +20,6 @@ from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
 from prototrain.towers import is_seed
 
-Batch = dict[str, Any]
 REHEARSED = 2
 """Number of batches to rehearse an evaluation with; variables are created in the first one only."""
 
