@@ -66,14 +66,10 @@ def current_tower() -> Tower:
     return tower
 
 
-def tower_index() -> int:
-    """Return the index of the tower that is being built; 0 outside of `build`."""
-    return getattr(getattr(_building, "tower", None), "index", 0)
-
-
-def tower_count() -> int:
-    """Return the number of towers, on all machines; 1 outside of `build`."""
-    return getattr(getattr(_building, "tower", None), "count", 1)
+def tower_or_default() -> Tower:
+    """Return the tower that is being built; outside of `build`, a single tower."""
+    tower: Tower | None = getattr(_building, "tower", None)
+    return Tower(0, 1, False) if tower is None else tower
 
 
 @contextmanager

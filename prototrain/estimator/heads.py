@@ -12,7 +12,7 @@ import tensorflow as tf
 from prototrain.errors import ModelError
 from prototrain.estimator.export import DEFAULT, ClassificationOutput, PredictOutput, RegressionOutput
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
-from prototrain.towers import tower_count
+from prototrain.towers import tower_or_default
 
 MEAN, SUM = "sum_over_batch_size", "sum"
 """Reductions of the examples' losses to the loss of a batch."""
@@ -100,7 +100,7 @@ class Head:
         if self.loss_reduction == MEAN:
             return total / tf.cast(tf.size(losses), losses.dtype)
         # The trainer averages over the towers, so scale the sum to cover the examples of all towers.
-        return total * tower_count() if mode == ModeKeys.TRAIN else total
+        return total * tower_or_default().count if mode == ModeKeys.TRAIN else total
 
     def metrics(self, features: Any, logits: Any, labels: Any) -> Metrics:
         """Return the metrics, updated with a batch, by name."""

@@ -22,7 +22,7 @@ from prototrain.errors import ModelError
 from prototrain.model.build_call import BuildCall, Objects, base_name
 from prototrain.step.variables import is_scratch
 from prototrain.tf_private import Functional, KerasVariable, call_by, hold, layers_within, own_weights
-from prototrain.towers import components, tower_index
+from prototrain.towers import components, tower_or_default
 
 
 class LayerCache:
@@ -95,7 +95,7 @@ class LayerCache:
     @contextmanager
     def sharing(self) -> Iterator[None]:
         """Context manager for later calls of `build`, which get the existing layers and variables."""
-        call = BuildCall(self._objects, seeds=self.of_tower.get(tower_index()))
+        call = BuildCall(self._objects, seeds=self.of_tower.get(tower_or_default().index))
 
         def find(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
             def refuse() -> tf.Variable:
