@@ -89,7 +89,7 @@ class Iteration:
         trainer, results = self.trainer, self.placement.strategy.experimental_local_results
         with _after(inputs):
             self.guard.begin(self.changed_early(), step)
-            trainer.counter.trace_iteration(step)
+            trainer.counter.traced = step
             if trainer.is_compiled:
                 trainer.callbacks.before_run()
             graph: Any = tf.compat.v1.get_default_graph()

@@ -44,7 +44,7 @@ class StepCounter:
     def __init__(self) -> None:
         self._step = 0
         self._begun = 0
-        self._traced: Any = None  # the step tensor of the last traced iteration
+        self.traced: Any = None  # the step tensor of the last traced iteration, which `read` returns during tracing
         self._variable: Any = None
         self._is_read = False  # whether a graph reads the variable
 
@@ -65,10 +65,6 @@ class StepCounter:
         if self._is_read:
             self._variable.assign(np.int64(step))  # TensorFlow would cache a tensor for each Python number
 
-    def trace_iteration(self, step: tf.Tensor) -> None:
-        """Set the tensor that `read` returns while an iteration is traced."""
-        self._traced = step
-
     def begin(self) -> None:
         """Start an iteration in Python."""
         self._begun = self._step
@@ -82,12 +78,12 @@ class StepCounter:
     @property
     def in_iteration(self) -> Any:
         """The step tensor of the iteration being traced, also in its inner graphs; None outside an iteration."""
-        if self._traced is None or tf.executing_eagerly():
+        if self.traced is None or tf.executing_eagerly():
             return None
         graph = tf.compat.v1.get_default_graph()  # only the compat.v1 API has it
-        while graph is not None and graph is not self._traced.graph:
+        while graph is not None and graph is not self.traced.graph:
             graph = getattr(graph, "outer_graph", None)
-        return None if graph is None else self._traced
+        return None if graph is None else self.traced
 
     def read(self) -> Any:
         """Return the number of completed steps; an int64 scalar tensor during tracing."""
