@@ -140,7 +140,7 @@ class MultiWorkerTrainer(SyncTrainer):
             self._sync.stop_watching()
 
     def run_steps(self, n: int) -> int:
-        self.check_rate()
+        self._check_rate()
         if not self._is_under_way:
             self._is_under_way = launcher.has_begun = True
             if self.is_chief:

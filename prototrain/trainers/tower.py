@@ -467,7 +467,7 @@ class TowerTrainer(Trainer):
         return type(self).train_step is not TowerTrainer.train_step
 
     def run_steps(self, n: int) -> int:
-        self.check_rate()
+        self._check_rate()
         if not self.local_step:
             self._check_trained()
         if not self.is_compiled:
@@ -486,7 +486,7 @@ class TowerTrainer(Trainer):
         for key, name, cure in unused_keys(self.config, self._used, scales=self.loss_scale is not None):
             self.run.log_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
 
-    def check_rate(self) -> None:
+    def _check_rate(self) -> None:
         """Raise a ConfigError before the first step if neither the config nor a callback sets the learning rate."""
         if self.counter.step == self.run.began_at:
             unused = check_rate(self.config, self.optimizer, self.callbacks)
