@@ -199,9 +199,6 @@ class MultiWorkerTrainer(SyncTrainer):
             return {"workers": rows["workers"], "start": rows["start"], "started again": again}
         return rows
 
-    def _describe_layers(self) -> str | None:
-        return None if launcher.restarts else super()._describe_layers()
-
     def _attempt_facts(self) -> dict[str, Any]:
         facts = {**super()._attempt_facts(), "workers": self.worker.count}
         return {**facts, "restarts": launcher.restarts, "cause": launcher.cause} if launcher.restarts else facts
