@@ -191,8 +191,6 @@ def apply_gradients(
             "condition as apply_gradients(..., when=condition)"
         )
     gradients_and_variables = list(gradients_and_variables)
-    if not gradients_and_variables:
-        raise ModelError("apply_gradients: the list of gradients and variables is empty")
     condition = None if when is None else tf.convert_to_tensor(when)
     if condition is not None and (condition.dtype != tf.bool or condition.shape.rank != 0):
         found = f"{condition.dtype.name} of shape {condition.shape}"
@@ -201,7 +199,7 @@ def apply_gradients(
     if notes is not None:
         notes.take(gradients_and_variables)
     if not pairs:
-        raise ModelError("the loss does not depend on any trainable variable")
+        raise ModelError("apply_gradients: the loss does not depend on any trainable variable")
     values = [*(gradient for gradient, _ in pairs), loss]
     if trace is not None and trace.weight is not None:
         share = _share(trace.weight, placement)

@@ -211,8 +211,6 @@ class TowerTrainer(Trainer):
     def _compute(self, inputs: dict[str, Any], with_xla: bool) -> BatchGradients:
         """Compute the forward pass and the gradients for one tower's batch. Traced."""
         variables = list(self.trainable.values())
-        if not variables:
-            raise ModelError("the loss does not depend on any trainable variable: the model has none")
 
         def compute(inputs: dict[str, Any]) -> BatchGradients:
             with tf.GradientTape(persistent=True) as tape:
