@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -13,11 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.data.batches import by_path
-from prototrain.data.grain import is_grain, mark_grain, read_grain
 from prototrain.errors import DataError
 from prototrain.readers.flows import dataflow, named_parts
-from prototrain.readers.order import pass_being_made
+from prototrain.readers.order import ABOUT, pass_being_made
 
+GRAIN = "grain_for_prototrain"
+"""An attribute of a dataset's Python object: the Grain dataset that it reads."""
+_GRAIN_THREADS = 8  # for reading a `MapDataset`
 _LOOKED_AT = 2  # batches, to detect which dimensions vary
 _passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -39,8 +42,9 @@ def _as_dataset(value: Any, name: str, config: Mapping[str, Any]) -> Any:
     if isinstance(value, keras.utils.PyDataset):
         dataset = from_py_dataset(value, shuffle=name == "trn", ends_epochs=name == "trn")
         return dataset if isinstance(dataset.element_spec, dict) else dataset.map(lambda *parts: named_parts(parts))
-    if is_grain(value):
-        return mark_grain(_dataset_of(lambda: map(_named, read_grain(value))), value, _named)
+    grain = sys.modules.get("grain")  # whoever made a Grain dataset has imported it
+    if grain is not None and isinstance(value, (grain.MapDataset, grain.IterDataset)):
+        return _from_grain(value)
     if hasattr(value, "reset_state") and isinstance(value, Iterable):
         return dataflow(value, batched=True)
     if isinstance(value, Mapping | tuple):
@@ -116,6 +120,31 @@ def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: 
     return _dataset_of(batches).apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
+def _from_grain(given: Any) -> tf.data.Dataset:
+    """Return the batches of a Grain dataset; the attribute `GRAIN` is for `GrainIterator`."""
+    dataset = _dataset_of(lambda: map(named_batch, read_grain(given)))
+    stages = _grain_stages(given)
+    if hasattr(given, "__len__") and not any("Filter" in stage for stage in stages):  # a filter has no exact length
+        length = tf.data.INFINITE_CARDINALITY if len(given) >= sys.maxsize else len(given)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
+    setattr(dataset, GRAIN, given)
+    setattr(dataset, ABOUT, (stages, []))
+    return dataset
+
+
+def _grain_stages(given: Any) -> list[str]:
+    """Return the names of the stages of a Grain dataset, source first."""
+    return [*(name for parent in given.parents for name in _grain_stages(parent)), f"grain {type(given).__name__}"]
+
+
+def read_grain(dataset: Any) -> Any:
+    """Return an `IterDataset` with a short buffer: Grain's default holds 500 batches of a `MapDataset`."""
+    if not hasattr(dataset, "to_iter_dataset"):
+        return dataset
+    options = sys.modules["grain"].ReadOptions(num_threads=_GRAIN_THREADS, prefetch_buffer_size=_GRAIN_THREADS)
+    return dataset.to_iter_dataset(options)
+
+
 def from_generator(make: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
     """Return a dataset of the batches of a generator; `make` is called for each pass."""
     return _dataset_of(lambda: map(_as_tuple, make()))
@@ -143,7 +172,8 @@ def _common(*specs: tf.TypeSpec) -> Any:
     return found
 
 
-def _named(batch: Any) -> dict[str, Any]:
+def named_batch(batch: Any) -> dict[str, Any]:
+    """Return a batch of a Grain dataset as a dict."""
     return dict(_as_tuple(named_parts(batch)))
 
 

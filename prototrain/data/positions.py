@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -11,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.checkpoint.store import READ_ERRORS
+from prototrain.data.adapters import GRAIN, named_batch, read_grain
 from prototrain.data.batches import Batch, Datasets, RollingDigest
-from prototrain.data.grain import GrainIterator, reads_grain
 from prototrain.data.iterator import DataIterator, Place
 from prototrain.data.pipeline import sources, stages
 from prototrain.data.rule import choose_mode, is_file_cache, is_function_of_element, reshuffles, shares_generators
@@ -21,13 +26,20 @@ from prototrain.errors import CheckpointError, DataError
 from prototrain.readers.order import order_of
 from prototrain.system.files import literal_prefix
 from prototrain.system.tracebacks import cause
-from prototrain.tf_private import holds_generator, iterator_state, set_iterator_state, stage_number
+from prototrain.tf_private import (
+    holds_generator,
+    iterator_state,
+    set_iterator_state,
+    stage_number,
+    taking_python_functions,
+)
 from prototrain.tf_private import stage_name as name_of
 
 LARGE_STATE = 100 * 2**20  # bytes
 SECONDS_BETWEEN_STATES = 5.0  # between two captured states: a resumed run reads at most this much again
 _NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
 _KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
+_KEPT_STATES = 1024  # of a Grain iterator; more than are ever prefetched
 _ONE_BY_ONE = ("_Map", "_ParallelMap", "_Options", "_Prefetch", "_Restructured")
 _BATCHES = ("_Batch", "_ParallelBatch", "_PaddedBatch")
 
@@ -53,7 +65,7 @@ def training_data(
     if source.is_single_pass:
         return DataIterator(source, "each run reads it from its start to its end", batch_size=batch_size)
     if data_position in ("auto", "iterator"):
-        if reads_grain(looked_at):
+        if hasattr(looked_at, GRAIN):
             return GrainIterator(source)
         if indexed(looked_at) is not None:
             dataset = source.training_of(0)  # used only here: each iteration has a new order
@@ -242,6 +254,66 @@ class NumberIterator(DataIterator):
         self.iterator = None  # the old iterator prefetches from the same order
         begin_after(place["offset"])
         self._read(self._dataset, place["pass"], place["offset"])
+
+
+# -- Grain -------------------------------------------------------------------------------------------------------------
+
+
+class GrainIterator(DataIterator):
+    """Training data whose position is the state of a Grain iterator.
+
+    Grain repeats a `MapDataset` and reshuffles it in each pass. An `IterDataset` is restarted at its end.
+    """
+
+    mode = "iterator"
+
+    def __init__(self, source: Source) -> None:
+        self._states: dict[int, str] = {}  # by the number of batches of the pass
+        self._close: Callable[[], object] = lambda: None
+        self._functions: deque[list[Any]] = deque(maxlen=2)  # the iterator of the pass before may still end
+        super().__init__(source)
+
+    def _look(self) -> Batch:
+        self._begin(0)
+        return self._peek()
+
+    def _begin(self, number: int) -> None:
+        self._go({"pass": number, "offset": 0, "grain": None})
+
+    def _go(self, place: Place) -> None:
+        self.iterator = None  # the old iterator prefetches
+        self._close()
+        given = getattr(self._source.training, GRAIN)
+        is_finite = hasattr(given, "to_iter_dataset") and len(given) < sys.maxsize  # a MapDataset
+        reading = iter(read_grain(given.repeat() if is_finite else given))
+        self._close = weakref.finalize(self, _close, reading)
+        try:
+            if place["grain"] is not None:
+                reading.set_state(json.loads(place["grain"]))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"the data position is no state of this Grain dataset: {error}") from error
+        states = self._states = {place["offset"]: json.dumps(reading.get_state())}
+
+        def batches() -> Iterator[Any]:
+            for number, batch in enumerate(reading, start=place["offset"] + 1):
+                states[number] = json.dumps(reading.get_state())  # a copy: Grain may change it later
+                states.pop(number - _KEPT_STATES, None)
+                yield named_batch(batch)
+            _close(reading)
+
+        with taking_python_functions() as functions:
+            dataset = tf.data.Dataset.from_generator(batches, output_signature=self._source.training.element_spec)
+        self._functions.append(functions)
+        self._read(dataset, place["pass"], place["offset"])
+
+    def _place(self) -> Place:
+        return {**super()._place(), "grain": self._states[self.offset]}
+
+
+def _close(reading: Any) -> None:
+    """End the threads of a Grain iterator."""
+    with suppress(Exception):  # at interpreter shutdown, modules may be gone
+        reading.close()
 
 
 # -- reading again -----------------------------------------------------------------------------------------------------
