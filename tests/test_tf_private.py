@@ -147,7 +147,7 @@ def test_stateless_attributes_of_keras_callbacks() -> None:
 
 OTHERS = {
     "commands/arguments.py": {"_option_string_actions"},  # of argparse, which has no public name
-    "experiment/lease.py": {"_asdict", "_replace"},  # of a NamedTuple, where they are public
+    "experiment/lock.py": {"_asdict", "_replace"},  # of a NamedTuple, where they are public
     "sweeps/study.py": {"_trial_id"},  # of Optuna, which has a public name in the next version only
 }
 PACKAGE = ROOT / "prototrain"

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.experiment import MARKS, META, MIRRORS, RECORD, STEP, checkpoint_steps, is_own
-from prototrain.experiment.lease import LEASE
-from prototrain.experiment.lock import LOCK
+from prototrain.experiment.lock import LEASE, LOCK
 from prototrain.system.files import cache_home, url_of, write_atomic
 from prototrain.system.storage import Storage
 

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from prototrain.errors import ExperimentError, StorageError
-from prototrain.experiment import lease
-from prototrain.experiment.lock import LOCK, is_locked
+from prototrain.experiment import lock
+from prototrain.experiment.lock import LEASE, LOCK, Lease, is_locked
 from prototrain.experiment.mirror import Mirror, local_copy
 from prototrain.system.files import PathLike, local_path, url_of
 from prototrain.system.storage import Storage, downloaded
@@ -41,7 +41,7 @@ class Remote:
         self.directory = local_copy(url)
         self._mirror = Mirror(self.storage, self.directory)
         self._uploading = threading.Lock()
-        self._lease = lease.Lease(self.storage)
+        self._lease = Lease(self.storage)
         self._is_open = False
         self._lost: ExperimentError | None = None
 
@@ -82,7 +82,7 @@ class Remote:
 
     def top(self) -> list[str]:
         """Return the names directly below the URL, without the lease."""
-        return sorted({name.partition("/")[0] for name in self.storage.listing()} - {lease.LEASE})
+        return sorted({name.partition("/")[0] for name in self.storage.listing()} - {LEASE})
 
     def keep(self) -> None:
         """Upload files that were written into the local copy outside of a run. An active run uploads them itself."""
@@ -100,7 +100,7 @@ class Remote:
         if self._is_open:
             return None
         with self._alone():
-            self._lease, self._lost = lease.Lease(self.storage), None
+            self._lease, self._lost = Lease(self.storage), None
             self._ending, self._woken = threading.Event(), threading.Event()
             self._threads: list[threading.Thread] = []
             last = self._lease.take(self._mirror.copy, announce)
@@ -183,7 +183,7 @@ class Remote:
         self._ending.set()
         self._woken.set()
         for thread in self._threads:
-            thread.join(lease.LOOK_SECONDS)  # a thread whose storage hangs is left behind
+            thread.join(lock.LOOK_SECONDS)  # a thread whose storage hangs is left behind
 
     def _upload(self) -> bool:
         """Upload changes; returns whether more remain."""
@@ -198,7 +198,7 @@ class Remote:
                 raise StorageError(f"cannot copy {error.filename}: {error.strerror}") from error
 
     def _beat(self) -> None:
-        while not self._ending.wait(lease.BEAT_SECONDS) and self._lost is None:
+        while not self._ending.wait(lock.BEAT_SECONDS) and self._lost is None:
             try:
                 self._lease.beat()
             except ExperimentError as error:

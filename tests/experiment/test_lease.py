@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from prototrain.errors import ExperimentError
-from prototrain.experiment.lease import LEASE, Holder, Lease
+from prototrain.experiment.lock import LEASE, Holder, Lease
 from prototrain.system.storage import Storage
 
 HERE = Holder(77, platform.node(), "a run", "this copy", True, 20.0)

@@ -20,7 +20,7 @@ from prototrain.checkpoint.store import Checkpoints
 from prototrain.checkpoint.weights import read_weights
 from prototrain.cli import main
 from prototrain.errors import ExperimentError, StorageError
-from prototrain.experiment import Experiment, checkpoint_steps, lease, remote
+from prototrain.experiment import Experiment, checkpoint_steps, lock, remote
 from prototrain.experiment.mirror import Mirror, local_copy, url_of_copy
 from prototrain.experiment.record import read_past
 from prototrain.experiment.remote import Remote
@@ -44,8 +44,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
     monkeypatch.setattr(remote, "UPLOAD_SECONDS", 0.02)
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(remote, "LAST_SECONDS", 0.0)
-    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(lease, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(lock, "SILENT_SECONDS", 0.02)
     return at
 
 
@@ -190,7 +190,7 @@ def test_load_weights_from_a_url(url: str, tmp_path: Path) -> None:
 def test_running_state_is_visible_everywhere(
     url: str, cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "SILENT_SECONDS", 30.0)
+    monkeypatch.setattr(lock, "SILENT_SECONDS", 30.0)
     found = []
 
     def look() -> None:
@@ -202,8 +202,8 @@ def test_running_state_is_visible_everywhere(
         cache("first")
 
     def lease_of_another() -> None:
-        monkeypatch.setattr(lease.time, "sleep", lambda _: trainer.experiment.remote._lease.beat())
-        lease.Lease(Storage(url)).take("another copy", print)
+        monkeypatch.setattr(lock.time, "sleep", lambda _: trainer.experiment.remote._lease.beat())
+        lock.Lease(Storage(url)).take("another copy", print)
 
     trainer = CountingTrainer(experiment=url)
     trainer.train([At(2, look)], max_steps=3)
@@ -386,8 +386,8 @@ def test_hanging_storage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_run_ends_if_its_lease_is_taken_over(url: str, cache: Callable[[str], Path]) -> None:
     def take_over() -> None:
         cache("second")
-        Storage(url).delete([lease.LEASE])
-        lease.Lease(Storage(url)).take("another copy", print)
+        Storage(url).delete([lock.LEASE])
+        lock.Lease(Storage(url)).take("another copy", print)
         trainer.run._looked_at = -1e9
         remote_one = trainer.experiment.remote
         remote_one.wake()

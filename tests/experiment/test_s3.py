@@ -14,7 +14,7 @@ from prototrain.actions.restore import restore
 from prototrain.callbacks import JSONWriter, MinSaver, ModelSaver, SaveOnExit, Summaries, Validation
 from prototrain.cli import main
 from prototrain.errors import StorageError
-from prototrain.experiment import lease
+from prototrain.experiment import lock
 from prototrain.experiment.rows import rows_of
 from prototrain.system.storage import Storage
 from tests.conftest import ROOT
@@ -63,8 +63,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import s3fs
 
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(lease, "SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(lock, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.1)
     s3fs.S3FileSystem.clear_instance_cache()  # the keys and addresses of other tests
     yield
     s3fs.S3FileSystem.clear_instance_cache()
