@@ -110,7 +110,7 @@ def scan(dataset: tf.data.Dataset, initial_state: Any, function: Callable[..., A
 
 
 def stage_name(stage: Any) -> str:
-    """Return the name of a stage's class, such as ``_ParallelMap``; `prototrain.data.rule` lists the known ones."""
+    """Return the name of a stage's class, such as ``_ParallelMap``; `prototrain.data.pipeline` lists the known ones."""
     return type(stage).__name__.removesuffix("V2").removesuffix("Dataset")
 
 

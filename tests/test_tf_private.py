@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from prototrain import tf_private
 from prototrain.checkpoint.values import preserve_global_random
-from prototrain.data.rule import PLAIN
+from prototrain.data.pipeline import PLAIN
 from prototrain.errors import ConfigError
 from prototrain.tf_private import stage_name as name_of
 from tests.conftest import ROOT

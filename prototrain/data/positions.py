@@ -19,8 +19,15 @@ from prototrain.checkpoint.store import READ_ERRORS
 from prototrain.data.adapters import GRAIN, named_batch, read_grain
 from prototrain.data.batches import Batch, Datasets, RollingDigest
 from prototrain.data.iterator import DataIterator, Place
-from prototrain.data.pipeline import sources, stages
-from prototrain.data.rule import choose_mode, is_file_cache, is_function_of_element, reshuffles, shares_generators
+from prototrain.data.pipeline import (
+    choose_mode,
+    is_file_cache,
+    is_function_of_element,
+    reshuffles,
+    shares_generators,
+    sources,
+    stages,
+)
 from prototrain.data.source import Share, Source
 from prototrain.errors import CheckpointError, DataError
 from prototrain.readers.order import order_of
@@ -30,10 +37,10 @@ from prototrain.tf_private import (
     holds_generator,
     iterator_state,
     set_iterator_state,
+    stage_name,
     stage_number,
     taking_python_functions,
 )
-from prototrain.tf_private import stage_name as name_of
 
 LARGE_STATE = 100 * 2**20  # bytes
 SECONDS_BETWEEN_STATES = 5.0  # between two captured states: a resumed run reads at most this much again
@@ -200,7 +207,7 @@ def indexed(dataset: tf.data.Dataset) -> Callable[[int], None] | None:
     is_endless = False
     stage: Any = dataset
     while (order := order_of(stage)) is None:
-        below, name = sources(stage), name_of(stage)
+        below, name = sources(stage), stage_name(stage)
         if len(below) != 1 or not is_function_of_element(stage):
             return None
         if name in _BATCHES and batch is None:

@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.values import preserve_global_random
 from prototrain.data.batches import Datasets, check_dataset
-from prototrain.data.pipeline import describe_sources, operations, stages
-from prototrain.data.rule import draws, is_python, is_random
+from prototrain.data.pipeline import describe_sources, draws, is_python, is_random, operations, stages
 from prototrain.errors import ConfigError, DataError
 from prototrain.readers.order import making_pass
 from prototrain.system.terminal import announcing

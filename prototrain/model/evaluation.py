@@ -11,7 +11,7 @@ from prototrain.checkpoint.state import preserve_values
 from prototrain.checkpoint.values import preserve_random_state
 from prototrain.data.batches import WHY_EMPTY, Batch, counted_examples
 from prototrain.data.iterator import bounded
-from prototrain.data.rule import reshuffles
+from prototrain.data.pipeline import reshuffles
 from prototrain.errors import DataError, StepError
 from prototrain.step.calls import compiled, failed_stage
 from prototrain.step.variables import StopVariable

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.data.rule import reshuffles
+from prototrain.data.pipeline import reshuffles
 from prototrain.readers.order import Order, _permuted, random_order
 from tests.data.reading import assert_exact, data, read
 
