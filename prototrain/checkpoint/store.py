@@ -42,7 +42,6 @@ READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeErro
 _FRESH = f"put one back, or start again with {FRESH}"
 _THREADS = min(4, os.cpu_count() or 1)
 _META_TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
-_BUNDLE_FILE = re.compile(r".*\.(index|data-\d+-of-\d+)")
 _GRAPH_KEY = re.compile(rb"@@[^@\s]{1,200}\.is_dataset")
 
 
@@ -259,14 +258,6 @@ class Checkpoints:
             )
         return None
 
-    def run_id(self) -> str | None:
-        """Return the run ID in the newest valid checkpoint, or None."""
-        for step in reversed(self.steps()):
-            with suppress(CheckpointError):
-                found = verify(self.path(step)).meta.get("run_id")
-                return found if isinstance(found, str) else None
-        return None
-
     def set_all_aside(self) -> Path | None:
         """Move all checkpoints to another directory, and return it; None if there are no checkpoints."""
         if not self.steps():
@@ -349,7 +340,7 @@ def _write(directory: Path, snapshot: Snapshot, tensors: Mapping[str, tf.Tensor]
             )
     files = sorted(directory.iterdir())
     with ThreadPoolExecutor(_THREADS) as pool:  # a file is read for its facts while the disk writes it
-        found, synced = pool.map(_safe_facts, files), pool.map(sync, files)
+        found, synced = pool.map(_facts, files), pool.map(sync, files)
         facts = dict(zip([path.name for path in files], found, strict=True))
         list(synced)
     meta = {
@@ -366,17 +357,13 @@ def _write(directory: Path, snapshot: Snapshot, tensors: Mapping[str, tf.Tensor]
     sync(directory)
 
 
-def _safe_facts(path: Path) -> dict[str, Any]:
-    """Return the facts about a file for meta.json; raise CheckpointError if a restore would run a graph in it."""
+def _facts(path: Path) -> dict[str, Any]:
+    """Return the size and digest of a file; raises a CheckpointError if a restore would run a graph in it."""
     if _holds_graph(path):
         raise CheckpointError(
-            f"the state in {path.name} cannot be saved: it is an iterator that holds datasets, and a restore would "
-            "have to run their graphs"
+            f"{path.name} holds a TensorFlow graph, which a restore would run: an iterator that holds datasets cannot "
+            "be saved"
         )
-    return _facts(path)
-
-
-def _facts(path: Path) -> dict[str, Any]:
     with open(path, "rb", buffering=0) as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
@@ -441,9 +428,6 @@ def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
         meta = _read_meta(path)
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(lambda item: _check_file(path, *item), meta["files"].items()))
-        for file in path.iterdir():
-            if file.name not in meta["files"] and _BUNDLE_FILE.fullmatch(file.name):
-                raise CheckpointError(f"{damaged}: {file.name} does not belong to it")
     except OSError as error:
         raise CheckpointError(f"{damaged}: {error.strerror}: {error.filename}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -477,5 +461,3 @@ def _read_meta(path: Path) -> dict[str, Any]:
 def _check_file(path: Path, name: str, expected: dict[str, Any]) -> None:
     if _facts(path / name) != expected:
         raise CheckpointError(f"checkpoint {path} is damaged: the content of {name} does not match its checksum")
-    if _holds_graph(path / name):
-        raise CheckpointError(f"checkpoint {path}: {name} holds a TensorFlow graph, which a restore would run")

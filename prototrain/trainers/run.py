@@ -135,7 +135,7 @@ class Run:
                     config=config,
                     sources=trainer._sources(),
                     devices=_devices(),
-                    run_id=None if experiment.run_id else self.checkpoints.run_id(),
+                    run_id=None if self.checkpoint is None else self.checkpoint.meta["run_id"],
                     origin={**trainer._origin(), "facts": {n: f for n, f in self._facts.items() if n not in known}},
                 )
             facts = trainer._attempt_facts() | {"changes": None if config is None else config.changes()}

@@ -112,12 +112,8 @@ def changed(change: Callable[[Path], None]) -> Damage:
     return lambda bench, newest: change(newest)
 
 
-def given_a_stray_bundle(bench: Bench, newest: Path) -> None:
-    (newest / "data.data-00001-of-00002").write_text("")
-
-
 WHOLE: list[Damage] = [
-    *(of_another_run, of_another_step, given_a_stray_bundle),
+    *(of_another_run, of_another_step),
     *(changed(change) for change in (make_empty, make_file, make_dangling)),
 ]
 OF_FILES: list[Damage] = [

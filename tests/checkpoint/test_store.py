@@ -166,7 +166,6 @@ def test_prune_keeps_newest_and_protected(tmp_path: Path) -> None:
         (lambda meta: meta.update(step=-1), "meta.json is not readable"),
         (lambda meta: meta.update(files=[]), "meta.json is not readable"),
         (lambda meta: meta["files"].update({"gone": {"size": 0}}), "No such file or directory"),
-        (lambda meta: meta["files"].pop("model.index"), "model.index does not belong to it"),
         (_of_another_run, r"is of another run \(another\); .* model.weights_load_path"),
     ],
 )
@@ -180,9 +179,7 @@ def test_invalid_meta_json_values(tmp_path: Path, change: Callable[[dict[str, An
 def test_no_run_id_accepts_all_checkpoints(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path).save(snapshot(1, run_id=None))
     assert verify(path, run_id="mine").step == 1
-    assert Checkpoints(tmp_path).run_id() is None
     Checkpoints(tmp_path).save(snapshot(2))
-    assert Checkpoints(tmp_path).run_id() == "mine"
     assert verify(Checkpoints(tmp_path).path(2)).step == 2
 
 
