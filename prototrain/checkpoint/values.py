@@ -131,10 +131,7 @@ class GeneratorState:
             if getattr(found.bit_generator.seed_seq, "n_children_spawned", 0):  # NumPy 1 cannot restore the number
                 raise CheckpointError("a random generator that has spawned others cannot be saved; save those it made")
             return found.bit_generator.state
-        try:
-            return found.getstate()
-        except NotImplementedError as error:
-            raise CheckpointError(f"a {type(found).__name__} cannot be saved: it has no state") from error
+        return found.getstate()
 
     def load_state_dict(self, state: Any) -> None:
         found: Any = self._generator

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,11 +107,8 @@ def read_attempts(path: Path) -> list[Attempt]:
     Raises:
         ExperimentError: the file cannot be read, or is damaged.
     """
-    known = {attribute.name for attribute in fields(Attempt)}
     try:
-        found = json.loads(path.read_bytes())["parts"]
-        # Ignore attributes that a later version has added.
-        return [Attempt(**{name: value for name, value in one.items() if name in known}) for one in found]
+        return [Attempt(**one) for one in json.loads(path.read_bytes())["parts"]]
     except FileNotFoundError:
         return []
     except OSError as error:

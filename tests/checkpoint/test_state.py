@@ -280,7 +280,6 @@ def test_random_generators_continue(make: Callable[[int], Any], tmp_path: Path) 
     ("make", "said"),
     [
         (lambda: {1, 2}, "a set would not come back as it is"),
-        (lambda: random.SystemRandom(), "a SystemRandom cannot be saved"),
         (spawning, "a random generator that has spawned others cannot be saved"),
         (lambda: {"inner": np.random.default_rng(1)}, "a Generator would not come back"),
         (lambda: tf.zeros([2]), r"state\['x'\] cannot be saved: a EagerTensor would not"),
