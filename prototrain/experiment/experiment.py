@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
+from prototrain.experiment.copies import copy_source
+from prototrain.experiment.facts import describe_environment
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.system.files import PathLike, joined, local_path, url_of, write_atomic
 
@@ -176,9 +178,6 @@ class Experiment:
         Raises:
             ExperimentError: a file cannot be written.
         """
-        from prototrain.experiment.copies import copy_source  # only when a run starts
-        from prototrain.experiment.facts import describe_environment
-
         try:
             if config is not None:
                 config.save(self.directory)
@@ -239,8 +238,7 @@ def _remote(directory: PathLike) -> Remote | None:
     url = url_of(directory)
     if url is None and MIRRORS not in local_path(directory).parts:
         return None
-    from prototrain.experiment.mirror import url_of_copy  # only for an experiment at a URL
-    from prototrain.experiment.remote import Remote
+    from prototrain.experiment.remote import Remote, url_of_copy  # only for an experiment at a URL
 
     url = url or url_of_copy(local_path(directory))
     return None if url is None else Remote(url)

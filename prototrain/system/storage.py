@@ -83,13 +83,22 @@ class Storage:
         if here:
             self._do("write to", lambda fs, root: fs.put(here, [f"{root}/{name}" for name in paths]), is_long=True)
 
-    def download(self, paths: Mapping[str, Path]) -> None:
-        """Download objects to files, several at once if the storage supports it."""
-        for path in paths.values():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        here = list(map(str, paths.values()))
-        if here:
-            self._do("read from", lambda fs, root: fs.get([f"{root}/{name}" for name in paths], here), is_long=True)
+    def download(self, paths: Mapping[str, Path], scratch: Path) -> None:
+        """Download objects to files, several at once if the storage supports it. Files appear atomically, in order.
+
+        `scratch` is a directory for incomplete files on the same disk. It is deleted at the end.
+        """
+        if not paths:
+            return
+        parts = [str(scratch / str(number)) for number in range(len(paths))]
+        try:
+            scratch.mkdir(parents=True, exist_ok=True)
+            self._do("read from", lambda fs, root: fs.get([f"{root}/{name}" for name in paths], parts), is_long=True)
+            for part, path in zip(parts, paths.values(), strict=True):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(part, path)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects in the given order. Missing objects are ignored."""
@@ -156,12 +165,7 @@ def downloaded_all(url: str, marks: Mapping[str, str]) -> list[Path]:
     scratch = home / f".tmp-{os.getpid()}-{threading.get_ident()}"
     try:
         with announcing(f"downloading {what}"):
-            Storage(url).download({name: scratch / digests[name] for name in lacking})
-        for name in lacking:
-            paths[name].parent.mkdir(parents=True, exist_ok=True)
-            os.replace(scratch / digests[name], paths[name])
+            Storage(url).download({name: paths[name] for name in lacking}, scratch)
     except OSError as error:
         raise StorageError(f"cannot keep a copy of {what} in {home}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return list(paths.values())

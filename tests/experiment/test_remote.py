@@ -21,9 +21,8 @@ from prototrain.checkpoint.weights import read_weights
 from prototrain.cli import main
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import Experiment, checkpoint_steps, lock, remote
-from prototrain.experiment.mirror import Mirror, local_copy, url_of_copy
 from prototrain.experiment.record import read_past
-from prototrain.experiment.remote import Remote
+from prototrain.experiment.remote import Mirror, Remote, local_copy, url_of_copy
 from prototrain.experiment.rows import rows_of
 from prototrain.runs import find_runs, read_run
 from prototrain.system import storage

@@ -145,7 +145,9 @@ def put(url: str, content: str | bytes) -> None:
 def test_files_at_urls_are_downloaded_once(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     downloads: list[Any] = []
     download = Storage.download
-    monkeypatch.setattr(Storage, "download", lambda self, paths: (downloads.extend(paths), download(self, paths)))
+    monkeypatch.setattr(
+        Storage, "download", lambda self, paths, at: (downloads.extend(paths), download(self, paths, at))
+    )
     put(f"{url}/a.csv", "y\n1\n2\n")
     put(f"{url}/b.csv", "y\n3\n")
     both = [f"{url}/a.csv", f"{url}/b.csv"]
@@ -183,14 +185,17 @@ def test_patterns_and_folders_at_urls(url: str) -> None:
 def test_failed_download_leaves_nothing(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(f"{url}/a.csv", "y\n1\n")
 
-    def fail(self: Storage, paths: dict[str, Path]) -> None:
-        for path in paths.values():
-            path.parent.mkdir(parents=True)
-            path.write_text("y")
+    do = Storage._do
+
+    def fail(self: Storage, what: str, *given: Any, **options: Any) -> Any:
+        if what != "read from":
+            return do(self, what, *given, **options)
+        (scratch,) = cache.rglob(".tmp-*")
+        (scratch / "0").write_text("y")
         raise StorageError("cannot read from it: no such key")
 
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="no such key"):
-        patch.setattr(Storage, "download", fail)
+        patch.setattr(Storage, "_do", fail)
         readers.csv(f"{url}/a.csv", features=Y)
     assert not [path for path in cache.rglob("*") if path.is_file()]
     assert labels(readers.csv(f"{url}/a.csv", features=Y)) == [1]
