@@ -43,8 +43,7 @@ def for_terminal(error: Exception) -> str:
     """Format an error that ends a program: one line for errors of prototrain, else a traceback."""
     if isinstance(error, PrototrainError):
         inside = python_in_graph(error.__cause__) or ""
-        said = f"{' '.join(str(error).splitlines())}{_raised_at(error)}"
-        return f"{inside}prototrain: error: {one_line(said)}\n"
+        return f"{inside}prototrain: error: {one_line(in_one_line(error))}\n"
     asked = out_of_memory(error)  # in the user's code, or a bug in prototrain
     return format_error(error) if asked is None else f"prototrain: error: out of memory: {one_line(asked)}\n"
 
