@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.store import READ_ERRORS, Checkpoint, Saveable
+from prototrain.checkpoint.store import READ_ERRORS, Checkpoint, Saveable, prefix_of
 from prototrain.checkpoint.values import GENERATORS, TAG, GeneratorState, decode, encode
 from prototrain.errors import CheckpointError
 from prototrain.system.terminal import FRESH, shorten_list
@@ -142,7 +142,7 @@ class StateEntries:
         if missing:
             raise CheckpointError(f"checkpoint {checkpoint.path} has no state for {', '.join(map(repr, missing))}")
         for key, entry in self.saveables.items():
-            entry.read(checkpoint.prefix_of(key), meta["parts"][key])
+            entry.read(prefix_of(checkpoint.path, key), meta["parts"][key])
         for key, holder in self._objects.items():
             with restore_errors(f"state[{key!r}]"):
                 holder.load_state_dict(decode(values[key][_OBJECT]))

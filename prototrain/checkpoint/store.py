@@ -103,10 +103,6 @@ class Checkpoint:
         """Read all variables as arrays by name; see `tensors`."""
         return {name: tensor.numpy() for name, tensor in self.tensors().items()}
 
-    def prefix_of(self, name: str) -> str:
-        """Return the path prefix of the files of a `Saveable`."""
-        return _prefix_of(self.path, name)
-
 
 class Checkpoints:
     """The checkpoints of one run.
@@ -138,10 +134,6 @@ class Checkpoints:
         return self.directory / f"step-{step:010d}"
 
     # -- saving -------------------------------------------------------------------------------------------------------
-
-    def save(self, snapshot: Snapshot, *, aside: bool = False) -> Path:
-        """Write a checkpoint and return its directory; see `start`."""
-        return self.start(snapshot, aside=aside)()
 
     def start(self, snapshot: Snapshot, *, aside: bool = False) -> Callable[[], Path]:
         """Start to write a checkpoint. An existing valid checkpoint of the same step is kept.
@@ -175,7 +167,7 @@ class Checkpoints:
                 name: tf.constant(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value)
                 for name, value in snapshot.variables.items()
             }
-            parts = {name: one.write(_prefix_of(temporary, name)) for name, one in snapshot.saveables.items()}
+            parts = {name: one.write(prefix_of(temporary, name)) for name, one in snapshot.saveables.items()}
 
         def finish() -> Path:
             with _whole_or_nothing(temporary, final):
@@ -315,7 +307,8 @@ def _remove_tree(path: Path) -> None:
             path.unlink()
 
 
-def _prefix_of(directory: Path, name: str) -> str:
+def prefix_of(directory: Path, name: str) -> str:
+    """Return the path prefix of the files of a `Saveable` in a checkpoint's directory."""
     quoted = quote(name, safe=" ")  # a name may contain characters that are not allowed in file names
     if quoted.partition(".")[0] in ("", BUNDLE, "meta"):
         quoted = f"%{quoted}"

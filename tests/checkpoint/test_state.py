@@ -61,7 +61,7 @@ def save(state: dict[str, Any], directory: Path) -> Checkpoint:
     entries = StateEntries(state)
     snapshot = Snapshot(1, entries.variables, entries.saveables, {"values": entries.values()})
     checkpoints = Checkpoints(directory)
-    checkpoints.save(snapshot)
+    checkpoints.start(snapshot)()
     found = checkpoints.newest()
     assert found is not None
     return found

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.checkpoint.store import META, Checkpoints, Snapshot, checksum, verify
+from prototrain.checkpoint.store import META, Checkpoints, Snapshot, checksum, prefix_of, verify
 from prototrain.errors import CheckpointError, ExperimentError
 from prototrain.system import files
 
@@ -54,7 +54,7 @@ def names(directory: Path) -> list[str]:
 def test_saved_checkpoint_is_read_back(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.newest() is None and checkpoints.steps() == []
-    path = checkpoints.save(snapshot(7, note=Note("hello")))
+    path = checkpoints.start(snapshot(7, note=Note("hello")))()
     assert path == tmp_path / "checkpoints" / "step-0000000007"
     found = checkpoints.newest()
     assert found is not None and found.step == 7 and found.path == path
@@ -63,7 +63,7 @@ def test_saved_checkpoint_is_read_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read["w/kernel"], np.full((2, 3), 7, np.float32))
     assert read["count"].dtype == np.int64 and read["count"] == 7
     note = Note("")
-    note.read(found.prefix_of("note"), found.meta["parts"]["note"])
+    note.read(prefix_of(found.path, "note"), found.meta["parts"]["note"])
     assert note.text == "hello"
     # Other tools can read it.
     assert sorted(name for name, _ in tf.train.list_variables(str(path / "model"))) == ["count", "w/kernel"]
@@ -71,10 +71,10 @@ def test_saved_checkpoint_is_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.index", "meta", "", "..", "/etc/x", "%"])
 def test_saveables_may_have_any_name(tmp_path: Path, name: str) -> None:
-    path = Checkpoints(tmp_path / "checkpoints").save(snapshot(1, **{name: Note("x")}))
+    path = Checkpoints(tmp_path / "checkpoints").start(snapshot(1, **{name: Note("x")}))()
     found = verify(path)
     assert sorted(found.variables()) == ["count", "w/kernel"]
-    assert Path(found.prefix_of(name)).parent == path
+    assert Path(prefix_of(found.path, name)).parent == path
     assert names(tmp_path) == ["checkpoints"] and len(names(path)) == 4
 
 
@@ -104,10 +104,10 @@ def make_dangling(path: Path) -> None:
 def test_damaged_checkpoint_of_a_step_is_replaced(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     said: list[str] = []
     checkpoints = Checkpoints(tmp_path, said.append, run_id="mine")
-    path = checkpoints.save(snapshot(1))
+    path = checkpoints.start(snapshot(1))()
     damage(path)
     for number in (1, 2):
-        assert checkpoints.save(snapshot(1)) == path
+        assert checkpoints.start(snapshot(1))() == path
         assert verify(path, run_id="mine").step == 1
         if number == 1:
             damage(path)  # again: the checkpoint that was set aside before does not prevent it
@@ -121,13 +121,13 @@ def _of_another_run(meta: dict[str, Any]) -> None:
 
 def test_remains_of_a_killed_save_are_deleted(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(snapshot(1))
+    checkpoints.start(snapshot(1))()
     mine = os.getpid()
     for name in (".tmp-step-0000000002-99", f".tmp-step-0000000002-{mine}", f".old-step-0000000001-{mine}"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.index").write_text("half")
     (tmp_path / ".tmp-min-vld-loss.json-77").write_text("{")
-    checkpoints.save(snapshot(2))  # from a process with the same ID
+    checkpoints.start(snapshot(2))()  # from a process with the same ID
     checkpoints.remove(1)
     checkpoints.sweep()
     assert names(tmp_path) == ["step-0000000002"]
@@ -140,16 +140,16 @@ def test_failed_save_leaves_nothing(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Checkpoints(tmp_path).save(snapshot(1, note=Breaks("x")))
+        Checkpoints(tmp_path).start(snapshot(1, note=Breaks("x")))()
     with pytest.raises(TypeError):
-        Checkpoints(tmp_path).save(Snapshot(1, meta={"no": object()}))
+        Checkpoints(tmp_path).start(Snapshot(1, meta={"no": object()}))()
     assert names(tmp_path) == []
 
 
 def test_prune_keeps_newest_and_protected(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for step in range(1, 7):
-        checkpoints.save(snapshot(step))
+        checkpoints.start(snapshot(step))()
     checkpoints.prune(2, protected={3})
     assert checkpoints.steps() == [3, 5, 6]
     checkpoints.remove(3, protected={3})
@@ -170,22 +170,22 @@ def test_prune_keeps_newest_and_protected(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_meta_json_values(tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
-    path = Checkpoints(tmp_path).save(snapshot(1))
+    path = Checkpoints(tmp_path).start(snapshot(1))()
     rewrite_meta(path, change)
     with pytest.raises(ExperimentError if "format" in said else CheckpointError, match=said):
         verify(path, run_id="mine")
 
 
 def test_no_run_id_accepts_all_checkpoints(tmp_path: Path) -> None:
-    path = Checkpoints(tmp_path).save(snapshot(1, run_id=None))
+    path = Checkpoints(tmp_path).start(snapshot(1, run_id=None))()
     assert verify(path, run_id="mine").step == 1
-    Checkpoints(tmp_path).save(snapshot(2))
+    Checkpoints(tmp_path).start(snapshot(2))()
     assert verify(Checkpoints(tmp_path).path(2)).step == 2
 
 
 def test_error_persists_if_only_damaged_checkpoints_are_left(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, lambda line: None)
-    break_data(checkpoints.save(snapshot(1)))
+    break_data(checkpoints.start(snapshot(1))())
     assert checkpoints.set_aside(checkpoints.path(1))
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged.*--fresh"):
@@ -208,7 +208,7 @@ def test_files_are_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(files.os, "fsync", noting_fsync)
     monkeypatch.setattr(os, "rename", noting_rename)
-    Checkpoints(tmp_path / "checkpoints").save(snapshot(1))
+    Checkpoints(tmp_path / "checkpoints").start(snapshot(1))()
     temporary = f".tmp-step-0000000001-{os.getpid()}"
     assert [order[0], *sorted(order[1:3]), *order[3:]] == [
         f"fsync {tmp_path.name}",
@@ -264,12 +264,12 @@ def _kill_child(directory: Path, at: int) -> int:
         sys.addaudithook(kill)
         checkpoints = Checkpoints(directory, lambda line: None, run_id="mine")
         for step in (1, 2):
-            checkpoints.save(plain_snapshot(step))
+            checkpoints.start(plain_snapshot(step))()
         (checkpoints.path(2) / "note.txt").write_bytes(b"")  # saving step 2 again moves it aside first
         armed = True
         checkpoints.newest()
         for step in (2, 3):
-            checkpoints.save(plain_snapshot(step))
+            checkpoints.start(plain_snapshot(step))()
         checkpoints.prune(1)
         os._exit(0)
     return os.waitpid(child, 0)[1]
@@ -285,7 +285,7 @@ TENSORS = {
 
 
 def test_tensors_are_read_back_by_any_reader(tmp_path: Path) -> None:
-    path = Checkpoints(tmp_path).save(Snapshot(1, dict(TENSORS)))
+    path = Checkpoints(tmp_path).start(Snapshot(1, dict(TENSORS)))()
     read = verify(path).variables()
     assert read.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
