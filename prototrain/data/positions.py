@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.checkpoint.state import restore_errors
 from prototrain.checkpoint.store import READ_ERRORS
 from prototrain.data.adapters import GRAIN, named_batch, read_grain
 from prototrain.data.batches import Batch, Datasets, RollingDigest
@@ -246,11 +247,10 @@ class NumberIterator(DataIterator):
         super().__init__(source)
 
     def _look(self) -> Batch:
-        self._start(self._dataset, 0)
+        self._begin(0)
         return self._peek()
 
-    def _start(self, dataset: tf.data.Dataset, number: int) -> None:
-        self._dataset, self.number = dataset, number
+    def _begin(self, number: int) -> None:
         self._go({"pass": number, "offset": 0})
 
     def _go(self, place: Place) -> None:
@@ -294,11 +294,9 @@ class GrainIterator(DataIterator):
         is_finite = hasattr(given, "to_iter_dataset") and len(given) < sys.maxsize  # a MapDataset
         reading = iter(read_grain(given.repeat() if is_finite else given))
         self._close = weakref.finalize(self, _close, reading)
-        try:
-            if place["grain"] is not None:
+        if place["grain"] is not None:
+            with restore_errors("the position in the Grain dataset"):
                 reading.set_state(json.loads(place["grain"]))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"the data position is no state of this Grain dataset: {error}") from error
         states = self._states = {place["offset"]: json.dumps(reading.get_state())}
 
         def batches() -> Iterator[Any]:

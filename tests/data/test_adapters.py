@@ -83,7 +83,7 @@ def test_grain_position(tmp_path: Path) -> None:
     for other in (lambda: grain_map(batch=5), lambda: grain_map().map(lambda x: x)):
         with pytest.raises(CheckpointError, match="the training data has changed"):
             resume(lambda other=other: made(other()), tmp_path / "0", meta)  # type: ignore[misc]
-    with pytest.raises(CheckpointError, match="is no state of this Grain dataset"):
+    with pytest.raises(CheckpointError, match="the position in the Grain dataset cannot be restored"):
         resume(lambda: made(grain_map()), tmp_path / "0", {**meta, "grain": "{}"})
 
 
