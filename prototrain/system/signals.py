@@ -31,16 +31,16 @@ _Result = TypeVar("_Result")
 
 # -- forked children ---------------------------------------------------------------------------------------------------
 
-_told: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # in the order of registration
+_watchers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # in the order of registration
 _mask = threading.local()
 # SIGINT is missing: its KeyboardInterrupt would be raised, and lost, in `_before`.
 _HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
 
 
-def watch_forks(one: Any) -> None:
-    """Call `one.after_fork()`, which releases resources, first in every child process that is forked from now on."""
-    _told.pop(one, None)
-    _told[one] = None
+def watch_forks(watcher: Any) -> None:
+    """Call `watcher.after_fork()`, which releases resources, at the start of every child process forked from now on."""
+    _watchers.pop(watcher, None)
+    _watchers[watcher] = None
 
 
 def end_child() -> NoReturn:
@@ -62,8 +62,8 @@ def _after() -> None:
 
 def _after_in_child() -> None:
     try:
-        for one in reversed(list(_told)):
-            one.after_fork()
+        for watcher in reversed(list(_watchers)):
+            watcher.after_fork()
     finally:
         _after()
 
