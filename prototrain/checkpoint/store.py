@@ -39,7 +39,6 @@ FORMAT = 1
 BUNDLE = "model"
 """The prefix of the bundle with the variables."""
 READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
-_FRESH = f"put one back, or start again with {FRESH}"
 _THREADS = min(4, os.cpu_count() or 1)
 _META_TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
 _GRAPH_KEY = re.compile(rb"@@[^@\s]{1,200}\.is_dataset")
@@ -242,11 +241,10 @@ class Checkpoints:
             if broken:
                 self._announce(f"WARNING: falling back to the checkpoint of step {step}, {checkpoint.path}")
             return checkpoint
-        if broken:
-            raise CheckpointError(f"none of the {len(broken)} checkpoints in {self.directory} can be used; {_FRESH}")
-        if aside := sorted(self.directory.glob(".bad-step-*")):
+        if unusable := [*broken, *sorted(self.directory.glob(".bad-step-*"), reverse=True)]:
             raise CheckpointError(
-                f"all checkpoints in {self.directory} are damaged or not finite, the last is {aside[-1]}; {_FRESH}"
+                f"none of the checkpoints in {self.directory} can be used, the newest is {unusable[0]}; put one back, "
+                f"or start again with {FRESH}"
             )
         return None
 

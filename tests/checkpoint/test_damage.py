@@ -156,7 +156,7 @@ def test_error_if_all_are_damaged(bench: Bench, damage: Damage) -> None:
     (checkpoints / PREVIOUS / META).unlink()
     before, live = sorted(checkpoints.iterdir()), values(bench.trainer)
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .* can be used; .*--fresh"):
+        with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be used, .*--fresh"):
             bench.restore(checkpoints)
         assert values(bench.trainer) == live and bench.trainer.global_step == 0
         assert sorted(checkpoints.iterdir()) == before

@@ -188,7 +188,7 @@ def test_error_persists_if_only_damaged_checkpoints_are_left(tmp_path: Path) -> 
     break_data(checkpoints.start(snapshot(1))())
     assert checkpoints.set_aside(checkpoints.path(1))
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged.*--fresh"):
+        with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be used.*--fresh"):
             checkpoints.newest()
 
 

@@ -182,5 +182,5 @@ def test_non_finite_checkpoint_is_not_resumed(experiment: Path, capsys: pytest.C
     Watches(experiment).train([], max_steps=5)  # step 4 is finite
     for path in (experiment / "checkpoints").glob("step-*"):
         path.rename(experiment / "checkpoints/failed-0")
-    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged or not finite.*--fresh"):
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be used, .*--fresh"):
         Watches(experiment).train([StopOnNaN()], max_steps=9)
