@@ -81,7 +81,7 @@ def require_shared(sync: WorkerSync, experiment: Experiment | None) -> None:
                 experiment.lock()
                 experiment.remote.finish(print)
             experiment.directory.mkdir(parents=True, exist_ok=True)
-            write_atomic(experiment.token, token, durable=False)
+            write_atomic(experiment.token, token)
         except OSError as error:
             why = f"{error.strerror} ({error.filename})"
             raise ExperimentError(f"cannot use the experiment directory {experiment}: {why}") from error

@@ -263,7 +263,7 @@ class Mirror:
     def remember(self) -> None:
         """Write the notes for later processes."""
         self.note.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.note, json.dumps({"copy": self.copy, "same": self._same}), durable=False)
+        write_atomic(self.note, json.dumps({"copy": self.copy, "same": self._same}))
 
     def _state(self, name: str) -> tuple[int, int] | None:
         with suppress(FileNotFoundError):

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,28 +22,25 @@ def short_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:8]
 
 
-def write_atomic(path: Path, content: str | bytes | Iterable[bytes], *, durable: bool = True) -> None:
-    """Write a file atomically: readers see the old file or the new one, never a part, even after a crash.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file atomically: readers see the old file or the new one, never a part, even after a power failure.
 
-    Text is written as UTF-8. If the file is not `durable`, a power failure can leave an empty file.
+    Text is written as UTF-8.
 
     Raises:
         OSError: the file cannot be written; the old one is untouched and no temporary file is left.
     """
-    encoded = content.encode("utf-8") if isinstance(content, str) else content
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
-            file.writelines([encoded] if isinstance(encoded, bytes) else encoded)
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
-            if durable:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if durable:
-        sync(path.parent)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:
