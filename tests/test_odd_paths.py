@@ -55,7 +55,7 @@ def test_tensorflow_checkpoints(odd: Path) -> None:
         np.testing.assert_array_equal(read_bundle(prefix)["a"], [0, 1, 2])
         with literal_prefix(prefix) as path:
             assert tf.train.load_variable(path, "a").tolist() == [0, 1, 2]
-    saved = Checkpoints(odd).save(Snapshot(1, {"a": tf.range(2)}))
+    saved = Checkpoints(odd).start(Snapshot(1, {"a": tf.range(2)}))()
     np.testing.assert_array_equal(read_bundle(saved / "model")["a"], [0, 1])
 
 
