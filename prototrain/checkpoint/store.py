@@ -252,9 +252,7 @@ class Checkpoints:
         """Move all checkpoints to another directory, and return it; None if there are no checkpoints."""
         if not self.steps():
             return None
-        number = 1
-        while (target := self.directory.with_name(f"{self.directory.name}.superseded-{number}")).exists():
-            number += 1
+        target = _unused(self.directory.with_name(f"{self.directory.name}.superseded"))
         try:
             self.directory.rename(target)
             sync(target.parent)
@@ -352,8 +350,8 @@ def _facts(path: Path) -> dict[str, Any]:
     """Return the size and digest of a file; raises a CheckpointError if a restore would run a graph in it."""
     if _holds_graph(path):
         raise CheckpointError(
-            f"{path.name} holds a TensorFlow graph, which a restore would run: an iterator that holds datasets cannot "
-            "be saved"
+            f"{path} holds a TensorFlow graph, which a restore would run: an iterator that holds datasets cannot be "
+            "saved"
         )
     with open(path, "rb", buffering=0) as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

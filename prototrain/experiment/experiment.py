@@ -255,4 +255,4 @@ def checkpoint_steps(directory: Path) -> list[int]:
 
 def is_own(name: str) -> bool:
     """Return whether a run creates files of this name, such as superseded checkpoints and temporary files."""
-    return name in _OWN_NAMES or name.startswith(("checkpoints.superseded-", ".tmp-"))
+    return name in _OWN_NAMES or name.startswith(("checkpoints.superseded", ".tmp-"))

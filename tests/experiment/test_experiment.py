@@ -54,7 +54,7 @@ def test_files_at_the_start(experiment: Path, tmp_path: Path) -> None:
 def test_delete_leaves_an_empty_locked_directory(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2)
     (experiment / ".tmp-config.json-123").write_text("left by a killed write")
-    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2, resume=False)  # checkpoints.superseded-1
+    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2, resume=False)  # checkpoints.superseded
     run = Experiment(experiment)
     assert run.exists()
     run.delete()

@@ -149,7 +149,7 @@ def test_resume_false_keeps_old_checkpoints(tmp_path: Path) -> None:
     trainer.train([SaveOnExit()], max_steps=2, resume=False)
     assert trainer.state["total"] == 3
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000002"]
-    assert [path.name for path in (tmp_path / "checkpoints.superseded-1").iterdir()] == ["step-0000000003"]
+    assert [path.name for path in (tmp_path / "checkpoints.superseded").iterdir()] == ["step-0000000003"]
 
 
 @pytest.mark.parametrize("hook", ["before_run", "after_run"])
