@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.config.json_form import read_object
+from prototrain.config.values import read_object
 from prototrain.errors import DataError
 from prototrain.system.files import sync, write_atomic
 from prototrain.system.tracebacks import cause

@@ -9,8 +9,8 @@ from typing import Any
 
 from prototrain.commands.arguments import add_model, given
 from prototrain.config import Config
-from prototrain.config.json_form import encode
 from prototrain.config.schema import SCHEMA, UNSET
+from prototrain.config.values import encode
 from prototrain.model import load_model
 from prototrain.system.terminal import Table, import_tensorflow, one_line, show
 

@@ -4,6 +4,6 @@ This package needs no TensorFlow.
 """
 
 from prototrain.config.config import UNSET_TEXT, Config, ConfigKeyError, differing
-from prototrain.config.json_form import FUNCTIONS_KEY
+from prototrain.config.values import FUNCTIONS_KEY
 
 __all__ = ["FUNCTIONS_KEY", "UNSET_TEXT", "Config", "ConfigKeyError", "differing"]

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from prototrain.config.json_form import FUNCTIONS_KEY, decode, encode, is_plain, read_object, stands_for_other
 from prototrain.config.schema import LOCATION_KEYS, SCHEMA, UNSET, checked, is_strict, nearest, of_same_type, show
-from prototrain.config.values import read_value
+from prototrain.config.values import FUNCTIONS_KEY, decode, encode, is_plain, read_object, read_value, stands_for_other
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
 
@@ -174,7 +173,7 @@ class Config(UserDict[str, Any]):
     def to_json(self) -> str:
         """Return the set keys as indented JSON in their order, ending in a newline.
 
-        See `prototrain.config.json_form.encode` for values that JSON cannot hold.
+        See `prototrain.config.values.encode` for values that JSON cannot hold.
         """
         return json.dumps(self.to_plain(), indent=2) + "\n"
 

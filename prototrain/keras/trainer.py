@@ -17,7 +17,7 @@ import tensorflow as tf
 from prototrain.callbacks import ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Validation
 from prototrain.callbacks.base import Callback, innermost
 from prototrain.checkpoint.values import preserve_global_random, tensorflow_seeded
-from prototrain.config.json_form import encode
+from prototrain.config.values import encode
 from prototrain.data.batches import batch_size as examples_of
 from prototrain.errors import CallbackError, DataError, ModelError
 from prototrain.experiment import Experiment

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prototrain.config.json_form import read_object
 from prototrain.config.schema import LOCATION_KEYS
+from prototrain.config.values import read_object
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
 from prototrain.experiment.record import Attempt, Outcome, State, read_attempts

@@ -8,8 +8,8 @@ from typing import Any
 
 from prototrain.callbacks.base import Callback
 from prototrain.config import Config, differing
-from prototrain.config.json_form import read_object
 from prototrain.config.schema import LOCATION_KEYS
+from prototrain.config.values import read_object
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ConfigError, ExperimentError
 from prototrain.experiment import Experiment
