@@ -111,7 +111,7 @@ def test_fast_dev_run_and_unused_values(capfd: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-s", "trainer.print_intervall=3"], "unknown key 'trainer.print_intervall'; .* trainer.print_interval$"),
+        (["-s", "trainer.print_intervall=3"], "unknown key .*intervall'; did you mean 'trainer.print_interval'"),
         (
             ["-s", "model.trainable_variables.filter_regex=x"],
             "filter_regex: 'x' accepts none of the variables out/kernel",

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.config.schema import nearest, show
+from prototrain.config.schema import show
 from prototrain.errors import ConfigError
 
 from .fields import Field, choice, integer, share, size
@@ -126,8 +126,7 @@ def _read_entry(index: int, entry: Any, before: list[Layer], *, last: bool, clas
         raise ConfigError(f'{place}: expected an entry such as {{"type": "fc", "units": 10}}, got {show(entry)}')
     kind = entry["type"]
     if not isinstance(kind, str) or kind not in TYPES:
-        known = f"the nearest known one is {nearest(str(kind), TYPES)} (of {', '.join(TYPES)})"
-        raise ConfigError(f"{place}: unknown type {show(kind)}; {known}")
+        raise ConfigError(f"{place}: unknown type {show(kind)}; known are {', '.join(TYPES)}")
     place, fields = f"{place} ({kind})", TYPES[kind]
     for name in entry:
         if name != "type" and name not in fields:

@@ -7,8 +7,8 @@ import inspect
 import keras
 import tensorflow as tf
 
-from prototrain.config.schema import nearest
 from prototrain.errors import ConfigError
+from prototrain.system.terminal import did_you_mean
 from prototrain.system.tracebacks import cause
 
 from .config import backbone_name, config, picture_size
@@ -56,9 +56,7 @@ def _application(weights: str | None) -> keras.Model:
     application = getattr(keras.applications, name, None)
     if not inspect.isfunction(application):
         known = [name for name, value in vars(keras.applications).items() if inspect.isfunction(value)]
-        raise ConfigError(
-            f"model.backbone.name: there is no {name!r}; the nearest is {nearest(name, ['convnet', *known])}"
-        )
+        raise ConfigError(f"model.backbone.name: there is no {name!r}{did_you_mean(name, ['convnet', *known])}")
     try:
         return application(include_top=False, weights=weights, input_shape=(height, width, 3), pooling="avg")
     except Exception as error:  # Keras raises many kinds for sizes, files and downloads that it cannot use

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from prototrain.config.schema import LOCATION_KEYS, SCHEMA, UNSET, checked, is_strict, nearest, of_same_type, show
+from prototrain.config.schema import LOCATION_KEYS, SCHEMA, UNSET, checked, is_strict, of_same_type, show
 from prototrain.config.values import FUNCTIONS_KEY, decode, encode, is_plain, read_object, read_value, stands_for_other
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
+from prototrain.system.terminal import did_you_mean
 
 _LENGTHS: Final = {"model.num_steps": "model.num_epochs", "model.num_epochs": "model.num_steps"}
 UNSET_TEXT: Final = "(unset)"
@@ -57,7 +58,7 @@ class Config(UserDict[str, Any]):
             return value
         if key in SCHEMA:
             raise ConfigKeyError(f"{key} is not set; expected {SCHEMA[key].expected}")
-        raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(str(key), [*SCHEMA, *self])}")
+        raise ConfigKeyError(f"unknown key {key!r}{did_you_mean(str(key), [*SCHEMA, *self])}")
 
     def __setitem__(self, key: str, value: Any) -> None:
         if not isinstance(key, str) or not _KEY.fullmatch(key):
@@ -65,7 +66,7 @@ class Config(UserDict[str, Any]):
         if key == FUNCTIONS_KEY:
             raise ConfigError(f"{key} is reserved for the saved form of a configuration")
         if key not in SCHEMA and is_strict(key):
-            raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(key, SCHEMA)}")
+            raise ConfigKeyError(f"unknown key {key!r}{did_you_mean(key, SCHEMA)}")
         value = checked(key, value)
         if key in _LENGTHS and value is not None:  # the last one that is set determines the length of the run
             self.data.pop(_LENGTHS[key], None)
@@ -148,7 +149,7 @@ class Config(UserDict[str, Any]):
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
                 trial[key] = written.strip() if is_number and SCHEMA[key].type == "str" else value
             elif key not in self:
-                raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(key, [*SCHEMA, *self])}")
+                raise ConfigKeyError(f"unknown key {key!r}{did_you_mean(key, [*SCHEMA, *self])}")
             else:
                 default = self[key] if self._defaults is None else self._defaults.get(key, self[key])
                 is_open = self[key] is None or (value is None and default is None)

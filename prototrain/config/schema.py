@@ -5,13 +5,12 @@ Nothing here imports TensorFlow, so that the command line can check a config bef
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 import operator
 import pkgutil
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -244,11 +243,6 @@ def show(value: Any) -> str:
     """Return `repr(value)` on one line, shortened for a message."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def nearest(key: str, known: Iterable[str]) -> str:
-    """Return the known key that is most similar to `key`."""
-    return difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
 
 
 def is_strict(key: str) -> bool:

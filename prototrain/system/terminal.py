@@ -300,5 +300,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("Adm", ["adam", "sgd"]), did_you_mean("x", ["adam"])
     ("; did you mean 'adam'?", '')
     """
-    near = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), names, n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""

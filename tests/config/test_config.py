@@ -71,7 +71,7 @@ def test_override(text: str, key: str, value: Any) -> None:
     ("text", "message"),
     [
         ("model.batch_size", "is not an override; expected KEY=VALUE"),
-        ("model.widht=3", "unknown key 'model.widht'; the nearest known one is model.width"),
+        ("model.widht=3", "unknown key 'model.widht'; did you mean 'model.width'"),
         ("trainer.experiment_name=False", r"trainer.experiment_name: expected str, got False"),
         ("model.units=[8, a]", r"model.units: expected list\[int\], got '\[8, a\]'"),
     ],

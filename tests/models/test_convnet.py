@@ -73,7 +73,7 @@ def pictures(dataset: tf.data.Dataset) -> list[tuple[int, float]]:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ([{"type": "convv"}, FC], "model.layers[0]: unknown type 'convv'; the nearest known one is conv"),
+        ([{"type": "convv"}, FC], "model.layers[0]: unknown type 'convv'; known are conv, "),
         ([FC, CONV, FC], "[1] (conv): works on images, but model.layers[0] (fc) before it has made vectors of them"),
         ([{**FC, "units": 50}], "no activation, and 10 units as model.num_classes says"),
     ],
