@@ -5,7 +5,6 @@ Nothing here imports TensorFlow, so that the command line can check a config bef
 
 from __future__ import annotations
 
-import math
 import numbers
 import operator
 import pkgutil
@@ -272,11 +271,8 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
     if kind in ("int", "interval"):
         return int(value) if _kind(value) == "int" and spec.in_bounds(value) else UNSET
     if kind == "float":
-        try:
-            number = float(value) if _kind(value) in ("int", "float") else math.nan
-        except OverflowError:  # an int that is too large for a float
-            return UNSET
-        return number if math.isfinite(number) and spec.in_bounds(number) else UNSET
+        is_number = _kind(value) in ("int", "float") and abs(value) < 1e308  # no float can hold a larger int
+        return float(value) if is_number and spec.in_bounds(float(value)) else UNSET
     if isinstance(value, str):
         value = _import_function(value) if REFERENCE.fullmatch(value) else UNSET
     return value if callable(value) or (kind == "optimizer" and isinstance(value, HasConfig)) else UNSET
