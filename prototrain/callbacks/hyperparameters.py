@@ -47,9 +47,9 @@ class HyperParam:
         self.get()
 
     @property
-    def _variable(self) -> Any:
-        """The variable. A name is looked up each time, since unfreezing creates a new optimizer."""
-        name = self._target
+    def variable(self) -> Any:
+        """The variable, or the object that has the attribute."""
+        name = self._target  # looked up each time, since unfreezing creates a new optimizer
         if not isinstance(name, str):
             return name
         if name == "learning_rate" and self._trainer.optimizer is not None:
@@ -60,16 +60,11 @@ class HyperParam:
             raise CallbackError(f"HyperParam: there is no variable {name!r}, only {', '.join(known) or 'none'}")
         return known[name]
 
-    def is_learning_rate(self) -> bool:
-        """Return whether this is the learning rate of the trainer's optimizer."""
-        optimizer = self._trainer.optimizer
-        return self._attribute is None and optimizer is not None and self._variable is optimizer.learning_rate
-
     def get(self) -> float:
         """Return the current value."""
         if self._attribute is not None:
             return float(getattr(self._target, self._attribute))
-        return float(tf.convert_to_tensor(self._variable))
+        return float(tf.convert_to_tensor(self.variable))
 
     def set(self, value: float) -> None:
         """Set the value."""
@@ -78,7 +73,7 @@ class HyperParam:
             setattr(self._target, self._attribute, int(value) if is_whole else value)
         else:
             # Assign an array, since TensorFlow caches every Python number that it converts.
-            variable = self._variable
+            variable = self.variable
             variable.assign(np.asarray(value, tf.as_dtype(variable.dtype).as_numpy_dtype))
 
     def __repr__(self) -> str:
@@ -94,12 +89,16 @@ class HyperParamSetter(Callback):
     Args:
         param: a `HyperParam`, or its first argument.
 
+    Attributes:
+        at_start: whether the value is also set before the first step of training.
+
     Raises:
         CallbackError: at setup, if there is no such hyperparameter, or `LearningRate` also sets it.
     """
 
     chief_only = False
     at_end = False
+    at_start: bool = False
 
     def __init__(self, param: HyperParam | Any) -> None:
         self.param = param if isinstance(param, HyperParam) else HyperParam(param)
@@ -109,23 +108,19 @@ class HyperParamSetter(Callback):
         """Return the value to set now, or None to keep the current value."""
         raise NotImplementedError
 
-    def first_value(self) -> float | None:
-        """Return the value to set before the first step of training, or None to keep the current value."""
-        return None
-
     def setup(self) -> None:
         self.param.connect(self.trainer)
         self._restored: float | None = None
         self._triggered_at = -1
-        scheduled = any(isinstance(innermost(callback), LearningRate) for callback in self.trainer.callbacks)
-        if scheduled and self.param.is_learning_rate():
+        is_scheduled = any(isinstance(innermost(callback), LearningRate) for callback in self.trainer.callbacks)
+        if is_scheduled and self.param.variable is getattr(self.trainer.optimizer, "learning_rate", None):
             raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
 
     def before_train(self) -> None:
         if self._restored is not None:
             self.param.set(self._restored)
         elif self.trainer.global_step == 0:
-            first = self.first_value()
+            first = self.new_value() if self.at_start else None
             if first is not None:
                 self.param.set(first)
             self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", self.param.get())
@@ -164,15 +159,14 @@ class HyperParamSetterWithFunc(HyperParamSetter):
             new value, or None to keep the current value.
     """
 
+    at_start = True
+
     def __init__(self, param: HyperParam | Any, function: Callable[[int, float], float | None]) -> None:
         super().__init__(param)
         self._function = function
 
     def new_value(self) -> float | None:
         return self._function(self.trainer.global_step // self.trainer.steps_per_epoch, self.param.get())
-
-    def first_value(self) -> float | None:
-        return self.new_value()
 
 
 class ScheduledHyperParamSetter(HyperParamSetter):
@@ -194,6 +188,8 @@ class ScheduledHyperParamSetter(HyperParamSetter):
         CallbackError: the schedule is empty or not ascending, an epoch or step is not a whole number, or `interp` is
             unknown.
     """
+
+    at_start = True
 
     def __init__(
         self,
@@ -219,9 +215,6 @@ class ScheduledHyperParamSetter(HyperParamSetter):
             points, values = np.transpose(self.points)
             return float(np.interp(now, points, values))
         return next((value for when, value in reversed(self.points) if when <= now), None)
-
-    def first_value(self) -> float | None:
-        return self.new_value()
 
     def next_step(self, step: int) -> int | None:
         if not self._step_based:
@@ -249,6 +242,8 @@ class HumanHyperParamSetter(HyperParamSetter):
         param: a `HyperParam`, or its first argument.
         file_name: the name of the file in the experiment directory.
     """
+
+    at_start = True
 
     def __init__(self, param: HyperParam | Any, *, file_name: str = "hyper.txt") -> None:
         super().__init__(param)
@@ -279,9 +274,6 @@ class HumanHyperParamSetter(HyperParamSetter):
                     f"WARNING: {self._path}: ignored the line {line!r}; write it like {self.param.name}: 0.001"
                 )
         return value
-
-    def first_value(self) -> float | None:
-        return self.new_value()
 
 
 class StatMonitorParamSetter(HyperParamSetter):
@@ -386,17 +378,15 @@ class LearningRate(Callback):
     def before_run(self) -> None:
         self._assign(self.trainer.counter.begun)
 
-    def _rate(self, step: tf.Tensor) -> Any:
-        try:
-            return value_at(self.schedule, step)
-        except tf.errors.OperatorNotAllowedInGraphError as error:
-            raise CallbackError("LearningRate: the schedule is compiled; use tf.where instead of if") from error
-
     def _assign(self, step: Any) -> None:
         # Use a tensor, since arithmetic with Python numbers may round differently from the compiled call. Convert from
         # a NumPy integer, since TensorFlow caches every Python number that it converts.
         number = np.int64(step) if isinstance(step, int) else step
-        self.optimizer.learning_rate.assign(self._rate(tf.convert_to_tensor(number, tf.int64)))
+        try:
+            rate = value_at(self.schedule, tf.convert_to_tensor(number, tf.int64))
+        except tf.errors.OperatorNotAllowedInGraphError as error:
+            raise CallbackError("LearningRate: the schedule is compiled; use tf.where instead of if") from error
+        self.optimizer.learning_rate.assign(rate)
 
 
 class SetTrainable(Callback):
