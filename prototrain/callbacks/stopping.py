@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
@@ -15,7 +14,6 @@ from prototrain.callbacks.monitor import Best, Mode
 from prototrain.checkpoint.state import CALLBACK_PREFIX
 from prototrain.checkpoint.weights import AVERAGES
 from prototrain.errors import CallbackError, NonFiniteError, StopTraining
-from prototrain.tf_private import KerasVariable
 
 
 class EarlyStopping(Callback):
@@ -200,19 +198,14 @@ class StopOnNaN(Callback):
 
 
 class CheckNumerics(Callback):
-    """Ends the run with an error if a variable contains NaN or infinity.
+    """Ends the run with an error if a variable or array of `trainer.state` contains NaN or infinity.
 
-    The check runs before the savers of the step, so the newest checkpoint keeps finite weights.
+    The check runs before the savers of the step, so the newest checkpoint keeps finite weights. With `StopOnNaN` in the
+    list, it leaves the same variables unchecked.
     """
 
     def trigger(self) -> None:
-        bad = [
-            name
-            for name, entry in self.trainer.state.items()
-            if isinstance(entry, (tf.Variable, KerasVariable))
-            and tf.as_dtype(entry.dtype).is_floating
-            and not np.isfinite(tf.convert_to_tensor(entry)).all()
-        ]
-        if bad:
-            self.trainer.run.reject_state()
-            raise NonFiniteError(f"after step {self.trainer.global_step}, {', '.join(bad)} is not finite")
+        run = self.trainer.run
+        if found := run.find_not_finite():
+            run.reject_state()
+            raise NonFiniteError(f"after step {self.trainer.global_step}, {found}")
