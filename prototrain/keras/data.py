@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import keras
@@ -29,7 +30,6 @@ class Element:
 
     Attributes:
         names: the names of the leaves.
-        has_labels: whether the elements have labels.
     """
 
     def __init__(self, spec: Any) -> None:
@@ -37,7 +37,6 @@ class Element:
         parts = spec if isinstance(spec, tuple) else (spec,)
         roots: Any = PARTS if len(parts) <= len(PARTS) else range(len(parts))
         self.names = [path for root, part in zip(roots, parts, strict=False) for path in by_path(root, part)]
-        self.has_labels = any(name.split("/")[0] == "y" for name in self.names)
 
     def named(self, *element: Any) -> dict[str, Any]:
         """Return the tensors of an element by name."""
@@ -91,7 +90,7 @@ def as_dataset(
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) != 2 or keras.tree.is_nested(spec[1]):
         raise DataError("class_weight is for data of (x, y) with one tensor of labels and no sample_weight")
-    return dataset.map(_weights(class_weight))
+    return dataset.map(partial(_with_weights, class_weight))
 
 
 def is_batched(data: Data) -> bool:
@@ -140,18 +139,14 @@ def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Datase
     return batches_of_rows(arrays[0] if is_array else arrays, sizes[0], batch_size, shuffle=shuffle)
 
 
-def _weights(class_weight: Mapping[int, float]) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
-    """Return a function that adds the sample weights of `class_weight` to a batch (x, y)."""
-
-    def weighted(x: Any, y: Any) -> tuple[Any, Any, Any]:
-        if y.shape.rank is None or y.shape.rank == 1 or y.shape[-1] == 1:
-            y = tf.squeeze(y, -1) if y.shape.rank not in (None, 1) else y
-            label = tf.cast(tf.round(tf.cast(y, tf.float32)), tf.int64)
-        else:
-            label = tf.argmax(y, -1)  # one-hot
-        weight = tf.ones_like(label, tf.float32)
-        for number, value in class_weight.items():
-            weight = tf.where(label == int(number), tf.constant(float(value)), weight)
-        return x, y, weight
-
-    return weighted
+def _with_weights(class_weight: Mapping[int, float], x: Any, y: Any) -> tuple[Any, Any, Any]:
+    """Add the sample weights of `class_weight` to a batch (x, y)."""
+    if y.shape.rank is None or y.shape.rank == 1 or y.shape[-1] == 1:
+        y = tf.squeeze(y, -1) if y.shape.rank not in (None, 1) else y
+        label = tf.cast(tf.round(tf.cast(y, tf.float32)), tf.int64)
+    else:
+        label = tf.argmax(y, -1)  # one-hot
+    weight = tf.ones_like(label, tf.float32)
+    for number, value in class_weight.items():
+        weight = tf.where(label == int(number), tf.constant(float(value)), weight)
+    return x, y, weight

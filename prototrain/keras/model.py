@@ -96,7 +96,7 @@ class CompiledModel:
         x, y, sample_weight = next(alike, trn).unpacked(inputs)
         y_pred = model(x, training=train_phase)
         net = by_path("y_pred", y_pred)
-        if y is None and trn.has_labels:
+        if y is None and any(name.split("/")[0] == "y" for name in trn.names):
             return net
         more = {"training": train_phase} if "training" in inspect.signature(model.compute_loss).parameters else {}
         loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)

@@ -300,11 +300,9 @@ class KerasTrainer(SimpleTrainer):
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Measure the model with `keras.Model.evaluate`; see `TowerTrainer.evaluate`."""
-        if not isinstance(dataset, str):
-            kind = type(dataset).__name__
-            raise DataError(f"evaluate takes the name of a dataset, not a {kind}; keras_model.evaluate takes data")
-        if dataset not in self.datasets:
-            raise DataError(f"there is no dataset {dataset!r}; there are {', '.join(self.datasets)}")
+        if not isinstance(dataset, str) or dataset not in self.datasets:
+            known = ", ".join(self.datasets)
+            raise DataError(f"there is no dataset {dataset!r:.60}; there are {known}; keras_model.evaluate takes data")
         model, data = self.keras_model, self.datasets[dataset].map(self.model.as_given(dataset))
         watching = [cb.callback for cb in map(innermost, self.callbacks) if isinstance(cb, KerasCallback)]
         callbacks = keras.callbacks.CallbackList([_StopEvaluation(self.stop), *watching], model=model)
