@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.callbacks import Callback, Monitor, PeriodicTrigger, Priority
+from prototrain.callbacks import Callback, Priority
 from prototrain.data.batches import by_path
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
@@ -40,21 +40,10 @@ def _describe(value: Any) -> tuple[str, str]:
 
 
 def callback_table(callbacks: Sequence[Callback]) -> Table:
-    """Return a table of callbacks in the order in which they run."""
+    """Return a table of callbacks with their intervals, in the order in which they run."""
     stages = {int(stage): stage.name.lower() for stage in Priority}
     rows = [
-        (stages.get(callback.priority, str(callback.priority)), callback.name, _when(callback))
+        (stages.get(callback.priority, str(callback.priority)), repr(callback))
         for callback in sorted(callbacks, key=lambda callback: callback.priority)
     ]
-    return Table(rows, ["stage", "callback", "runs"])
-
-
-def _when(callback: Callback) -> str:
-    if isinstance(callback, PeriodicTrigger):
-        times = [f"every {count} {unit}" for unit, count in callback.intervals.items()]
-        return " and ".join([*times, *["at the end"] * callback.at_end])
-    if callback.overrides("trigger_step"):
-        return "after steps it chooses" if callback.overrides("next_step") else "after each step"
-    if callback.overrides("trigger") or callback.overrides("trigger_epoch"):
-        return "after each epoch"
-    return "at each scalar" if isinstance(callback, Monitor) else ""
+    return Table(rows, ["stage", "callback"])
