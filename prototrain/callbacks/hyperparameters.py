@@ -76,9 +76,6 @@ class HyperParam:
             variable = self.variable
             variable.assign(np.asarray(value, tf.as_dtype(variable.dtype).as_numpy_dtype))
 
-    def __repr__(self) -> str:
-        return f"HyperParam({self.name!r})"
-
 
 class HyperParamSetter(Callback):
     """Base class of callbacks that set a hyperparameter. Subclasses define `new_value`.
@@ -314,17 +311,16 @@ class StatMonitorParamSetter(HyperParamSetter):
             raise CallbackError(f"{self.state_key}: last_k must be at least 1, got {last_k}")
         self.stat = stat
         self._function = function
-        self._mode: Mode = mode
-        self._min_delta = Best(mode, min_delta=min_delta).min_delta
+        self._reference = Best(mode, min_delta=min_delta)  # the measurement before the last `last_k`
         self._last_k = last_k
         self._recent: list[float] = []
 
     def new_value(self) -> float | None:
         value = self.trainer.monitors.latest(self.stat, at_step=self.trainer.global_step)
         self._recent = [*self._recent, value][-self._last_k - 1 :]
-        best = Best(self._mode, min_delta=self._min_delta)
-        best.update(self._recent[0], 0)
-        if len(self._recent) <= self._last_k or any(map(best.is_better, self._recent[1:])):
+        first, *later = self._recent
+        self._reference.value = None if math.isnan(first) else first
+        if len(later) < self._last_k or any(map(self._reference.is_better, later)):
             return None
         self._recent = []
         return self._function(self.param.get())
