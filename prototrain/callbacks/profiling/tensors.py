@@ -130,14 +130,11 @@ class DumpParamAsImage(DumpTensorAsImage):
 
     Args:
         name: the name of the variable, such as ``conv0/kernel``.
-        options: options of `DumpTensorAsImage`. For example, a `map_function` converts a kernel to images.
+        prefix, scale, map_function: as for `DumpTensorAsImage`. For example, `map_function` turns a kernel into images.
 
     Raises:
         CallbackError: at setup, if there is no such variable; while training, as for `DumpTensorAsImage`.
     """
-
-    def __init__(self, name: str, **options: Any) -> None:
-        super().__init__(name.removesuffix(":0"), **options)
 
     def setup(self) -> None:
         super().setup()

@@ -75,7 +75,7 @@ def test_files_and_numbers(experiment: Path) -> None:
         seen,
         DumpTensors(["x", "loss"]),
         DumpTensorAsImage("image", scale=255),
-        DumpParamAsImage("fc0/kernel:0", scale=255),
+        DumpParamAsImage("fc0/kernel", scale=255),
         DumpParamAsImage("fc0/bias", map_function=lambda value: np.tile(value, (1, 4, 1)), prefix="b"),
         TensorSummary(["x", "loss"], ["mean"]),
         ActivationSummary("fc0"),
