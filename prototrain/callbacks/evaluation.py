@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
+from prototrain.checkpoint.state import preserve_values
 from prototrain.checkpoint.weights import AVERAGES
 from prototrain.data.batches import counted_examples
 from prototrain.errors import CallbackError, DataError, ModelError, StepError
@@ -407,14 +408,10 @@ class ExponentialMovingAverage(Callback):
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Context manager that replaces the weights by the averages."""
-        kept = [tf.identity(tf.convert_to_tensor(weight)) for weight, _ in self._pairs]
-        try:
+        with preserve_values(weight for weight, _ in self._pairs):
             for weight, average in self._pairs:
                 weight.assign(average)
             yield
-        finally:
-            for (weight, _), value in zip(self._pairs, kept, strict=True):
-                weight.assign(value)
 
     def state_dict(self) -> dict[str, Any]:
         return {"names": list(self._weights)}

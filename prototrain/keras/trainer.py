@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Validation
 from prototrain.callbacks.base import Callback, innermost
+from prototrain.checkpoint.state import preserve_values, unique_name
 from prototrain.checkpoint.values import preserve_global_random, tensorflow_seeded
 from prototrain.config.values import encode
 from prototrain.data.batches import batch_size as examples_of
@@ -306,10 +306,8 @@ class KerasTrainer(SimpleTrainer):
         model, data = self.keras_model, self.datasets[dataset].map(self.model.as_given(dataset))
         watching = [cb.callback for cb in map(innermost, self.callbacks) if isinstance(cb, KerasCallback)]
         callbacks = keras.callbacks.CallbackList([_StopEvaluation(self.stop), *watching], model=model)
-        of_training = [(variable, tf.identity(variable)) for variable in model.metrics_variables]
-        found = model.evaluate(data, steps=batches or None, callbacks=callbacks, verbose=0, return_dict=True)
-        for variable, value in of_training:  # the metrics of training continue over the epoch
-            variable.assign(value)
+        with preserve_values(model.metrics_variables):  # the metrics of training continue over the epoch
+            found = model.evaluate(data, steps=batches or None, callbacks=callbacks, verbose=0, return_dict=True)
         return None if self.stop.signum is not None else _scalars(found)
 
     # -- checkpoints and tables ---------------------------------------------------------------------------------------
@@ -335,12 +333,11 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
     `validation` is the number of batches (0 for all) and the interval in epochs, or None for no validation.
     """
     given: list[Callback] = []
-    numbers: Counter[str | None] = Counter()
     for one in keras.tree.flatten(callbacks or ()):
         callback = one if isinstance(one, Callback) else KerasCallback(one)
-        numbers[callback.state_key] += callback is not one
-        if callback is not one and (number := numbers[callback.state_key]) > 1:  # such as a second LambdaCallback
-            callback.state_key = f"{callback.state_key} {number}"
+        if callback is not one:  # there may be several of a class, such as LambdaCallback
+            taken = [str(other.state_key) for other in given]
+            callback.state_key = unique_name(str(callback.state_key), taken, first=2)
         given.append(callback)
     kinds = {type(innermost(callback)) for callback in given}
     added: list[Callback] = []
