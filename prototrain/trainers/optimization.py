@@ -14,7 +14,6 @@ from prototrain.callbacks.base import Callback, innermost
 from prototrain.callbacks.hyperparameters import HyperParamSetter, LearningRate
 from prototrain.config import Config
 from prototrain.config.schema import SCHEMA
-from prototrain.config.values import encode
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots, slot_stem

@@ -137,7 +137,7 @@ def test_repeated_run_is_exact(place: Path, original: Path, capsys: pytest.Captu
 def test_shorter_run_is_compared_by_common_scalars(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its last step has a validation, which the longer run has not."""
     assert main(["run", "--from", "experiments/first", "--steps", "4"]) == 0
-    assert "vld/loss" in metrics("experiments/first-repeat")[-1]
+    assert "vld/loss" in rows("experiments/first-repeat")[-1]
     assert "metrics: the same bits as in experiments/first (common steps: 3)" in capsys.readouterr().out
 
 
