@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ class CallbackGroup:
     Args:
         trainer: the trainer of the run.
         callbacks: the user's list.
+        entries: the `entries` of the run before.
 
     Attributes:
         callbacks: the callbacks in execution order. Workers other than the chief skip `chief_only` callbacks.
@@ -39,9 +40,12 @@ class CallbackGroup:
         failure: the error that ended the run, set before callbacks run `after_train`.
         late_failure: the first error raised by an `after_train` hook.
         variables: variables that callbacks update within the step and save in their own state.
+        entries: names of the variables that the callbacks have put into the trainer's state in `setup`.
     """
 
-    def __init__(self, trainer: Trainer, callbacks: Iterable[Callback] = ()) -> None:
+    def __init__(
+        self, trainer: Trainer, callbacks: Iterable[Callback] = (), entries: Collection[str] = frozenset()
+    ) -> None:
         self._trainer = trainer
         mine = [callback for callback in checked(callbacks) if trainer.is_chief or not callback.chief_only]
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
@@ -66,6 +70,7 @@ class CallbackGroup:
         self.failure: BaseException | None = None
         self.late_failure: BaseException | None = None
         self.variables: list[Any] = []
+        self.entries = set(entries)
         self._seconds = dict.fromkeys(self.callbacks, 0.0)
 
     def __iter__(self) -> Iterator[Callback]:
@@ -84,7 +89,14 @@ class CallbackGroup:
     # -- around the run -----------------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Set the trainer of every callback and call `setup`."""
+        """Set the trainer of every callback and call `setup`.
+
+        Variables that callbacks of an earlier run have put into the trainer's state are dropped, unless those of this
+        run create them again.
+        """
+        state = self._trainer.state
+        held = {name: state.pop(name) for name in self.entries}
+        others = set(state)
         self._trainer.monitors.attach(one for one in map(innermost, self.callbacks) if isinstance(one, Monitor))
         for callback in self.callbacks:
             earlier = vars(innermost(callback)).get("trainer", self._trainer)
@@ -94,6 +106,9 @@ class CallbackGroup:
             self._call(callback, "setup", at_start=True)
             self._set_up.append(callback)
             self._trainer.stop.check()
+        self.entries = set(state) - others
+        for name in self.entries & held.keys():
+            state[name].assign(held[name])
         self.watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
 
     def check(self) -> None:
@@ -310,10 +325,10 @@ class CallbackGroup:
         """Return the callbacks' states by key, and the progress within the current step and epoch."""
         with announcing("asking the callbacks for their states", self._trainer.log):
             states = {key: callback.state_dict() for key, callback in self.by_key.items()}
-        progress = {"unfinished": self.unfinished, "done": sorted(self._done), "epoch_begun_at": self._begun_at}
-        return {"states": states, **progress}
+        done = sorted(self._done) if self.unfinished else []
+        return {"states": states, "unfinished": self.unfinished, "done": done, "epoch_begun_at": self._begun_at}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the callbacks whose state is in the checkpoint."""
         for key, callback in self.by_key.items():
             if key in state["states"]:

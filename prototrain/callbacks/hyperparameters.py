@@ -87,7 +87,7 @@ class HyperParamSetter(Callback):
         param: a `HyperParam`, or its first argument.
 
     Attributes:
-        at_start: whether the value is also set before the first step of training.
+        at_start: whether the value is also set before the first step of the run, unless a checkpoint has it.
 
     Raises:
         CallbackError: at setup, if there is no such hyperparameter, or `LearningRate` also sets it.
@@ -116,11 +116,15 @@ class HyperParamSetter(Callback):
     def before_train(self) -> None:
         if self._restored is not None:
             self.param.set(self._restored)
-        elif self.trainer.global_step == 0:
-            first = self.new_value() if self.at_start else None
-            if first is not None:
-                self.param.set(first)
+            return
+        step, old = self.trainer.global_step, self.param.get()
+        first = self.new_value() if self.at_start else None
+        if first is not None:
+            self.param.set(first)
+        if not step:
             self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", self.param.get())
+        elif self.param.get() != old:  # the callback, or its schedule, is new since the checkpoint
+            self._log_change(step, old)
 
     def trigger(self) -> None:
         step = self.trainer.global_step
@@ -136,7 +140,10 @@ class HyperParamSetter(Callback):
         if now != old:
             if step:  # before_train recorded the value of step 0
                 self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", now)
-            self.trainer.log(f"{self.param.name} is {now:g} from step {step + 1} on (it was {old:g})")
+            self._log_change(step, old)
+
+    def _log_change(self, step: int, old: float) -> None:
+        self.trainer.log(f"{self.param.name} is {self.param.get():g} from step {step + 1} on (it was {old:g})")
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.param.get(), "step": self._triggered_at}
@@ -171,8 +178,9 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
         ScheduledHyperParamSetter("learning_rate", [(0, 0.1), (30, 0.01)])
 
-    Each value takes effect when that many epochs or steps are completed. Step-based linear interpolation sets the value
-    after every step, so each compiled call runs only one step. For a learning rate, use
+    Each value takes effect when that many epochs or steps are completed. A changed schedule takes effect when the run
+    is resumed. Step-based linear interpolation sets the value after every step, so each compiled call runs only one
+    step. For a learning rate, use
     ``LearningRate(schedules.linear(...))``, which sets it within the call.
 
     Args:
@@ -225,6 +233,14 @@ class ScheduledHyperParamSetter(HyperParamSetter):
     def trigger_epoch(self) -> None:
         if not self._step_based:
             self.trigger()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "schedule": [*map(list, self.points), self._is_linear, self._step_based]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if state["schedule"] != self.state_dict()["schedule"]:
+            self._restored = None
 
 
 class HumanHyperParamSetter(HyperParamSetter):

@@ -141,6 +141,9 @@ class AssignVariables(Callback):
                 variable.assign(value)
 
 
+_CONDITIONAL = ("before_epoch", "after_epoch", "trigger_step", "trigger_epoch", "trigger")
+
+
 class _ConditionalCallback(ProxyCallback):
     """Forwards hooks while `is_enabled` is true. Always forwards `setup`, `before_train` and `after_train`."""
 
@@ -159,19 +162,19 @@ def _forwarding_if_enabled(hook: str) -> Callable[[_ConditionalCallback], None]:
     return forward
 
 
-for _hook in ("before_epoch", "after_epoch", "trigger_step", "trigger_epoch", "trigger"):
+for _hook in _CONDITIONAL:
     setattr(_ConditionalCallback, _hook, _forwarding_if_enabled(_hook))
 
 
 class EnableCallbackIf(_ConditionalCallback):
-    """Runs the hooks of another callback while a condition holds.
+    """Runs a callback's hooks of steps and epochs while a condition holds. `before_train` and `after_train` always run.
 
     Args:
         callback: the callback to run.
         condition: takes the trainer and returns whether to run a hook. Called right before each hook.
 
     Raises:
-        CallbackError: the callback has hooks that are traced into the step.
+        CallbackError: the callback has hooks that are traced into the step, or no hooks of steps and epochs.
     """
 
     def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
@@ -180,6 +183,8 @@ class EnableCallbackIf(_ConditionalCallback):
             raise CallbackError(
                 f"EnableCallbackIf: {callback.name} is traced into the step; use tf.cond in it, or PeriodicCallback"
             )
+        if not any(map(callback.overrides, _CONDITIONAL)):
+            raise CallbackError(f"EnableCallbackIf: {callback.name} has no hook of steps and epochs to be skipped")
         self.condition = condition
 
     def is_enabled(self) -> bool:

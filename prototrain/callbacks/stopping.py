@@ -24,7 +24,8 @@ class EarlyStopping(Callback):
     A stopped run that is started again ends at once, unless `patience` is increased.
 
     With `restore_best`, the best values of the model's variables and their moving averages are restored when the
-    callback ends the run. Every checkpoint also contains these values and grows by the size of the model.
+    callback ends the run, but not NumPy arrays in `trainer.state`. Every checkpoint also contains these values and
+    grows by the size of the model.
 
     Args:
         stat: the scalar's name, such as "vld/loss".
@@ -56,8 +57,10 @@ class EarlyStopping(Callback):
         self._waited = 0
         self._counted_at = -1  # the step of the last measurement
         self._copies: list[tuple[Any, tf.Variable]] = []
+        self._copied_at: int | None = None  # the step of the copies
 
     def setup(self) -> None:
+        self._copied_at = None
         if not self._restore_best:
             return
         state, prefix = self.trainer.state, f"{CALLBACK_PREFIX}{self.state_key}/"
@@ -68,8 +71,7 @@ class EarlyStopping(Callback):
         averages = {name: entry for name, entry in state.items() if name.startswith(AVERAGES)}
         self._copies = []
         for name, variable in {**self.trainer.model_variables, **averages}.items():
-            if prefix + name not in state:
-                state[prefix + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
+            state[prefix + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
             self._copies.append((variable, state[prefix + name]))
 
     def before_train(self) -> None:
@@ -83,26 +85,40 @@ class EarlyStopping(Callback):
         self._counted_at = step
         if self.best.update(value, step):
             self._waited = 0
+            self._copied_at = step
             for variable, copy in self._copies:
                 copy.assign(variable)
             return
         self._waited += 1
-        if self._waited >= self.patience and self.best.step is not None:
-            for variable, copy in self._copies:
-                variable.assign(copy)
-        self._stop_if_done()
+        self._stop_if_done(self._put_back() if self._waited >= self.patience and self._copies else "")
 
-    def _stop_if_done(self) -> None:
+    def _put_back(self) -> str:
+        """Restore the best weights; returns a phrase that says whether they were."""
+        if self.best.step is None:
+            return ""
+        if self._copied_at != self.best.step:  # an earlier part of the run had no `restore_best`
+            return ", but its weights were not kept"
+        if self.trainer.global_step in self.trainer.run.protected_steps:
+            return ", but is not restored: the present step is the best by another scalar, and its checkpoint is kept"
+        for variable, copy in self._copies:
+            variable.assign(copy)
+        return ", and restored"
+
+    def _stop_if_done(self, what: str = "") -> None:
         if self._waited >= self.patience:
-            best = f"it was best at step {self.best.step}, {self.best.value}" + ", and restored" * bool(self._copies)
-            raise StopTraining(f"{self.stat} has not improved in {self._waited} measurements; {best}")
+            found = self.best.step is not None
+            best = f"it was best at step {self.best.step}, {self.best.value}" if found else "all of them were NaN"
+            raise StopTraining(f"{self.stat} has not improved in {self._waited} measurements; {best}{what}")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best.state_dict(), "waited": self._waited, "counted_at": self._counted_at}
+        copied_at = self._copied_at if self._copies else None
+        found = {"best": self.best.state_dict(), "waited": self._waited}
+        return {**found, "counted_at": self._counted_at, "copied_at": copied_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best.load_state_dict(state["best"])
         self._waited, self._counted_at = int(state["waited"]), int(state["counted_at"])
+        self._copied_at = state["copied_at"]
 
 
 class StopAfter(Callback):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, zip_longest
 from typing import Any, Protocol, runtime_checkable
 
 import keras
@@ -194,13 +194,9 @@ class StateEntries:
 
     def _put(self, data: Mapping[str, Any]) -> None:
         """Put plain values and arrays into the state dict. Existing lists, dicts and arrays are filled if possible."""
-        filled: list[Any] = []
+        filled: dict[int, Any] = {}
         for key, value in data.items():
-            old = self._state.get(key)
-            if any(old is one for one in filled) or not _fill(old, value):
-                self._state[key] = value
-            else:
-                filled.append(old)
+            self._state[key] = _filled(self._state.get(key), value, filled)
 
     @contextmanager
     def preserve(self) -> Iterator[None]:
@@ -225,20 +221,29 @@ def _fits_bundle(entry: Any) -> bool:
     return is_array and entry.dtype.isnative and entry.dtype.name in _IN_BUNDLE
 
 
-def _fill(old: Any, value: Any) -> bool:
-    """Replace the content of a list, dict or array in place, which a trainer may keep in an attribute; False if not."""
+def _filled(old: Any, value: Any, filled: dict[int, Any]) -> Any:
+    """Return a restored value, in the existing list, dict or array if possible: a trainer may keep it in an attribute.
+
+    `filled` has the existing objects that hold a value already; one that occurs twice may have two values.
+    """
+    if id(old) in filled:
+        return value
     if type(old) is list and type(value) is list:
-        old[:] = value
+        filled[id(old)] = old
+        old[:] = [_filled(before, item, filled) for before, item in zip_longest(old[: len(value)], value)]
     elif type(old) is dict and type(value) is dict:
+        filled[id(old)] = old
+        items = {key: _filled(old.get(key), item, filled) for key, item in value.items()}
         old.clear()
-        old.update(value)
+        old.update(items)
     elif isinstance(old, np.ndarray) and isinstance(value, np.ndarray) and old.flags.writeable:
         if (old.dtype, old.shape) != (value.dtype, value.shape):
-            return False
+            return value
+        filled[id(old)] = old
         np.copyto(old, value)
     else:
-        return False
-    return True
+        return value
+    return old
 
 
 @contextmanager

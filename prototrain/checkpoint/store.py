@@ -1,7 +1,7 @@
 """The checkpoints of a run: directories that are written atomically and verified when they are read.
 
-``step-<10 digits>/`` is written under a temporary name, synced and renamed. It is never overwritten. There is no index
-file: the newest checkpoint is the one with the highest step that passes verification.
+``step-<10 digits>/`` is written under a temporary name, synced and renamed; it is replaced only as a whole. There is no
+index file: the newest checkpoint is the one with the highest step that passes verification.
 
 A checkpoint contains a TensorFlow bundle ``model.*`` with all variables by name, files of other objects (`Saveable`),
 and ``meta.json`` with the size and digest of every other file. It contains no code. A dataset's graph inside an
@@ -134,12 +134,13 @@ class Checkpoints:
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
-    def start(self, snapshot: Snapshot, *, aside: bool = False) -> Callable[[], Path]:
-        """Start to write a checkpoint. An existing valid checkpoint of the same step is kept.
+    def start(self, snapshot: Snapshot, *, aside: bool = False, keep: bool = False) -> Callable[[], Path]:
+        """Start to write a checkpoint. It replaces one of the same step, unless that has the same content.
 
         Args:
             snapshot: the content.
             aside: write the checkpoint as ``failed-<step>``, which a resume ignores.
+            keep: keep a valid checkpoint of the same step.
 
         Returns:
             a function that writes the rest and returns the directory. It can be called in any thread.
@@ -148,12 +149,8 @@ class Checkpoints:
             CheckpointError: the checkpoint cannot be written; partial files are deleted. The function raises this, too.
         """
         final = self.directory / f"failed-{snapshot.step:010d}" if aside else self.path(snapshot.step)
-        if not aside and final.exists():
-            try:
-                verify(final, run_id=self._run_id)
-                return lambda: final
-            except CheckpointError as error:
-                self._announce(f"WARNING: {error}; it is written again")
+        if keep and final.exists() and self._is_valid(final):
+            return lambda: final
         temporary = self.directory / f".tmp-{final.name}-{os.getpid()}"
         with _whole_or_nothing(temporary, final):
             if not self.directory.is_dir():
@@ -171,15 +168,29 @@ class Checkpoints:
         def finish() -> Path:
             with _whole_or_nothing(temporary, final):
                 _write(temporary, snapshot, tensors, parts)
-                if aside and final.exists():
-                    self._delete(final)
-                elif os.path.lexists(final) and not self.set_aside(final):
-                    raise CheckpointError(f"cannot save step {snapshot.step}: {final} is damaged and cannot be moved")
+                old = _unused(final.with_name(f".old-{final.name}-{os.getpid()}"))
+                if os.path.lexists(final) and self._is_valid(final):
+                    if (final / META).read_bytes() == (temporary / META).read_bytes():
+                        _remove_tree(temporary)
+                        return final
+                    final.rename(old)
                 temporary.rename(final)
                 sync(self.directory)  # a power failure before this may lose the rename, never a part of the files
+                _remove_tree(old)
             return final
 
         return finish
+
+    def _is_valid(self, path: Path) -> bool:
+        """Return whether a checkpoint is valid. One that is not is set aside, to be written again."""
+        try:
+            verify(path, run_id=self._run_id)
+        except CheckpointError as error:
+            self._announce(f"WARNING: {error}; it is written again")
+            if not self.set_aside(path):
+                raise CheckpointError(f"{error}, and cannot be moved") from error
+            return False
+        return True
 
     # -- deleting -----------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,8 @@ def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> No
 
 def add_overrides(command: argparse.ArgumentParser) -> None:
     """Declare the options for config values."""
-    option(command, "-c --config FILE", "set config keys from a JSON or YAML file; what -s sets comes after it")
+    files = "set config keys from a JSON or YAML file; what -s sets comes after all files"
+    option(command, "-c --config FILE", files, action="append", default=[])
     setting = "set a config key (VALUE is JSON, or such as False, None, .5 or 1e-3; else text; quotes force text)"
     option(command, "-s --set KEY=VALUE", setting, type=override, action="append", default=[])
 
@@ -126,7 +127,7 @@ def load_tensorflow() -> None:
 
 def given(options: argparse.Namespace) -> list[str]:
     """Return the config values of the command line as KEY=VALUE texts, in the order in which they apply."""
-    return [*([] if options.config is None else texts_of_file(options.config)), *options.set]
+    return [*(text for path in options.config for text in texts_of_file(path)), *options.set]
 
 
 def early_value(texts: Sequence[str], key: str) -> Any:

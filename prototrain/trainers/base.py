@@ -201,7 +201,9 @@ class Trainer:
         self._set_length(steps_per_epoch, max_epoch, max_steps)
         self.given_steps_per_epoch = steps_per_epoch
         self.times.start()
-        self.callbacks = CallbackGroup(self, callbacks)
+        # Taken now: the callbacks of this run may be the same objects, and are set up again.
+        earlier = self.run.callback_states()
+        self.callbacks = CallbackGroup(self, callbacks, self.callbacks.entries)
         self.allow_changed_data = allow_changed_data
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
@@ -210,7 +212,7 @@ class Trainer:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
                     self.callbacks.setup()
-                    self.run.restore(resume)
+                    self.run.restore(resume, earlier)
                     self.callbacks.check()
                     self._measure()
                     self.run.accept()
@@ -423,7 +425,9 @@ class Trainer:
         return self.experiment
 
     def save(self) -> Path:
-        """Write a checkpoint of the current step atomically. An existing checkpoint of this step is kept.
+        """Write a checkpoint of the current step atomically.
+
+        It replaces an earlier checkpoint of this step, unless a best saver such as `MinSaver` keeps that.
 
         Returns:
             the checkpoint's directory. A state that no run may resume from is written as ``failed-<step>``, which

@@ -298,7 +298,7 @@ class Run:
         return Checkpoints(experiment.checkpoints, self._trainer.log, run_id=experiment.run_id)
 
     def protect(self, who: str, step: int | None) -> None:
-        """Protect a step's checkpoint from deletion. It replaces the step that `who` protected before."""
+        """Keep a step's checkpoint: nothing deletes or replaces it. This ends the protection of `who`'s last one."""
         self._protected[who] = step
 
     def prune(self) -> None:
@@ -308,7 +308,7 @@ class Run:
 
     @property
     def protected_steps(self) -> set[int]:
-        """The steps whose checkpoints must not be deleted."""
+        """The steps whose checkpoints must not be deleted or replaced."""
         return {step for step in self._protected.values() if step is not None}
 
     def start_save(self) -> Callable[[], Path]:
@@ -323,7 +323,9 @@ class Run:
             raise CheckpointError("nothing can be saved before the run has begun; save in before_train() or later")
         is_sound = self.state_is_sound
         trainer.monitors.flush()
-        finish = self.checkpoints.start(self._snapshot(), aside=not is_sound)
+        snapshot = self._snapshot()
+        keep = is_sound and snapshot.step in self.protected_steps
+        finish = self.checkpoints.start(snapshot, aside=not is_sound, keep=keep)
 
         def write() -> Path:
             path = finish()
@@ -409,11 +411,21 @@ class Run:
 
     # -- resuming -----------------------------------------------------------------------------------------------------
 
-    def restore(self, resume: bool) -> None:
+    def callback_states(self) -> dict[str, Any]:
+        """Return the states of the callbacks of the last run, as a checkpoint would hold them; empty before a run."""
+        if not self.is_accepted:
+            return {}
+        states: dict[str, Any] = decode(
+            encode(self._trainer.callbacks.state_dict(), "the callbacks' state", loose=True)
+        )
+        return states
+
+    def restore(self, resume: bool, callback_states: Mapping[str, Any] | None = None) -> None:
         """Restore the newest checkpoint. Without `resume`, checkpoints are moved away when the run is accepted.
 
-        If `train` is called again and the trainer is ahead of its newest checkpoint, it continues from its current
-        state. After a step that failed halfway, it continues from the checkpoint.
+        If `train` is called again, it continues from its current state, unless there is a checkpoint of a later step.
+        After a step that failed halfway, it continues from the checkpoint. `callback_states` are those of the run
+        before, to continue with.
         """
         trainer, experiment = self._trainer, self._trainer.experiment
         resume = resume and not self._fresh
@@ -425,10 +437,13 @@ class Run:
                 f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
                 "make a new trainer"
             )
+        states = callback_states if resume and trainer.global_step and self.state_is_sound else None
         entries = StateEntries(trainer.state)
         if trainer.check_finite and (found := self.finite.begin(entries.variables)):
             trainer.log(f"StopOnNaN: {describe_not_finite(found)} from the start and left alone")
         if experiment is None:
+            if states:
+                trainer.callbacks.load_state_dict(states)
             return
         entries.values()  # raises an error for entries that cannot be saved
         self._registered = set(entries.variables)
@@ -440,7 +455,9 @@ class Run:
         trainer.stop.check()
         if newest is None and trainer.global_step == 0:
             self._check_past()
-        if newest is None or (newest.step < trainer.global_step and self.state_is_sound):
+        if newest is None or (newest.step < trainer.global_step + bool(states) and self.state_is_sound):
+            if states:
+                trainer.callbacks.load_state_dict(states)
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
             self._load(newest)

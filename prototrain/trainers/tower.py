@@ -15,6 +15,7 @@ from prototrain.callbacks.base import innermost
 from prototrain.callbacks.hyperparameters import SetTrainable
 from prototrain.checkpoint.state import variables_in
 from prototrain.checkpoint.weights import averaged_weights, best_checkpoint, dump_weights
+from prototrain.config.schema import SCHEMA
 from prototrain.data.batches import check_divides, describe_length
 from prototrain.data.source import Share
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, ModelError
@@ -55,6 +56,12 @@ if TYPE_CHECKING:
     from prototrain.checkpoint.weights import Names, Source
     from prototrain.config import Config
     from prototrain.model import ModelProtocol
+
+
+_READ_LATER = ("model.accumulate_steps", "model.lr_schedule.", "model.num_", "model.weights_load_path")
+_READ_AT_START = [key for key in SCHEMA if key.startswith("model.") and not key.startswith(_READ_LATER)]
+_READ_AT_START += [f"trainer.{name}" for name in ("data_position", "limit_batches", "overfit_batches", "random_seed")]
+"""Config keys that a trainer reads only when it is made."""
 
 
 class TowerTrainer(Trainer):
@@ -151,6 +158,7 @@ class TowerTrainer(Trainer):
         self._notes = update.GradientNotes()
         self._used: set[str] = set()
         self._forget_calls()
+        self._config_at_start = {key: self.config.get(key) for key in _READ_AT_START}
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -169,6 +177,9 @@ class TowerTrainer(Trainer):
         self, callbacks: Iterable[Callback] = (), *, resume: bool = True, fresh: bool = False, **options: Any
     ) -> None:
         """Train as `Trainer.train` does. A fresh run first loads ``model.weights_load_path``, if it is set."""
+        changed = [key for key, value in self._config_at_start.items() if self.config.get(key) != value]
+        if changed:
+            raise ConfigError(f"{changed[0]} was changed after the trainer was made; make a new trainer")
         path = self.config["model.weights_load_path"]
         if (
             path is not None

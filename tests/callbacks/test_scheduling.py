@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import CallbackFactory, EnableCallbackIf, PeriodicCallback, RunOp
+from prototrain.callbacks import CallbackFactory, EnableCallbackIf, PeriodicCallback, RunOp, SaveOnExit
 from prototrain.errors import CallbackError
 from tests.callbacks.helpers import StepRecorder
 from tests.tiny import CountingTrainer, Recorder, tiny_trainer
@@ -90,3 +90,5 @@ def test_enable_callback_if() -> None:
     assert EnableCallbackIf(Recorder(), lambda trainer: True).next_step(3) is None  # takes no extra steps
     with pytest.raises(CallbackError, match="InRun is traced into the step"):
         EnableCallbackIf(InRun(), lambda trainer: True)
+    with pytest.raises(CallbackError, match="SaveOnExit has no hook"):
+        EnableCallbackIf(SaveOnExit(), lambda trainer: True)

@@ -202,6 +202,22 @@ def test_mutable_entries_keep_their_identity(tmp_path: Path) -> None:
     assert state["other"] == [2]  # two entries that were the same list at the start, and are no longer
 
 
+def test_nested_entries_keep_their_identity(tmp_path: Path) -> None:
+    """An object that occurs twice may have had two values."""
+
+    def state(*numbers: float) -> dict[str, Any]:
+        a, b, c, d = (np.full(2, number) for number in numbers)
+        return {"net": {"w": a, "rest": [b, {"x": 1}]}, "pair": [c, d]}
+
+    saved = save(state(1, 2, 3, 4), tmp_path)
+    made = state(0, 0, 0, 0)
+    made["pair"][1] = made["pair"][0]
+    w, rest, (first, _) = made["net"]["w"], made["net"]["rest"], made["pair"]
+    restore(made, saved)
+    assert_same(made, state(1, 2, 3, 4))
+    assert made["net"]["w"] is w and made["net"]["rest"] is rest and made["pair"][0] is first
+
+
 def test_invalid_entry_is_named_and_nothing_is_saved(experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
     trainer.state["x"] = {}

@@ -37,8 +37,9 @@ def _model(scratch: Path) -> None:
 
 
 def test_json(capsys: pytest.CaptureFixture[str], scratch: Path) -> None:
+    (scratch / "first.json").write_text('{"model.batch_size": 8, "trainer.print_interval": 7}')
     (scratch / "more.yaml").write_text("model: {batch_size: 16}")
-    arguments = ["-s", "model.units=[8]", "-s", "trainer.print_interval=7", "-c", "more.yaml", "--json"]
+    arguments = ["-s", "model.units=[8]", "-c", "first.json", "-c", "more.yaml", "--json"]
     assert main(["config", "listed", *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["model.units"] == {"value": [8], "default": [64, 32], "type": "list", "required": False}

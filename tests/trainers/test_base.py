@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, NoOpTrainer, StopTraining, Trainer
-from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, StopOnNaN, Validation
-from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError, PrototrainError
+from prototrain.callbacks import EarlyStopping, JSONWriter, ModelSaver, SaveOnExit, StopOnNaN, Validation
+from prototrain.errors import CheckpointError, ConfigError, ExperimentError, NonFiniteError, PrototrainError
+from tests.callbacks.helpers import measures
 from tests.tiny import At, CountingTrainer, Recorder, failing, raising, tiny_trainer
 
 
@@ -141,6 +142,25 @@ def test_train_again_continues(tmp_path: Path) -> None:
     trainer.train([], max_steps=5)
     trainer.train([SaveOnExit()], max_steps=8)
     assert trainer.global_step == 8 and trainer.state["total"] == 36
+
+
+def test_changes_between_two_runs_are_kept(tmp_path: Path) -> None:
+    """The states of callbacks continue too, also in new objects."""
+
+    def callbacks() -> list[Callback]:
+        rising = measures("vld/x", lambda step: float(step))
+        return [rising, EarlyStopping("vld/x", mode="min", patience=4).every(steps=1), SaveOnExit()]
+
+    trainer = tiny_trainer(tmp_path)
+    trainer.train(callbacks(), max_steps=3)
+    kernel = trainer.variables["logits/kernel"]
+    kernel.assign(tf.fill(kernel.shape, 50.0))
+    trainer.train(callbacks(), max_steps=9)
+    assert trainer.global_step == 5 and np.all(np.abs(kernel.numpy() - 50) < 1)
+    assert trainer.run.resume_line() == "continues from step 3"
+    trainer.config["model.optimizer.method"] = "sgd"
+    with pytest.raises(ConfigError, match=r"model\.optimizer\.method was changed"):
+        trainer.train(callbacks(), max_steps=9)
 
 
 def test_resume_false_keeps_old_checkpoints(tmp_path: Path) -> None:

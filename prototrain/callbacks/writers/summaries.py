@@ -75,9 +75,9 @@ class Summaries(_StepSums):
     last step's values.
 
     The model may call `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` in a compiled step, such as in
-    `build`, without a writer and a step. The calls of the last step are recorded and cost nothing in other steps. A
-    `tf.summary.scalar` is averaged over micro-batches and towers; other summaries, and scalars inside `tf.cond`, a loop
-    or a `tf.function`, come from the first ones. Asynchronous towers and several workers record only returned scalars.
+    `build`, without a writer and a step. The calls of the last step are recorded and cost nothing in other steps. They
+    come from the first micro-batch of the first tower; return a scalar from `build` for its mean over all of them.
+    Asynchronous towers and several workers record only returned scalars.
     """
 
     def __init__(self) -> None:

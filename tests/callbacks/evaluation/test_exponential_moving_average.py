@@ -52,6 +52,21 @@ def test_averages_weights_and_restarts_from_loaded_weights() -> None:
         np.testing.assert_allclose(value, 0.8 * 3.0 + 0.2 * weights.by_step[7][name], rtol=1e-6)
 
 
+def test_averages_belong_to_the_runs_with_the_callback() -> None:
+    trainer = tiny_trainer()
+    trainer.train([ExponentialMovingAverage(0.9)], max_steps=4)
+    kept = averages(trainer)
+    trainer.train([ExponentialMovingAverage(0.9)], max_steps=4)  # no step: the averages continue
+    for name, value in averages(trainer).items():
+        np.testing.assert_array_equal(value, kept[name])
+    trainer.train([], max_steps=8)
+    assert averages(trainer) == {}
+    now = {name: variable.numpy() for name, variable in trainer.trainable.items()}
+    trainer.train([ExponentialMovingAverage(0.9)], max_steps=8)
+    for name, value in averages(trainer).items():
+        np.testing.assert_array_equal(value, now[name])
+
+
 def test_only_evaluation_uses_the_averages(experiment: Path) -> None:
     average = ExponentialMovingAverage(0.9)
     inside: list[Any] = []

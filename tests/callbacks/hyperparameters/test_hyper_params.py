@@ -149,3 +149,22 @@ def test_human_edits_the_file(experiment: Path, capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     assert printed.count("ignored the line 'what is this'") == printed.count("ignored the line 'rate = fast'") == 1
     assert "rate is 0.5 from step 3 on (it was 1)" in printed
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ([(0, 0.5), (2, 0.25)], [0.125, 0.0625]),  # another schedule
+        ([(0, 0.5), (2, 0.125), (5, 0.0625)], [0.125, 0.0625]),
+        (None, [0.125, 0.0625]),
+    ],
+)
+def test_changed_schedule_takes_effect_in_a_resumed_run(
+    before: list[tuple[int, float]] | None, expected: list[float], experiment: Path
+) -> None:
+    for schedule, max_steps in ((before, 4), ([(0, 0.5), (2, 0.125), (5, 0.0625)], 6)):
+        trainer = tiny_trainer(experiment)
+        mine = [] if schedule is None else [ScheduledHyperParamSetter("learning_rate", schedule, step_based=True)]
+        rates = InForce(lambda trainer=trainer: float(trainer.optimizer.learning_rate))  # type: ignore[misc]
+        trainer.train([rates, *mine, SaveOnExit()], max_steps=max_steps)
+    assert list(rates.by_step.values()) == expected

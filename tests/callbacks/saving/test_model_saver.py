@@ -87,11 +87,11 @@ def test_failing_save_is_reported_and_the_next_succeeds(
 ) -> None:
     start = Checkpoints.start
 
-    def fail(self: Checkpoints, snapshot: Snapshot, *, aside: bool = False) -> Callable[[], Path]:
+    def fail(self: Checkpoints, snapshot: Snapshot, **options: bool) -> Callable[[], Path]:
         def finish() -> Path:
             raise CheckpointError("cannot save step 4: no room")
 
-        return finish if snapshot.step == 4 else start(self, snapshot, aside=aside)
+        return finish if snapshot.step == 4 else start(self, snapshot, **options)
 
     monkeypatch.setattr(Checkpoints, "start", fail)
     saver = ModelSaver(asynchronous=asynchronous).every(steps=2)

@@ -6,12 +6,13 @@ import math
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
-from prototrain import StopTraining
+from prototrain import Callback, StopTraining
 from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN
 from prototrain.errors import NonFiniteError
 from tests.callbacks.helpers import Fails
-from tests.tiny import CountingTrainer
+from tests.tiny import CountingTrainer, tiny_trainer
 
 
 def kept(experiment: Path) -> list[str]:
@@ -26,6 +27,29 @@ def test_last_checkpoint_counts_for_model_saver(experiment: Path) -> None:
     with pytest.raises(RuntimeError):
         CountingTrainer(experiment=experiment).train([Fails(5), saver.every(steps=2), SaveOnExit()], max_steps=9)
     assert kept(experiment) == ["step-0000000004", "step-0000000005"]
+
+
+class Averages(Callback):
+    """Changes the weights at the end of the run."""
+
+    def after_train(self) -> None:
+        for variable in self.trainer.trained_variables.values():
+            variable.assign(tf.ones_like(variable))
+
+
+def test_weights_that_a_callback_sets_at_the_end_are_saved(experiment: Path) -> None:
+    trainer = tiny_trainer(experiment)
+    trainer.train([Averages(), ModelSaver().every(steps=2), SaveOnExit()], max_steps=4)
+    path = trainer.run.checkpoints.path(4)
+    saved = trainer.run.checkpoints.newest().variables()
+    assert all((saved[name] == 1).all() for name in trainer.trainable)
+    made = (path / "meta.json").stat().st_ino
+    trainer.save()  # nothing has changed
+    assert (path / "meta.json").stat().st_ino == made
+    trainer.variables["logits/bias"].assign([2.0, 2.0])
+    trainer.save()
+    assert (trainer.run.checkpoints.newest().variables()["logits/bias"] == 2).all()
+    assert kept(experiment) == ["step-0000000002", "step-0000000004"]
 
 
 class Breaks(CountingTrainer):

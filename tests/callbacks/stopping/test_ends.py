@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from prototrain import Callback
-from prototrain.callbacks import CallbackFactory, CheckNumerics, EarlyStopping, ModelSaver, SaveOnExit, StopAfter
+from prototrain.callbacks import (
+    CallbackFactory,
+    CheckNumerics,
+    EarlyStopping,
+    MaxSaver,
+    ModelSaver,
+    SaveOnExit,
+    StopAfter,
+)
 from prototrain.errors import NonFiniteError
 from tests.callbacks.helpers import EachStep, measures
 from tests.tiny import CountingTrainer, tiny_trainer
@@ -76,6 +84,33 @@ def test_best_weights_are_restored(stops: list[int], experiment: Path) -> None:
     assert trainer.global_step == saved.step == 8
     assert now == seen.by_step[6] != seen.by_step[7]
     assert now == {name: bits(saved.variables())[name] for name in now}
+
+
+def test_only_kept_weights_are_restored(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`restore_best` is added after the best step, and removed again for a run that ends at once."""
+    for max_steps, restores in ((7, False), (10, True), (10, False)):
+        trainer = tiny_trainer(experiment)
+        stopping = EarlyStopping("vld/x", mode="min", patience=2, restore_best=restores)
+        before = Weights()
+        trainer.train([measure(), stopping.every(steps=1), before, SaveOnExit()], max_steps=max_steps)
+    assert trainer.global_step == 8
+    saved = trainer.run.checkpoints.newest().variables()
+    trainer = tiny_trainer()
+    trainer.train([seen := Weights()], max_steps=8)
+    assert {name: bits(saved)[name] for name in seen.by_step[8]} == seen.by_step[8]
+    printed = capsys.readouterr().out
+    assert printed.count("best at step 6, 2.0") == 2 and printed.count("its weights were not kept") == 1
+
+
+def test_weights_that_a_best_saver_keeps_are_not_replaced(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run ends at a step that is the best one by another scalar."""
+    trainer, seen = tiny_trainer(experiment), Weights()
+    stopping = EarlyStopping("vld/x", mode="min", patience=2, restore_best=True).every(steps=1)
+    best = MaxSaver("vld/step").every(steps=1)
+    trainer.train([measure(), measures("vld/step", float), stopping, best, seen, SaveOnExit()], max_steps=10)
+    saved = bits(trainer.run.checkpoints.newest().variables())
+    assert {name: saved[name] for name in seen.by_step[8]} == seen.by_step[8] == bits(trainer.variables)
+    assert "best at step 6, 2.0, but is not restored" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("lengths", "ends"), [([20], 7), ([2, 4, 20], 7), ([20, 20], 7), ([4, 5], 5)])
