@@ -222,4 +222,7 @@ def _convert(name: str, spec: Any, value: Any) -> Any:
         return tf.cast(value, spec.dtype)
     if isinstance(spec, tf.RaggedTensorSpec) and isinstance(value, list):
         return tf.ragged.constant(value, spec.dtype, ragged_rank=spec.ragged_rank)
-    return tf.convert_to_tensor(np.asarray(value), spec.dtype)
+    array = np.asarray(value)
+    if spec.dtype.is_integer and array.dtype.kind == "f" and not np.array_equal(array, np.trunc(array)):
+        raise ModelError(f"input {name!r} takes whole numbers, as in a training batch, not {array.dtype}")
+    return tf.convert_to_tensor(array, spec.dtype)

@@ -213,6 +213,7 @@ class RegisteredOptimizers:
         saved: Mapping[str, Mapping[str, Any]],
         weights: Mapping[str, bool],
         made_with: Mapping[str, Mapping[str, Any]],
+        callbacks: Iterable[Callback],
     ) -> Iterator[None]:
         """Context manager that adapts the state to a checkpoint that was written while other weights were trained.
 
@@ -224,13 +225,14 @@ class RegisteredOptimizers:
             saved: "shape" and "dtype" of the checkpoint's variables, by name.
             weights: whether each weight is trained now, by name.
             made_with: the `facts` of the run that wrote the checkpoint.
+            callbacks: the callbacks of this run.
 
         Raises:
             CheckpointError: the checkpoint was written with another optimizer.
         """
         kept: dict[str, Any] = {}
         rates: dict[str, float] = {}
-        for optimizer, now in self._facts.items():
+        for optimizer, now in self.facts(callbacks).items():
             then = made_with.get(optimizer, {})
             if then.get("class", now["class"]) != now["class"]:
                 raise CheckpointError(
@@ -238,7 +240,7 @@ class RegisteredOptimizers:
                     f"use {FRESH}, or another trainer.experiment_name with model.weights_load_path"
                 )
             was, rate = then.get("learning_rate"), now.get("learning_rate")
-            if isinstance(was, float) and isinstance(rate, float) and was != rate:
+            if isinstance(rate, float) and rate not in (was, UNSET_RATE):
                 rates[optimizer] = rate
         for optimizer in self._facts:
             starts = {weight: f"{optimizer}/{slot_stem(weight)}_" for weight in weights}

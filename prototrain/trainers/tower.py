@@ -701,7 +701,7 @@ class TowerTrainer(Trainer):
         self._read_blocks()
         made_with = facts.get("optimizers") or {}
         weights = self.built.frozen | dict.fromkeys(self.trainable, True)
-        return self._optimizers.fitted_to(saved, weights, made_with)
+        return self._optimizers.fitted_to(saved, weights, made_with, self.callbacks)
 
     # -- description and recorded facts --------------------------------------------------------------------------------
 

@@ -31,6 +31,13 @@ def halves(step: tf.Tensor) -> tf.Tensor:
 EXPECTED = {step + 1: pytest.approx(0.01 * 0.5 ** (step / 2)) for step in range(8)}
 
 
+def test_rate_of_the_config_applies_without_the_callback(experiment: Path) -> None:
+    tiny_trainer(experiment).train([LearningRate(lambda step: 0.5), SaveOnExit()], max_steps=2)
+    trainer = tiny_trainer(experiment)
+    trainer.train([], max_steps=4)
+    assert trainer.outputs["learning_rate"] == pytest.approx(trainer.config["model.lr_schedule.constant.value"])
+
+
 def test_rate_of_each_step_also_after_a_resume(experiment: Path) -> None:
     def trainer(experiment: Path | None = None) -> Any:
         return tiny_trainer(experiment, model__optimizer__method=lambda: keras.optimizers.AdamW(0.5))
