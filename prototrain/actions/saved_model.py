@@ -22,7 +22,7 @@ from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import explain_key_errors
-from prototrain.step.calls import compiled
+from prototrain.step.trace import compiled
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import owner
 

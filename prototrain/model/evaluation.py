@@ -13,11 +13,11 @@ from prototrain.data.batches import WHY_EMPTY, Batch, counted_examples
 from prototrain.data.iterator import bounded
 from prototrain.data.pipeline import reshuffles
 from prototrain.errors import DataError, StepError
-from prototrain.step.calls import compiled, failed_stage
+from prototrain.step.trace import compiled
 from prototrain.step.variables import StopVariable
 from prototrain.system.signals import StopRequest, run_interruptibly
 from prototrain.system.terminal import announcing
-from prototrain.system.tracebacks import cause
+from prototrain.system.tracebacks import cause, failed_stage
 from prototrain.towers import is_seed
 
 REHEARSED = 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,21 +15,11 @@ import tensorflow as tf
 
 from prototrain.errors import ModelError, NonFiniteError, PrototrainError, StepError
 from prototrain.step.variables import CALL_SECONDS
-from prototrain.system.tracebacks import cause, source_line
+from prototrain.system.tracebacks import cause, failed_stage, source_line
 from prototrain.tf_private import captures_vary
 
 if TYPE_CHECKING:
     from prototrain.step.loop import Iteration
-
-_NODE = re.compile(r"\[\[(?:\{\{function_node [^}]*\}\})?(?:\{\{node )?([^\]}]*)")
-_EMPTY_ELEMENT = "components but got"
-"""Part of TensorFlow's message for a dataset element whose structure differs from the declared one."""
-
-
-def compiled(function: Callable[..., Any]) -> Any:
-    """Return a `tf.function` without AutoGraph, for a method or an inner function."""
-    # TensorFlow counts traces by code object and warns at the fifth; a `partial` is counted separately.
-    return tf.function(functools.partial(function), autograph=False)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -128,17 +117,6 @@ class ScalarPacker:
 
 def _stack(values: dict[str, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
     return tf.stack(list(values.values())) if values else tf.zeros([0], dtype)
-
-
-def failed_stage(error: tf.errors.OpError) -> str:
-    """Return the part of an iteration that raised a TensorFlow error: "data" or "model"."""
-    # The message ends with the failed op and the ops around it. Ops of a dataset fail inside the op that reads it.
-    text = str(error.message)
-    if _EMPTY_ELEMENT in text:
-        return "data"
-    nodes = _NODE.findall(text)
-    outermost = text.rpartition("[Op:")[2] if "[Op:Iterator" in text else nodes[-1] if nodes else ""
-    return "data" if "IteratorGetNext" in outermost else "model"
 
 
 class StepCalls(ABC):

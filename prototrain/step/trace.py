@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import struct
@@ -55,6 +56,12 @@ def tracing(trace: TowerTrace) -> Iterator[None]:
         yield
     finally:
         _tracing.trace = outer
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Return a `tf.function` without AutoGraph, for a method or an inner function."""
+    # TensorFlow counts traces by code object and warns at the fifth; a `partial` is counted separately.
+    return tf.function(functools.partial(function), autograph=False)
 
 
 # -- tf.summary --------------------------------------------------------------------------------------------------------

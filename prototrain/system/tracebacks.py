@@ -22,6 +22,9 @@ _FRAME = re.compile(r'^  File "(.+?)", line (\d+).*\n(?:    .*\n)*', re.MULTILIN
 _OUT_OF_MEMORY = re.compile(r"\bOOM\b|[Oo]ut of memory|allocate|MemoryError")  # must not match a full disk
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 _NODE_NAME = re.compile(r"\[\[\{\{(?:function_)?node")
+_FAILED_NODE = re.compile(r"\[\[(?:\{\{function_node [^}]*\}\})?(?:\{\{node )?([^\]}]*)")
+_EMPTY_ELEMENT = "components but got"
+"""Part of TensorFlow's message for a dataset element whose structure differs from the declared one."""
 _GRAPH_NOISE = re.compile(
     r"\{\{.*?\}\} |Error in user-defined function passed to \S+ transformation with iterator: \S+: | \[Op:\w+\].*$"
 )
@@ -55,6 +58,17 @@ def python_in_graph(error: BaseException | None) -> str | None:
         return None
     own = [frame[0] for frame in _FRAME.finditer(inside) if not _is_noise(frame[1])]
     return f"{_HEADLINE}\n{''.join(own)}{cause(error)}\n"
+
+
+def failed_stage(error: Any) -> str:
+    """Return the part of an iteration that raised a TensorFlow error: "data" or "model"."""
+    # The message ends with the failed op and the ops around it. Ops of a dataset fail inside the op that reads it.
+    text = str(error.message)
+    if _EMPTY_ELEMENT in text:
+        return "data"
+    nodes = _FAILED_NODE.findall(text)
+    outermost = text.rpartition("[Op:")[2] if "[Op:Iterator" in text else nodes[-1] if nodes else ""
+    return "data" if "IteratorGetNext" in outermost else "model"
 
 
 def source_line(error: BaseException, graph: Any = None) -> str | None:
