@@ -119,6 +119,12 @@ for arguments in ["--version"], ["--help"], ["run", "--help"], ["action", "--hel
 """
 
 
+def test_base_trainer_loads_few_modules() -> None:
+    program = "import sys, prototrain.trainers.base\nprint(sum(name.startswith('prototrain') for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert int(done.stdout) <= 30, done.stderr
+
+
 def test_command_line_without_tensorflow() -> None:
     done = subprocess.run([sys.executable, "-c", ANSWERS], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.callbacks.base import Callback, Priority, innermost
-from prototrain.callbacks.pictures import histogram_summary, image_summary, text_summary
 from prototrain.errors import CallbackError
 from prototrain.system.terminal import did_you_mean
 
@@ -180,14 +179,20 @@ class Monitors:
         Raises:
             CallbackError: the shape is not supported, or the name is not allowed.
         """
+        from prototrain.callbacks.pictures import image_summary  # few runs have pictures
+
         self.put_summary(image_summary(name, images))
 
     def put_histogram(self, name: str, values: Any) -> None:
         """Record a histogram of an array of any shape."""
+        from prototrain.callbacks.pictures import histogram_summary
+
         self.put_summary(histogram_summary(name, values))
 
     def put_text(self, name: str, text: str) -> None:
         """Record Markdown text."""
+        from prototrain.callbacks.pictures import text_summary
+
         self.put_summary(text_summary(name, text))
 
     def put_summary(self, summary: Any, prefix: str = "") -> None:

@@ -166,7 +166,7 @@ def _shortened(options: argparse.Namespace) -> Iterator[None]:
 
 def _repeat(options: argparse.Namespace) -> None:
     load_tensorflow()
-    from prototrain.experiment.copies import imported_from_copies
+    from prototrain.runs.copies import imported_from_copies
     from prototrain.runs.repeat import Repeat
 
     repeat = Repeat(options.repeats, options.model)

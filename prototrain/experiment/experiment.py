@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
-from prototrain.experiment.copies import copy_source
 from prototrain.experiment.facts import describe_environment
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.system.files import PathLike, joined, local_path, url_of, write_atomic
@@ -182,7 +181,7 @@ class Experiment:
             if config is not None:
                 config.save(self.directory)
             for source in sources:
-                copy_source(source, self.directory / "source")
+                _copy_source(source, self.directory / "source")
             environment = {**describe_environment(devices), **(origin or {})}
             environment["run_id"] = self.run_id or run_id or uuid.uuid4().hex
             write_atomic(self.environment, json.dumps(environment, indent=2) + "\n")
@@ -256,3 +255,11 @@ def checkpoint_steps(directory: Path) -> list[int]:
 def is_own(name: str) -> bool:
     """Return whether a run creates files of this name, such as superseded checkpoints and temporary files."""
     return name in _OWN_NAMES or name.startswith(("checkpoints.superseded", ".tmp-"))
+
+
+def _copy_source(source: Path, target: Path) -> None:
+    """Copy a Python file, or the Python files in a package's directory. Each copy is written atomically."""
+    for file in [source] if source.is_file() else sorted(source.rglob("*.py")):
+        copy = target / file.relative_to(source.parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(copy, file.read_bytes())

@@ -18,12 +18,14 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from prototrain.errors import ExperimentError
 from prototrain.system.signals import watch_forks
-from prototrain.system.storage import Storage
 from prototrain.system.terminal import one_line
+
+if TYPE_CHECKING:
+    from prototrain.system.storage import Storage
 
 LOCK = ".lock"  # the name of the lock file
 LEASE = ".lease"  # the name of the object with the lease

@@ -1,4 +1,4 @@
-"""Copies of a run's sources, which are made when it starts and imported when it is repeated."""
+"""Imports from the copies of a run's sources, for repeating the run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-from prototrain.system.files import write_atomic
-
-
-def copy_source(source: Path, target: Path) -> None:
-    """Copy a Python file, or the Python files in a package's directory. Each copy is written atomically."""
-    for file in [source] if source.is_file() else sorted(source.rglob("*.py")):
-        copy = target / file.relative_to(source.parent)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(copy, file.read_bytes())
 
 
 @contextmanager

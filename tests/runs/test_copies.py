@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prototrain.experiment import home_of, source_of
-from prototrain.experiment.copies import imported_from_copies
+from prototrain.runs.copies import imported_from_copies
 
 
 @pytest.fixture
