@@ -389,9 +389,9 @@ class ExponentialMovingAverage(Callback):
         if not self._weights:
             raise CallbackError(f"ExponentialMovingAverage: {type(self.trainer).__name__} has no trainable variables")
         # Tracked by name, since the averages of layers that are unfrozen between two runs begin at that time.
-        self._begun: set[str] = set()
+        self._begun = {name for name in self._weights if AVERAGES + name in state}
         for name, weight in self._weights.items():
-            state[AVERAGES + name] = tf.Variable(tf.convert_to_tensor(weight), trainable=False)
+            state.setdefault(AVERAGES + name, tf.Variable(tf.convert_to_tensor(weight), trainable=False))
         self._pairs = [(weight, state[AVERAGES + name]) for name, weight in self._weights.items()]
         self.trainer.evaluation_scopes.append(self.applied)
 

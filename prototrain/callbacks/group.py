@@ -26,7 +26,6 @@ class CallbackGroup:
     Args:
         trainer: the trainer of the run.
         callbacks: the user's list.
-        entries: the `entries` of the run before.
 
     Attributes:
         callbacks: the callbacks in execution order. Workers other than the chief skip `chief_only` callbacks.
@@ -40,12 +39,9 @@ class CallbackGroup:
         failure: the error that ended the run, set before callbacks run `after_train`.
         late_failure: the first error raised by an `after_train` hook.
         variables: variables that callbacks update within the step and save in their own state.
-        entries: names of the variables that the callbacks have put into the trainer's state in `setup`.
     """
 
-    def __init__(
-        self, trainer: Trainer, callbacks: Iterable[Callback] = (), entries: Collection[str] = frozenset()
-    ) -> None:
+    def __init__(self, trainer: Trainer, callbacks: Iterable[Callback] = ()) -> None:
         self._trainer = trainer
         mine = [callback for callback in checked(callbacks) if trainer.is_chief or not callback.chief_only]
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
@@ -70,7 +66,6 @@ class CallbackGroup:
         self.failure: BaseException | None = None
         self.late_failure: BaseException | None = None
         self.variables: list[Any] = []
-        self.entries = set(entries)
         self._seconds = dict.fromkeys(self.callbacks, 0.0)
 
     def __iter__(self) -> Iterator[Callback]:
@@ -89,14 +84,7 @@ class CallbackGroup:
     # -- around the run -----------------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Set the trainer of every callback and call `setup`.
-
-        Variables that callbacks of an earlier run have put into the trainer's state are dropped, unless those of this
-        run create them again.
-        """
-        state = self._trainer.state
-        held = {name: state.pop(name) for name in self.entries}
-        others = set(state)
+        """Set the trainer of every callback and call `setup`."""
         self._trainer.monitors.attach(one for one in map(innermost, self.callbacks) if isinstance(one, Monitor))
         for callback in self.callbacks:
             earlier = vars(innermost(callback)).get("trainer", self._trainer)
@@ -106,9 +94,6 @@ class CallbackGroup:
             self._call(callback, "setup", at_start=True)
             self._set_up.append(callback)
             self._trainer.stop.check()
-        self.entries = set(state) - others
-        for name in self.entries & held.keys():
-            state[name].assign(held[name])
         self.watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
 
     def check(self) -> None:

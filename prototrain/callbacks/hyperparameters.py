@@ -87,7 +87,7 @@ class HyperParamSetter(Callback):
         param: a `HyperParam`, or its first argument.
 
     Attributes:
-        at_start: whether the value is also set before the first step of the run, unless a checkpoint has it.
+        at_start: whether the value is also set before the first step of training.
 
     Raises:
         CallbackError: at setup, if there is no such hyperparameter, or `LearningRate` also sets it.
@@ -116,15 +116,11 @@ class HyperParamSetter(Callback):
     def before_train(self) -> None:
         if self._restored is not None:
             self.param.set(self._restored)
-            return
-        step, old = self.trainer.global_step, self.param.get()
-        first = self.new_value() if self.at_start else None
-        if first is not None:
-            self.param.set(first)
-        if not step:
+        elif self.trainer.global_step == 0:
+            first = self.new_value() if self.at_start else None
+            if first is not None:
+                self.param.set(first)
             self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", self.param.get())
-        elif self.param.get() != old:  # the callback, or its schedule, is new since the checkpoint
-            self._log_change(step, old)
 
     def trigger(self) -> None:
         step = self.trainer.global_step
@@ -220,6 +216,15 @@ class ScheduledHyperParamSetter(HyperParamSetter):
             points, values = np.transpose(self.points)
             return float(np.interp(now, points, values))
         return next((value for when, value in reversed(self.points) if when <= now), None)
+
+    def before_train(self) -> None:
+        super().before_train()
+        if self._restored is None and (step := self.trainer.global_step):  # the schedule is new since the checkpoint
+            value, old = self.new_value(), self.param.get()
+            if value is not None:
+                self.param.set(value)
+                if self.param.get() != old:
+                    self._log_change(step, old)
 
     def next_step(self, step: int) -> int | None:
         if not self._step_based:

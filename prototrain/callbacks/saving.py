@@ -273,7 +273,7 @@ class SaveOnExit(Callback):
 
 
 def save_ahead(trainer: Trainer) -> None:
-    """Save the checkpoint of `SaveOnExit` early, before the weights change, and keep it. Needs `SaveOnExit`."""
+    """Save the checkpoint of `SaveOnExit` early, before the weights change, and keep it. Does nothing without it."""
     is_over = trainer.callbacks.failure is None and trainer.run.state_is_sound
     if is_over and trainer.is_chief and any(isinstance(innermost(one), SaveOnExit) for one in trainer.callbacks):
         trainer.save()

@@ -184,7 +184,7 @@ class EnableCallbackIf(_ConditionalCallback):
                 f"EnableCallbackIf: {callback.name} is traced into the step; use tf.cond in it, or PeriodicCallback"
             )
         if not any(map(callback.overrides, _CONDITIONAL)):
-            raise CallbackError(f"EnableCallbackIf: {callback.name} has no hook of steps and epochs to be skipped")
+            raise CallbackError(f"EnableCallbackIf: {callback.name} has no hook of steps or epochs")
         self.condition = condition
 
     def is_enabled(self) -> bool:

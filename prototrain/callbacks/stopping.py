@@ -24,8 +24,8 @@ class EarlyStopping(Callback):
     A stopped run that is started again ends at once, unless `patience` is increased.
 
     With `restore_best`, the best values of the model's variables and their moving averages are restored when the
-    callback ends the run, but not NumPy arrays in `trainer.state`. Every checkpoint also contains these values and
-    grows by the size of the model.
+    callback ends the run; NumPy arrays in `trainer.state` are not. If the best step was before `restore_best` was set,
+    nothing is restored. Every checkpoint also contains these values and grows by the size of the model.
 
     Args:
         stat: the scalar's name, such as "vld/loss".
@@ -71,7 +71,8 @@ class EarlyStopping(Callback):
         averages = {name: entry for name, entry in state.items() if name.startswith(AVERAGES)}
         self._copies = []
         for name, variable in {**self.trainer.model_variables, **averages}.items():
-            state[prefix + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
+            if prefix + name not in state:
+                state[prefix + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
             self._copies.append((variable, state[prefix + name]))
 
     def before_train(self) -> None:
@@ -98,11 +99,10 @@ class EarlyStopping(Callback):
             return ""
         if self._copied_at != self.best.step:  # an earlier part of the run had no `restore_best`
             return ", but its weights were not kept"
-        if self.trainer.global_step in self.trainer.run.protected_steps:
-            return ", but is not restored: the present step is the best by another scalar, and its checkpoint is kept"
         for variable, copy in self._copies:
             variable.assign(copy)
-        return ", and restored"
+        is_kept = self.trainer.global_step in self.trainer.run.protected_steps
+        return ", and restored" + "; the checkpoint of this step keeps the weights before that" * is_kept
 
     def _stop_if_done(self, what: str = "") -> None:
         if self._waited >= self.patience:

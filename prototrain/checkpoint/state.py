@@ -221,21 +221,27 @@ def _fits_bundle(entry: Any) -> bool:
     return is_array and entry.dtype.isnative and entry.dtype.name in _IN_BUNDLE
 
 
-def _filled(old: Any, value: Any, filled: dict[int, Any]) -> Any:
-    """Return a restored value, in the existing list, dict or array if possible: a trainer may keep it in an attribute.
+def _filled(old: Any, value: Any, filled: dict[int, Any], *, is_nested: bool = False) -> Any:
+    """Return a restored value, in the existing object if possible: a trainer may keep it in an attribute.
 
-    `filled` has the existing objects that hold a value already; one that occurs twice may have two values.
+    This applies to arrays, also in lists and dicts, and to the list or dict of an entry. `filled` has the existing
+    objects that hold a value already; one that occurs twice may have two values.
     """
     if id(old) in filled:
         return value
     if type(old) is list and type(value) is list:
+        items = [_filled(one, item, filled, is_nested=True) for one, item in zip_longest(old[: len(value)], value)]
+        if is_nested:
+            return items
         filled[id(old)] = old
-        old[:] = [_filled(before, item, filled) for before, item in zip_longest(old[: len(value)], value)]
+        old[:] = items
     elif type(old) is dict and type(value) is dict:
+        named = {key: _filled(old.get(key), item, filled, is_nested=True) for key, item in value.items()}
+        if is_nested:
+            return named
         filled[id(old)] = old
-        items = {key: _filled(old.get(key), item, filled) for key, item in value.items()}
         old.clear()
-        old.update(items)
+        old.update(named)
     elif isinstance(old, np.ndarray) and isinstance(value, np.ndarray) and old.flags.writeable:
         if (old.dtype, old.shape) != (value.dtype, value.shape):
             return value

@@ -39,6 +39,7 @@ FORMAT = 1
 BUNDLE = "model"
 """The prefix of the bundle with the variables."""
 READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
+_REPLACED = ".replaced-"  # begins the name of a checkpoint while another one takes its place
 _THREADS = min(4, os.cpu_count() or 1)
 _META_TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
 _GRAPH_KEY = re.compile(rb"@@[^@\s]{1,200}\.is_dataset")
@@ -135,7 +136,7 @@ class Checkpoints:
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def start(self, snapshot: Snapshot, *, aside: bool = False, keep: bool = False) -> Callable[[], Path]:
-        """Start to write a checkpoint. It replaces one of the same step, unless that has the same content.
+        """Start to write a checkpoint. It replaces one of the same step, unless that has the same content or `keep`.
 
         Args:
             snapshot: the content.
@@ -168,18 +169,30 @@ class Checkpoints:
         def finish() -> Path:
             with _whole_or_nothing(temporary, final):
                 _write(temporary, snapshot, tensors, parts)
-                old = _unused(final.with_name(f".old-{final.name}-{os.getpid()}"))
+                old = final.with_name(f"{_REPLACED}{final.name}")
                 if os.path.lexists(final) and self._is_valid(final):
                     if (final / META).read_bytes() == (temporary / META).read_bytes():
                         _remove_tree(temporary)
                         return final
+                    _remove_tree(old)
                     final.rename(old)
-                temporary.rename(final)
+                try:
+                    temporary.rename(final)
+                except OSError:
+                    self.recover()
+                    raise
                 sync(self.directory)  # a power failure before this may lose the rename, never a part of the files
                 _remove_tree(old)
             return final
 
         return finish
+
+    def recover(self) -> None:
+        """Put back a checkpoint whose replacement was interrupted. The directory must be locked."""
+        for path in self.directory.glob(f"{_REPLACED}*"):
+            final = path.with_name(path.name.removeprefix(_REPLACED))
+            if not os.path.lexists(final):
+                path.rename(final)
 
     def _is_valid(self, path: Path) -> bool:
         """Return whether a checkpoint is valid. One that is not is set aside, to be written again."""
@@ -212,7 +225,7 @@ class Checkpoints:
         """Delete the remains of interrupted saves and deletions."""
         if self.directory.is_dir():
             for path in self.directory.iterdir():
-                if path.name.startswith((".tmp-", ".old-")):
+                if path.name.startswith((".tmp-", ".old-", _REPLACED)):
                     _remove_tree(path)
 
     def _delete(self, path: Path) -> None:

@@ -365,7 +365,8 @@ class Mirror:
         """Upload a checkpoint through links to its files, so that training can delete it during the upload."""
         meta, links = f"{folder}/{META}", self._directory / f".tmp-copy-{os.getpid()}"
         names = [f"{folder}/{name}" for name in os.listdir(self._directory / folder)]
-        self._delete([meta])  # of an earlier checkpoint of this step
+        if meta in self._same:  # of an earlier checkpoint of this step
+            self._delete([meta])
         shutil.rmtree(links, ignore_errors=True)
         (links / folder).mkdir(parents=True)
         try:
@@ -420,7 +421,7 @@ def _is_meta(name: str) -> bool:
 
 
 def _is_copied(name: str) -> bool:
-    return not any(part in _NOT_COPIED or part.startswith((".tmp-", ".old-")) for part in name.split("/"))
+    return not any(part in _NOT_COPIED or part.startswith((".tmp-", ".old-", ".replaced-")) for part in name.split("/"))
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------

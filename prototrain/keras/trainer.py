@@ -106,7 +106,7 @@ class KerasTrainer(SimpleTrainer):
         if not inherits(model, "make_train_function"):
             self.log(f"WARNING: make_train_function of {model.name} is not called; override train_step")
         self.config["model.batch_size"] = int(examples_of(self.data.first_batch))
-        self._config_at_start["model.batch_size"] = self.config["model.batch_size"]
+        self._config_at_start = self._config_now()
         model.reset_metrics()
 
     @property

@@ -186,7 +186,8 @@ class Trainer:
                 number of batches in the data, else the number of steps.
             max_epoch: the number of epochs.
             max_steps: the number of steps; by default ``model.num_steps`` of a config if `max_epoch` is None.
-            resume: continue from the newest checkpoint of the experiment, if there is one.
+            resume: continue from the newest checkpoint of the experiment, if there is one. A second call of this method
+                continues from the trainer's current state.
             fresh: delete everything in the experiment directory, without asking, after the callbacks are set up.
             allow_changed_data: begin a new pass if the training data differs from the checkpoint's.
 
@@ -201,9 +202,7 @@ class Trainer:
         self._set_length(steps_per_epoch, max_epoch, max_steps)
         self.given_steps_per_epoch = steps_per_epoch
         self.times.start()
-        # Taken now: the callbacks of this run may be the same objects, and are set up again.
-        earlier = self.run.callback_states()
-        self.callbacks = CallbackGroup(self, callbacks, self.callbacks.entries)
+        self.callbacks = CallbackGroup(self, callbacks)
         self.allow_changed_data = allow_changed_data
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
@@ -212,7 +211,7 @@ class Trainer:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
                     self.callbacks.setup()
-                    self.run.restore(resume, earlier)
+                    self.run.restore(resume)
                     self.callbacks.check()
                     self._measure()
                     self.run.accept()
@@ -239,11 +238,14 @@ class Trainer:
                 if self.run.is_accepted and (where := closing(self)) is not None:
                     self.log(where)
                 self.run.upload()
+                self.run.note_callback_states()
             self.run.require_directory()
             self.stop.check()
 
     def _run_epochs(self) -> None:
-        while self.callbacks.unfinished or self.global_step < self.total_steps:
+        while self.global_step < self.total_steps or (
+            self.callbacks.unfinished and self.global_step == self.total_steps
+        ):
             # If a resumed run first has to finish its last step, it begins in the epoch of that step.
             completed = self.global_step - self.callbacks.unfinished
             self._go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
@@ -427,7 +429,7 @@ class Trainer:
     def save(self) -> Path:
         """Write a checkpoint of the current step atomically.
 
-        It replaces an earlier checkpoint of this step, unless a best saver such as `MinSaver` keeps that.
+        It replaces an earlier checkpoint of this step, unless a best saver such as `MinSaver` keeps it.
 
         Returns:
             the checkpoint's directory. A state that no run may resume from is written as ``failed-<step>``, which

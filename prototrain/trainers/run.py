@@ -60,6 +60,9 @@ class Run:
         self._facts: Facts = {}  # recorded in every checkpoint
         self._fresh = False
         self.is_accepted = False  # whether the run has started to write into the directory
+        self._has_run = False  # whether a run was accepted before
+        self._callback_states: dict[str, Any] | None = None  # at the end of the last run
+        self._callback_keys: set[str] = set()  # of the callbacks of the last run
         self._unwritten: list[str] = []  # lines for train.log before the run is accepted
         self._said: set[str] = set()
         self._has_failed_to_upload = False
@@ -118,6 +121,7 @@ class Run:
     def accept(self) -> None:
         """Accept the run and start to write into the directory, including the lines logged so far."""
         trainer, experiment = self._trainer, self._own_experiment
+        self._drop_entries(set(trainer.callbacks.by_key))
         self._facts = trainer._facts()
         if self.checkpoint is not None:
             with restore_errors(f"the facts in checkpoint {self.checkpoint.path}"):
@@ -411,21 +415,36 @@ class Run:
 
     # -- resuming -----------------------------------------------------------------------------------------------------
 
-    def callback_states(self) -> dict[str, Any]:
-        """Return the states of the callbacks of the last run, as a checkpoint would hold them; empty before a run."""
-        if not self.is_accepted:
-            return {}
-        states: dict[str, Any] = decode(
-            encode(self._trainer.callbacks.state_dict(), "the callbacks' state", loose=True)
-        )
-        return states
+    def _drop_entries(self, keys: set[str]) -> None:
+        """Remove the variables of callbacks of the last run that have no part in this one, such as old averages."""
+        for key in self._callback_keys - keys:
+            for name in [name for name in self._trainer.state if name.startswith(f"{CALLBACK_PREFIX}{key}/")]:
+                del self._trainer.state[name]
+        self._callback_keys = keys
 
-    def restore(self, resume: bool, callback_states: Mapping[str, Any] | None = None) -> None:
+    def note_callback_states(self) -> None:
+        """Keep the states of the callbacks at the end of an accepted run, for another call of `train`."""
+        if not self.is_accepted:
+            return
+        self._has_run, self._callback_states = True, None
+        with suppress(Exception):  # of a callback that was not set up, for example; the next call says so
+            held = self._trainer.callbacks.state_dict()
+            self._callback_states = decode(encode(held, "the callbacks' state", loose=True))
+
+    def _continue(self) -> None:
+        """Continue from the trainer's current state, with the states of the callbacks of the last run."""
+        if self._callback_states is None:
+            self.log(
+                "WARNING: the states of the last run's callbacks could not be taken, so those of this run begin anew"
+            )
+        else:
+            self._trainer.callbacks.load_state_dict(self._callback_states)
+
+    def restore(self, resume: bool) -> None:
         """Restore the newest checkpoint. Without `resume`, checkpoints are moved away when the run is accepted.
 
         If `train` is called again, it continues from its current state, unless there is a checkpoint of a later step.
-        After a step that failed halfway, it continues from the checkpoint. `callback_states` are those of the run
-        before, to continue with.
+        After a step that failed halfway, it continues from the checkpoint.
         """
         trainer, experiment = self._trainer, self._trainer.experiment
         resume = resume and not self._fresh
@@ -437,13 +456,11 @@ class Run:
                 f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
                 "make a new trainer"
             )
-        states = callback_states if resume and trainer.global_step and self.state_is_sound else None
+        continues = self._has_run and trainer.global_step > 0 and self.state_is_sound
         entries = StateEntries(trainer.state)
         if trainer.check_finite and (found := self.finite.begin(entries.variables)):
             trainer.log(f"StopOnNaN: {describe_not_finite(found)} from the start and left alone")
         if experiment is None:
-            if states:
-                trainer.callbacks.load_state_dict(states)
             return
         entries.values()  # raises an error for entries that cannot be saved
         self._registered = set(entries.variables)
@@ -451,13 +468,14 @@ class Run:
             self._sets_aside = not self._fresh
             return
         with announcing("checking the newest checkpoint", trainer.log):
+            self.checkpoints.recover()
             newest = self.checkpoints.newest(self._check_is_finite, broken=self._broken)
         trainer.stop.check()
         if newest is None and trainer.global_step == 0:
             self._check_past()
-        if newest is None or (newest.step < trainer.global_step + bool(states) and self.state_is_sound):
-            if states:
-                trainer.callbacks.load_state_dict(states)
+        if newest is None or (newest.step < trainer.global_step + continues and self.state_is_sound):
+            if continues:
+                self._continue()
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
             self._load(newest)

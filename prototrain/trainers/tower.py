@@ -58,7 +58,10 @@ if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
 
 
-_READ_LATER = ("model.accumulate_steps", "model.lr_schedule.", "model.num_", "model.weights_load_path")
+_READ_LATER = (
+    *("model.accumulate_steps", "model.lr_schedule.", "model.num_", "model.weights_load_path"),
+    *("model.weight_decay.value", "model.weight_decay.l1"),
+)
 _READ_AT_START = [key for key in SCHEMA if key.startswith("model.") and not key.startswith(_READ_LATER)]
 _READ_AT_START += [f"trainer.{name}" for name in ("data_position", "limit_batches", "overfit_batches", "random_seed")]
 """Config keys that a trainer reads only when it is made."""
@@ -158,7 +161,13 @@ class TowerTrainer(Trainer):
         self._notes = update.GradientNotes()
         self._used: set[str] = set()
         self._forget_calls()
-        self._config_at_start = {key: self.config.get(key) for key in _READ_AT_START}
+        self._config_at_start = self._config_now()
+
+    def _config_now(self) -> dict[str, Any]:
+        """Return the config values that this trainer reads when it is made. This does not count as reading them."""
+        found = {key: self.config.data.get(key) for key in _READ_AT_START}
+        decays = [bool(self.config.data.get(f"model.weight_decay.{kind}")) for kind in ("value", "l1")]
+        return {**found, "model.weight_decay": any(decays)}
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -177,8 +186,8 @@ class TowerTrainer(Trainer):
         self, callbacks: Iterable[Callback] = (), *, resume: bool = True, fresh: bool = False, **options: Any
     ) -> None:
         """Train as `Trainer.train` does. A fresh run first loads ``model.weights_load_path``, if it is set."""
-        changed = [key for key, value in self._config_at_start.items() if self.config.get(key) != value]
-        if changed:
+        now = self._config_now()
+        if changed := [key for key, value in self._config_at_start.items() if now[key] != value]:
             raise ConfigError(f"{changed[0]} was changed after the trainer was made; make a new trainer")
         path = self.config["model.weights_load_path"]
         if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -96,6 +97,29 @@ def make_file(path: Path) -> None:
 def make_dangling(path: Path) -> None:
     shutil.rmtree(path)
     path.symlink_to("nowhere")
+
+
+def test_interrupted_replacement_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    path = checkpoints.start(snapshot(1))()
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.startswith(".tmp-"):
+            raise OSError(errno.EIO, "no luck")
+        return rename(self, target)
+
+    changed = snapshot(1)
+    changed.meta["more"] = 1
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(CheckpointError, match="no luck"):
+        checkpoints.start(changed)()
+    assert names(tmp_path) == [path.name] and "more" not in verify(path).meta
+    monkeypatch.undo()
+    path.rename(tmp_path / f".replaced-{path.name}")  # as a kill leaves it
+    checkpoints.recover()
+    checkpoints.start(changed)()
+    assert names(tmp_path) == [path.name] and verify(path).meta["more"] == 1
 
 
 @pytest.mark.parametrize(

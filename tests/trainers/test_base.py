@@ -163,6 +163,38 @@ def test_changes_between_two_runs_are_kept(tmp_path: Path) -> None:
         trainer.train(callbacks(), max_steps=9)
 
 
+class Sometimes(Callback):
+    """A callback with entries in the state and, if it fails in `setup`, without a state."""
+
+    fails = False
+
+    def setup(self) -> None:
+        if self.fails:
+            raise ValueError("on purpose")
+        self.trainer.state["callbacks/Sometimes/list"] = []
+        self.trainer.state.setdefault("callbacks/Sometimes/variable", tf.Variable(0.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.fails:
+            raise ValueError("nothing")
+        return {}
+
+
+def test_refused_run_between_two_runs_changes_nothing(tmp_path: Path) -> None:
+    trainer, failing = tiny_trainer(tmp_path), Sometimes()
+    failing.fails = True
+    trainer.train([Sometimes(), SaveOnExit()], max_steps=2)
+    kernel = trainer.variables["logits/kernel"]
+    kernel.assign(tf.fill(kernel.shape, 50.0))
+    with pytest.raises(ValueError, match="on purpose"):
+        trainer.train([failing], max_steps=4)
+    assert "callbacks/Sometimes/variable" in trainer.state
+    trainer.train([Sometimes()], max_steps=4)
+    assert np.all(np.abs(kernel.numpy() - 50) < 1) and trainer.global_step == 4
+    trainer.train([], max_steps=5)
+    assert not [name for name in trainer.state if name.startswith("callbacks/")]
+
+
 def test_resume_false_keeps_old_checkpoints(tmp_path: Path) -> None:
     CountingTrainer(experiment=tmp_path).train([SaveOnExit()], max_steps=3)
     trainer = CountingTrainer(experiment=tmp_path)
