@@ -53,8 +53,9 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     if min(loss for _, loss in points) > 0.98 * points[0][1]:
         say("WARNING: the loss has hardly fallen at any rate, so these numbers mean little; take more --steps")
     method = model.config.get("model.lr_schedule.method")
-    key = f"model.lr_schedule.{method if method in _BY_RATE else 'constant'}.value"
-    say(f"try -s {key}={valley:.2g}", end="\n\n")
+    kind = method if method in _BY_RATE else "constant"
+    also = "" if kind == method else f" -s model.lr_schedule.method={kind}"
+    say(f"try -s model.lr_schedule.{kind}.value={valley:.2g}{also}", end="\n\n")
     at = next(point for point in points if point[0] >= valley)
     write_plot(args.output, points, at, f"in the valley: {valley:.2g}", axes=("learning rate", "smoothed loss"))
 

@@ -178,7 +178,7 @@ class SkipNonFinite(NoCheck):
                 applied = tf.cond(good, apply, lambda: tf.constant(False))
                 if scale is not None:
                     applied |= scale.is_overflow(strategy.experimental_local_results(loss)[0])
-                    scale.adjust(good)
+                    scale.adjust(good, applied if self.may_end else tf.constant(True))
                 return applied
 
             if update.when is None:
@@ -239,14 +239,15 @@ class LossScale:
         """Return whether the factor may be the only cause of non-finite gradients; traced, before `adjust`."""
         return tf.math.is_finite(tf.cast(loss, tf.float32)) & (self.scale > 1.0)
 
-    def adjust(self, finite: tf.Tensor) -> None:
-        """Adapt the factor after an applied or skipped update; traced, once for all towers."""
+    def adjust(self, finite: tf.Tensor, counts: tf.Tensor) -> None:
+        """Adapt the factor after an applied or skipped update, if the step counts; traced, once for all towers."""
         good = tf.where(finite, self.good_steps + 1, 0)
         grows = good >= _GROWTH_STEPS
         grown = tf.minimum(self.scale * 2.0, 2.0**60)
         smaller = tf.maximum(self.scale / 2.0, 1.0)
-        self.scale.assign(tf.where(finite, tf.where(grows, grown, self.scale), smaller))
-        self.good_steps.assign(tf.where(grows, 0, good))
+        scale = tf.where(finite, tf.where(grows, grown, self.scale), smaller)
+        self.scale.assign(tf.where(counts, scale, self.scale))
+        self.good_steps.assign(tf.where(counts, tf.where(grows, 0, good), self.good_steps))
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:

@@ -149,6 +149,29 @@ def test_resume_ignores_weights_restored_at_the_end(tmp_path: Path) -> None:
             np.testing.assert_array_equal(mine[name], theirs[name])
 
 
+@ALLOWED
+def test_averages_of_an_earlier_call_do_not_replace_restored_weights(tmp_path: Path) -> None:
+    """A script with two calls is resumed in the second one."""
+
+    def averaged() -> keras.Model:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="dense")], name="line")
+        model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), "mse")
+        return model
+
+    def trained(directory: str, *epochs: int) -> KerasTrainer:
+        trainer = KerasTrainer(made(averaged), data(), experiment=tmp_path / directory)
+        for until in epochs:
+            trainer.train([SaveOnExit()], max_epoch=until)
+        return trainer
+
+    whole = trained("whole", 2, 4)
+    trained("parts", 2, 3)
+    resumed = trained("parts", 2, 4)
+    assert resumed.global_step == whole.global_step == 12
+    for name, variable in whole.variables.items():
+        np.testing.assert_array_equal(variable.numpy(), resumed.variables[name].numpy())
+
+
 def test_resume_within_an_epoch(tmp_path: Path) -> None:
     def best(patience: int) -> keras.callbacks.EarlyStopping:
         return keras.callbacks.EarlyStopping("val_loss", patience=patience, min_delta=0.5, mode="min")

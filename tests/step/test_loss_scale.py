@@ -83,6 +83,8 @@ def test_non_finite_loss_ends_the_run() -> None:
     trainer = make(2, model__mixed_precision="mixed_float16", datasets=poisoned(3, 6))
     with pytest.raises(NonFiniteError, match="in step 3"):
         trainer.train([StopOnNaN()], max_steps=5)
+    assert trainer.loss_scale is not None
+    assert int(trainer.loss_scale.good_steps) == 2 and float(trainer.loss_scale.scale) == 2.0**15
 
 
 def test_scale_is_saved_and_grows(experiment: Path) -> None:
@@ -92,9 +94,9 @@ def test_scale_is_saved_and_grows(experiment: Path) -> None:
     assert trainer.loss_scale is not None and int(trainer.loss_scale.good_steps) == 5
     scale = LossScale()
     scale.good_steps.assign(1999)
-    scale.adjust(tf.constant(True))
+    scale.adjust(tf.constant(True), tf.constant(True))
     assert (float(scale.scale), int(scale.good_steps)) == (2.0**16, 0)
     for _ in range(30):
-        scale.adjust(tf.constant(False))
+        scale.adjust(tf.constant(False), tf.constant(True))
     assert float(scale.scale) == 1.0
     assert not scale.is_overflow(tf.constant(0.5))
