@@ -192,7 +192,8 @@ class Checkpoints:
         for path in self.directory.glob(f"{_REPLACED}*"):
             final = path.with_name(path.name.removeprefix(_REPLACED))
             if not os.path.lexists(final):
-                path.rename(final)
+                with suppress(FileNotFoundError):  # another worker was faster
+                    path.rename(final)
 
     def _is_valid(self, path: Path) -> bool:
         """Return whether a checkpoint is valid. One that is not is set aside, to be written again."""
