@@ -23,6 +23,6 @@ def test_interrupt_and_continue(tmp_path: Path) -> None:
     assert "SIGINT: stopping after this step and saving" in printed(cells["train"])
     assert "stopped by hand" in printed(cells["train"]) and "steps/s" in str(cells["train"].outputs)
     stopped = re.search(r"stopped after step (\d+)", printed(cells["between"]))
-    assert stopped and f"resumed at step {stopped[1]}" in printed(cells["continue"])
+    assert stopped and f"continues from step {stopped[1]}" in printed(cells["continue"])
     assert "has not improved in 4 measurements" in printed(cells["continue"])
     assert any("image/png" in output.get("data", {}) for output in cells["curves"].outputs)
