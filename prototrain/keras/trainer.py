@@ -173,7 +173,7 @@ class KerasTrainer(SimpleTrainer):
         if any(now is not then for now, then in zip(compiled_parts(self.keras_model), self._compiled, strict=True)):
             raise ModelError(f"{self.keras_model.name} was compiled again; make a new KerasTrainer")
         super().train([_EpochMetrics(), *callbacks], **length)
-        is_ahead = self.global_step > self.total_steps  # resumed, and a later call of the script goes on
+        is_ahead = self.global_step > self.total_steps  # resumed from a later call of the script
         if self.optimizer is not None and self.optimizer.use_ema and not is_ahead:
             self.optimizer.finalize_variable_values(list(self.trainable.values()))
 

@@ -427,7 +427,7 @@ class Run:
         if not self.is_accepted:
             return
         self._has_run, self._callback_states = True, None
-        with suppress(Exception):  # of a callback that was not set up, for example; the next call says so
+        with suppress(Exception):  # such as of a callback that was not set up; the next call warns
             held = self._trainer.callbacks.state_dict()
             self._callback_states = decode(encode(held, "the callbacks' state", loose=True))
 
