@@ -176,8 +176,7 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
     Each value takes effect when that many epochs or steps are completed. A changed schedule takes effect when the run
     is resumed. Step-based linear interpolation sets the value after every step, so each compiled call runs only one
-    step. For a learning rate, use
-    ``LearningRate(schedules.linear(...))``, which sets it within the call.
+    step. For a learning rate, use ``LearningRate(schedules.linear(...))``, which sets it within the call.
 
     Args:
         param: a `HyperParam`, or its first argument.

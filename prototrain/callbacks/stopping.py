@@ -102,7 +102,7 @@ class EarlyStopping(Callback):
         for variable, copy in self._copies:
             variable.assign(copy)
         is_kept = self.trainer.global_step in self.trainer.run.protected_steps
-        return ", and restored" + "; the checkpoint of this step keeps the weights before that" * is_kept
+        return ", and restored" + "; the checkpoint of this step has the weights from before" * is_kept
 
     def _stop_if_done(self, what: str = "") -> None:
         if self._waited >= self.patience:
