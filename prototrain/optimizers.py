@@ -48,7 +48,6 @@ __all__ = [
     "make_optimizer",
     "named_slots",
     "processors_from_config",
-    "slot_stem",
     "update_if",
     "update_with",
 ]
@@ -226,7 +225,8 @@ def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any
     """
     stems: dict[str, list[str]] = {}  # several TensorFlow variables may have the same name
     for name, given in trained.items():
-        stems.setdefault(_stem(getattr(given, "path", given.name)), []).append(slot_stem(name))
+        # Keras derives slot names from TensorFlow's names, which end with ":0".
+        stems.setdefault(_stem(getattr(given, "path", given.name)), []).append(_stem(f"{name}:0"))
     seen: Counter[str] = Counter()
     for variable in optimizer.variables:
         slot = variable.path.partition("/")[2]  # without the optimizer's name, which is numbered per process
@@ -236,11 +236,6 @@ def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any
         found = named[min(seen[slot], len(named) - 1)] + slot.removeprefix(longest)
         yield (f"{found}_{seen[found]}" if seen[found] else found), variable
         seen.update({slot, found})
-
-
-def slot_stem(name: str) -> str:
-    """Return the start of the names of a variable's slots in a checkpoint."""
-    return f"{_stem(name)}_0"  # Keras derives slot names from TensorFlow's names, which end with ":0"
 
 
 def _stem(name: str) -> str:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from prototrain.callbacks.hyperparameters import HyperParamSetterWithFunc as HyperParamSetterWithFunc
     from prototrain.callbacks.hyperparameters import LearningRate as LearningRate
     from prototrain.callbacks.hyperparameters import ScheduledHyperParamSetter as ScheduledHyperParamSetter
-    from prototrain.callbacks.hyperparameters import SetTrainable as SetTrainable
     from prototrain.callbacks.hyperparameters import StatMonitorParamSetter as StatMonitorParamSetter
     from prototrain.callbacks.integrations import InjectShell as InjectShell
     from prototrain.callbacks.integrations import SendMonitorData as SendMonitorData
@@ -76,7 +75,7 @@ _MODULES = {
     "callbacks.evaluation": "BinaryClassificationStats ClassificationError ExponentialMovingAverage Inferencer "
     "InferenceRunner KerasMetric ScalarStats Validation",
     "callbacks.hyperparameters": "HumanHyperParamSetter HyperParam HyperParamSetter HyperParamSetterWithFunc "
-    "LearningRate ScheduledHyperParamSetter SetTrainable StatMonitorParamSetter",
+    "LearningRate ScheduledHyperParamSetter StatMonitorParamSetter",
     "callbacks.integrations": "InjectShell SendMonitorData StartProcOrThread",
     "callbacks.monitor": "Best Monitor",
     "callbacks.profiling.progress_bar": "ProgressBar",

@@ -134,8 +134,7 @@ class AssignVariables(Callback):
         self._variables = matching_variables(self.name, self.trainer.trained_variables, self.regex)
 
     def after_run(self, outputs: dict[str, Any]) -> None:
-        trained = getattr(self.trainer, "trainable", self._variables)  # skip variables that are currently frozen
-        for variable in [variable for name, variable in self._variables.items() if name in trained]:
+        for variable in self._variables.values():
             value = self.function(variable)
             if value is not None:
                 variable.assign(value)

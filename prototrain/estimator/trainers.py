@@ -129,7 +129,7 @@ class RateOfPart(LearningRate):
     @property
     def optimizer(self) -> keras.optimizers.Optimizer:
         trainer: Any = self.trainer
-        return trainer.parts[self._number].optimizer  # another one after SetTrainable
+        return trainer.parts[self._number].optimizer
 
 
 class EstimatorTrainer(ProgramTrainer, SimpleTrainer):

@@ -68,7 +68,6 @@ class KerasTrainer(SimpleTrainer):
 
     model: CompiledModel
     continues_from_trained = True  # as in `fit`
-    may_set_trainable = False  # the user's optimizer is built for the variables that were trainable
     _is_silent = False
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from prototrain.data.adapters import as_datasets
 from prototrain.data.batches import first_part, limited
 from prototrain.data.positions import training_data
 from prototrain.data.source import Share, bind_worker
-from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryError
+from prototrain.errors import DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.facts import Facts, file_digests
 from prototrain.model.evaluation import Evaluation, require_end
@@ -33,7 +32,7 @@ from prototrain.predictor import Predictor
 from prototrain.step.trace import without_summaries
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest
-from prototrain.system.terminal import Table, announcing, did_you_mean, shorten_list
+from prototrain.system.terminal import Table, announcing, shorten_list
 from prototrain.system.tracebacks import out_of_memory
 from prototrain.tf_private import KerasVariable
 from prototrain.towers import building
@@ -123,10 +122,11 @@ class BuiltModel:
                 raise
             raise OutOfMemoryError(f"out of memory: building the model: {asked}") from error
         self.variables = dict(self.layers.variables)
-        self._weights: dict[str, tf.Variable] = {}
-        self.trainable: dict[str, Any] = {}
-        self.decayed: dict[str, Any] = {}
-        self.choose_trained()
+        self._weights = self.layers.trainable
+        with self.placement.strategy.scope():
+            self.trainable = select(self._weights, self.config, "model.trainable_variables")
+            decays = bool(self.config["model.weight_decay.value"] or self.config["model.weight_decay.l1"])
+            self.decayed = select(self.trainable, self.config, "model.weight_decay") if decays else {}
 
     def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch to create the variables, then trace it once to check that it reuses them."""
@@ -173,57 +173,13 @@ class BuiltModel:
         with self._building(train_phase, tower), self.layers.sharing(), without_summaries():
             return check_net(self.model.build(inputs, train_phase))
 
-    # -- what is trained ----------------------------------------------------------------------------------------------
-
-    def choose_trained(self) -> bool:
-        """Select the trained and decayed variables; returns whether the selection changed since the last call."""
-        weights = self.layers.trainable
-        if weights.keys() == self._weights.keys():
-            return False
-        self._weights = weights
-        with self.placement.strategy.scope():
-            self.trainable = select(weights, self.config, "model.trainable_variables")
-            decays = bool(self.config["model.weight_decay.value"] or self.config["model.weight_decay.l1"])
-            self.decayed = select(self.trainable, self.config, "model.weight_decay") if decays else {}
-        return True
-
     def check_trained(self) -> None:
-        """Raise a ModelError if user code has set `trainable` of a layer since the last `choose_trained`."""
+        """Raise a ModelError if `trainable` of a layer has changed since the model was built."""
         if changed := sorted(self.layers.trainable.keys() ^ self._weights.keys()):
             raise ModelError(
-                f"`trainable` of {shorten_list(changed)} has changed during the run, which the step ignores; use "
-                "SetTrainable(), or change it between two calls of train()"
+                f"`trainable` of {shorten_list(changed)} has changed since the trainer was made, which the step "
+                "ignores; make a new trainer, and load_weights() the variables of this one"
             )
-
-    def weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
-        """Return the weights that a regular expression matches, by name; see `LayerCache.matching`.
-
-        Raises:
-            CallbackError: the regular expression is invalid or matches no weight, or a weight is to be trained and
-                ``model.trainable_variables`` excludes it. The message starts with `who`.
-        """
-        try:
-            found = {name: self.variables[name] for name in self.layers.matching(regex)}
-        except re.error as error:
-            raise CallbackError(f"{who}: {regex!r} is not a regular expression: {error}") from error
-        weights = {name: variable for name, variable in found.items() if variable.trainable}
-        if not weights:
-            what = "nothing that could be trained" if found else "no layer and no variable"
-            names = [*self.layers.layers, *self.variables]
-            near = did_you_mean(regex, names) or f"; there are {shorten_list(names)}"
-            raise CallbackError(f"{who}: {regex!r} is the name of {what}{near}")
-        allowed = select(self.variables, self.config, "model.trainable_variables") if value else weights
-        if left_out := [name for name in weights if name not in allowed]:
-            raise CallbackError(
-                f"{who}: model.trainable_variables leaves out {left_out[0]}, which is to be trained; freeze it with "
-                "SetTrainable(..., False).at(step=0), or in build(), instead"
-            )
-        return weights
-
-    @property
-    def frozen(self) -> dict[str, bool]:
-        """The names of the weights whose layers are not trainable, each with the value False."""
-        return {name: False for name, v in self.variables.items() if v.trainable and name not in self._weights}
 
     # -- Keras's part -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ calls get the objects of the first call instead of new ones; see `build_call`.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -47,8 +46,6 @@ class LayerCache:
         self._created: list[tf.Variable] = []
         self._weights: dict[int, Any] = {}  # Keras variables by the id of their tf.Variable
         self._thread = threading.local()  # towers are traced in threads
-        self._held: set[str] = set()  # names of frozen variables without a layer
-        self._flags: list[tuple[Any, bool]] = []  # `trainable` of each part before `set_trainable`, outer layers first
         self._sums: dict[str, bytes] = {}  # sums of the variables at the start of a run
 
     @contextmanager
@@ -185,8 +182,7 @@ class LayerCache:
     @property
     def trainable(self) -> dict[str, tf.Variable]:
         """The variables that are trainable and not frozen at the moment, by name."""
-        found = [(name, v) for name, v in self.variables.items() if name not in self._held]
-        return {name: v for name, v in found if v.trainable and self.keras_variable(v).trainable}
+        return {name: v for name, v in self.variables.items() if v.trainable and self.keras_variable(v).trainable}
 
     @property
     def frozen(self) -> set[int]:
@@ -196,43 +192,6 @@ class LayerCache:
     def all_layers(self) -> list[Any]:
         """Return the layers of the model and all layers inside them, outer layers first."""
         return list({id(layer): layer for root in self.layers.values() for layer in layers_within(root)}.values())
-
-    def matching(self, regex: str) -> list[str]:
-        """Return the names of the variables for which a regular expression matches the full name, or that of a layer.
-
-        A prefix of the name up to a slash counts as a layer name.
-        """
-        pattern = re.compile(regex)
-        of_layers = {
-            id(v.value) for name, layer in self.layers.items() if pattern.fullmatch(name) for v in layer.variables
-        }
-
-        def matches(name: str) -> bool:
-            return any(pattern.fullmatch(name[: match.start()]) for match in re.finditer("/|$", name))
-
-        return [name for name, variable in self.variables.items() if id(variable) in of_layers or matches(name)]
-
-    def set_trainable(self, regex: str, value: bool) -> None:
-        """Freeze or unfreeze the variables of `matching`, and each layer if all its variables match."""
-        names = self.matching(regex)
-        chosen = {id(self.variables[name]) for name in names}
-        layers, holders = self.all_layers(), list(self._weights.values())
-        if not self._flags:
-            self._flags = [(part, part.trainable) for part in (*layers, *holders)]
-        for layer in layers:
-            if layer.variables and chosen.issuperset(id(variable.value) for variable in layer.variables):
-                layer.trainable = value
-        for holder in holders:
-            if id(holder.value) in chosen and holder.value.trainable:
-                holder.trainable = value
-        free = {name for name in names if self.keras_variable(self.variables[name]) is self.variables[name]}
-        self._held = self._held - free if value else self._held | free
-
-    def reset_trainable(self) -> None:
-        """Undo every `set_trainable`."""
-        for part, flag in self._flags:
-            part.trainable = flag
-        self._flags, self._held = [], set()
 
     # -- layers that several trainers use -----------------------------------------------------------------------------
 

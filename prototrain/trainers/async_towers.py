@@ -117,7 +117,6 @@ class AsyncTrainer(TowerTrainer):
     devices: list[str]
     takes_towers = True
     measures_xla = False
-    may_set_trainable = False
     placement: AsyncPlacement
 
     def __init__(

@@ -473,13 +473,8 @@ class Trainer:
     def _measure(self) -> None:
         """Take measurements before the first step. Results from an earlier part of the run are already restored."""
 
-    def _fitted_to(
-        self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
-    ) -> AbstractContextManager[None]:
-        """Context manager in which `state` has the same entries as the checkpoint to restore.
-
-        `saved` has "shape" and "dtype" of the checkpoint's variables, `facts` is of the run that wrote it.
-        """
+    def _around_restore(self, facts: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Context manager around a restore; `facts` is of the run that wrote the checkpoint."""
         return nullcontext()
 
     def _after_restore(self) -> list[str]:

@@ -54,7 +54,6 @@ class MultiWorkerTrainer(SyncTrainer):
     """
 
     measures_xla = False  # the workers' timings would differ
-    may_set_trainable = False
     stop: AgreedStop
 
     def __init__(

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, innermost
@@ -16,7 +15,7 @@ from prototrain.config import Config
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.model.placement import Placement
-from prototrain.optimizers import named_slots, slot_stem
+from prototrain.optimizers import named_slots
 from prototrain.system.terminal import FRESH
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import copy_decay_exclusions, learning_rate_source
@@ -136,11 +135,7 @@ def optimizer_facts(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 
 
 class RegisteredOptimizers:
-    """The optimizers whose variables are in `trainer.state`.
-
-    The slots of a weight that is currently not trained stay in the state as arrays. A run that freezes or unfreezes
-    layers can therefore continue from each of its checkpoints and keeps its moments.
-    """
+    """The optimizers whose variables are in `trainer.state`."""
 
     def __init__(
         self,
@@ -155,8 +150,6 @@ class RegisteredOptimizers:
         self._facts: dict[str, dict[str, Any]] = {}  # by name
         self._optimizers: dict[str, keras.optimizers.Optimizer] = {}
         self._state = state
-        self._in_use: set[str] = set()
-        self._resting: set[str] = set()
 
     def facts(self, callbacks: Iterable[Callback]) -> dict[str, dict[str, Any]]:
         """Return the facts of the optimizers for checkpoints, without a learning rate that `LearningRate` sets."""
@@ -177,10 +170,9 @@ class RegisteredOptimizers:
         if variables is not None:
             optimizer.build(list(trained.values()))
         self._optimizers[name] = optimizer
-        self._facts.setdefault(name, optimizer_facts(optimizer))  # those of the first one count
+        self._facts[name] = optimizer_facts(optimizer)
         for slot, variable in named_slots(optimizer, trained):
             self._state[f"{name}/{slot}"] = variable
-            self._in_use.add(f"{name}/{slot}")
 
     def adopt(self, attributes: Mapping[str, Any], trained: Iterable[tf.Variable]) -> None:
         """Build and register optimizers that are attributes of a trainer and are not registered yet.
@@ -194,43 +186,18 @@ class RegisteredOptimizers:
                     self.register(name, optimizer, None if optimizer.built else trained)
 
     @contextmanager
-    def renewed(self) -> Iterator[None]:
-        """Context manager for creating optimizers again. At the end, the new ones get the values of the old ones."""
-        known = self._in_use | self._resting
-        values = {name: np.array(tf.convert_to_tensor(self._state[name])) for name in known}
-        self._in_use = set()
-        yield
-        self._resting = known - self._in_use
-        for name, value in values.items():
-            if name in self._resting:
-                self._state[name] = value
-            else:
-                self._state[name].assign(value)
-
-    @contextmanager
-    def fitted_to(
-        self,
-        saved: Mapping[str, Mapping[str, Any]],
-        weights: Mapping[str, bool],
-        made_with: Mapping[str, Mapping[str, Any]],
-        callbacks: Iterable[Callback],
+    def around_restore(
+        self, made_with: Mapping[str, Mapping[str, Any]], callbacks: Iterable[Callback]
     ) -> Iterator[None]:
-        """Context manager that adapts the state to a checkpoint that was written while other weights were trained.
-
-        Slots of weights that are not trained now are added to the state as arrays. Slots of weights that were not
-        trained then are removed from the state within the context, so they keep their values. A learning rate that
-        was changed since the checkpoint also keeps its new value.
+        """Context manager around a restore. A learning rate that was changed since the checkpoint keeps its new value.
 
         Args:
-            saved: "shape" and "dtype" of the checkpoint's variables, by name.
-            weights: whether each weight is trained now, by name.
             made_with: the `facts` of the run that wrote the checkpoint.
             callbacks: the callbacks of this run.
 
         Raises:
             CheckpointError: the checkpoint was written with another optimizer.
         """
-        kept: dict[str, Any] = {}
         rates: dict[str, float] = {}
         for optimizer, now in self.facts(callbacks).items():
             then = made_with.get(optimizer, {})
@@ -242,21 +209,6 @@ class RegisteredOptimizers:
             was, rate = then.get("learning_rate"), now.get("learning_rate")
             if isinstance(rate, float) and rate not in (was, UNSET_RATE):
                 rates[optimizer] = rate
-        for optimizer in self._facts:
-            starts = {weight: f"{optimizer}/{slot_stem(weight)}_" for weight in weights}
-            trained = {weight for weight, start in starts.items() if any(name.startswith(start) for name in saved)}
-            rest = tuple(starts[weight] for weight in trained if not weights[weight])
-            for name in saved:
-                if name.startswith(rest) and name not in self._state:
-                    self._state[name] = np.zeros(saved[name]["shape"], saved[name]["dtype"])
-                    self._resting.add(name)
-            fresh = tuple(starts[weight] for weight in weights.keys() - trained) if trained else ()
-            kept.update({name: self._state[name] for name in self._in_use if name.startswith(fresh)})
-        for name in kept:
-            del self._state[name]
-        try:
-            yield
-        finally:
-            self._state.update(kept)
+        yield
         for name, rate in rates.items():
             self._optimizers[name].learning_rate = rate

@@ -507,7 +507,7 @@ class Run:
         try:
             with (
                 restore_errors(f"checkpoint {checkpoint.path}"),
-                trainer._fitted_to(meta["variables"], meta["facts"]),
+                trainer._around_restore(meta["facts"]),
                 StateEntries(trainer.state).restoring(checkpoint),
             ):
                 trainer._go_to(checkpoint.step, epoch_num=epoch_num)

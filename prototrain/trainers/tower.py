@@ -11,14 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import innermost
-from prototrain.callbacks.hyperparameters import SetTrainable
 from prototrain.checkpoint.state import variables_in
 from prototrain.checkpoint.weights import averaged_weights, best_checkpoint, dump_weights
 from prototrain.config.schema import SCHEMA
 from prototrain.data.batches import check_divides, describe_length
 from prototrain.data.source import Share
-from prototrain.errors import CallbackError, CheckpointError, ConfigError, ModelError
+from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.model.built import BuiltModel, datasets_of
@@ -97,7 +95,6 @@ class TowerTrainer(Trainer):
     takes_towers = False  # whether the constructor has an argument `towers`
     measures_xla = True  # whether the trainer can time XLA, for ``model.jit_compile = "auto"``
     repeats_data = True  # whether training data repeats, or its end ends the training
-    may_set_trainable = True  # whether `_set_trainable` can be called between two steps
     continues_from_trained = False  # whether a new trainer may continue from weights that an earlier one trained
     share = Share()  # this worker's share of the data
     devices: list[str] | None = None  # names of the towers' devices, if the constructor takes them
@@ -173,13 +170,9 @@ class TowerTrainer(Trainer):
 
     def create_optimizers(self) -> None:
         """Create `self.optimizer` and register its variables in `state`. Override this to create other optimizers."""
-        made = self.optimizer  # from an earlier call, for other variables
-        if made is None:
-            made = make_optimizer(self.config, without_schedule=UNSET_RATE)
+        made = make_optimizer(self.config, without_schedule=UNSET_RATE)
         # An optimizer that was created outside of the strategy has its variables on a single device.
-        self.optimizer = (
-            recreate_optimizer(made) if self.optimizer is not None or tf.distribute.has_strategy() else made
-        )
+        self.optimizer = recreate_optimizer(made) if tf.distribute.has_strategy() else made
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
     def train(
@@ -434,7 +427,7 @@ class TowerTrainer(Trainer):
         return self._calls
 
     def _forget_calls(self) -> None:
-        """Trace the step again, for the callbacks of the next run or after the trained weights have changed."""
+        """Trace the step again, for the callbacks of the next run."""
         self._calls = None
         self._is_traced = False
 
@@ -563,7 +556,7 @@ class TowerTrainer(Trainer):
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
-        self._choose_trained()
+        self._check_trained()
         layers = self.built.layers
         found = layers.trained_before()
         self._trained_before = [] if self._has_trained or self.continues_from_trained else found
@@ -583,36 +576,11 @@ class TowerTrainer(Trainer):
         finally:
             self.data.allow_changes = before
             layers.note_trained()
-            layers.reset_trainable()
 
     def _check_trained(self) -> None:
-        """Raise a ModelError if a callback has set `trainable` of a layer during the run."""
+        """Raise a ModelError if `trainable` of a layer has changed since the trainer was made."""
         if self.is_compiled and not self.has_own_train_step:  # such a step chooses the variables itself
             self.built.check_trained()
-
-    def _choose_trained(self) -> None:
-        """Update the trained variables, since layers may have been frozen or unfrozen."""
-        if self.built.choose_trained():
-            self.trainable, self.decayed = self.built.trainable, self.built.decayed
-            with self.strategy.scope(), self._optimizers.renewed():
-                self.create_optimizers()
-
-    def _weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
-        """Return the weights that `_set_trainable` would change, or raise a CallbackError."""
-        if not self.may_set_trainable:
-            raise CallbackError(
-                f"{who}: {type(self).__name__} cannot change what it trains during a run; set `trainable` of the "
-                "layers between two runs"
-            )
-        return self.built.weights_to_change(who, regex, value)
-
-    def _set_trainable(self, regex: str, value: bool) -> tuple[int, int]:
-        """Freeze or unfreeze weights for the rest of the run; returns how many were and are trained."""
-        before = len(self.trainable)
-        self.built.layers.set_trainable(regex, value)
-        self._choose_trained()
-        self._forget_calls()
-        return before, len(self.trainable)
 
     # -- after training -----------------------------------------------------------------------------------------------
 
@@ -694,23 +662,17 @@ class TowerTrainer(Trainer):
 
     @property
     def trained_variables(self) -> dict[str, Any]:
-        later = [cb for cb in map(innermost, self.callbacks) if isinstance(cb, SetTrainable) and cb.trainable]
-        names = set(self.trainable).union(*(self.built.weights_to_change(repr(cb), cb.regex, True) for cb in later))
-        return {name: variable for name, variable in self.variables.items() if name in names}
+        return {name: variable for name, variable in self.variables.items() if name in self.trainable}
 
     @property
     def keras_layers(self) -> dict[str, keras.layers.Layer]:
         """The Keras layers that `build` creates or calls, by name."""
         return self.built.layers.layers
 
-    def _fitted_to(
-        self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
-    ) -> AbstractContextManager[None]:
+    def _around_restore(self, facts: Mapping[str, Any]) -> AbstractContextManager[None]:
         self._xla.recall(facts)
         self._read_blocks()
-        made_with = facts.get("optimizers") or {}
-        weights = self.built.frozen | dict.fromkeys(self.trainable, True)
-        return self._optimizers.fitted_to(saved, weights, made_with, self.callbacks)
+        return self._optimizers.around_restore(facts.get("optimizers") or {}, self.callbacks)
 
     # -- description and recorded facts --------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import SimpleTrainer, SyncReplicatedTrainer
-from prototrain.callbacks import JSONWriter, SaveOnExit
+from prototrain.callbacks import CallbackFactory, SaveOnExit
 from prototrain.errors import ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.trainers.replicated import SyncParameterServerTrainer
@@ -52,22 +52,18 @@ def test_frozen_layer_has_no_updates_decay_or_slots(network: Network) -> None:
     assert row.split()[-2:] == ["yes", "yes"]
 
 
-def test_unfrozen_layers_are_trained_by_the_next_train(experiment: Path) -> None:
-    def run(directory: Path, *lengths: int) -> SimpleTrainer:
-        trainer = tiny_trainer(directory, build=classifier(body_and_head))
-        for length in lengths:
-            trainer.train([JSONWriter(), SaveOnExit()], max_steps=length)
-            trainer.keras_layers["body"].trainable = True
-        return trainer
+@pytest.mark.parametrize("epochs", [1, 3])  # found at the end of the run, or before the next epoch
+def test_layers_unfrozen_after_the_trainer_was_made_are_an_error(epochs: int) -> None:
+    def unfreeze(callback: CallbackFactory) -> None:
+        trainer.keras_layers["body"].trainable = True
 
-    whole = run(experiment / "whole", 4, 9)
-    assert set(whole.trainable) == HEAD | BODY
-    assert "optimizer/body_fc_kernel_0_velocity" in whole.state
-    run(experiment / "stopped", 4, 7)
-    resumed = run(experiment / "stopped", 4, 9)  # the first call continues from step 7
-    assert resumed.global_step == 9
-    for name, value in weights(whole).items():
-        np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
+    trainer = tiny_trainer(build=classifier(body_and_head))
+    changed = "body/bn/beta.* has changed since the trainer was made"
+    with pytest.raises(ModelError, match=changed):
+        trainer.train([CallbackFactory(trigger=unfreeze).every(steps=2)], steps_per_epoch=5, max_epoch=epochs)
+    assert trainer.global_step == 5
+    with pytest.raises(ModelError, match=changed):
+        trainer.train(max_steps=9)
 
 
 def test_constraint() -> None:

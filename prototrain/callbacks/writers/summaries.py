@@ -45,8 +45,8 @@ class _StepSums(Callback):
         return dict(zip(self._names, pairs, strict=True))
 
     def _traced_variable(self, names: tuple[str, ...]) -> tf.Variable:
-        """Return the variable for these and all earlier scalars. `SetTrainable` may add scalars during the run."""
-        if self._variable is None or not set(self._names).issuperset(names):
+        """Return the variable for these and all earlier scalars."""
+        if self._variable is None:
             with tf.init_scope():
                 pairs = {**{name: [0.0, 0.0] for name in names}, **self._pairs()}
                 self._names = tuple(pairs)
