@@ -200,10 +200,8 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
 
         callbacks = default_callbacks(model)
         if repeat is not None:
-            from prototrain.runs.repeat import Announcement
-
             repeat.check_directory(model.config)
-            callbacks.append(Announcement(repeat))
+            callbacks.append(repeat.announcement())
         if reporter.link is not None:
             callbacks.append(reporter.reporter(reporter.link.report, model.config))
         for name in ("fresh", "debug", "allow_changed_data", "towers"):

@@ -37,7 +37,7 @@ def read_value(text: str) -> Any:
     [False, 0.25, [1, None], 'adam', '1']
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         return text
     except ValueError:  # not JSON
@@ -61,7 +61,8 @@ def _read_word(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if len(text) < 400 and _NUMBER.fullmatch(text):
-        return float(text) if set(".eE") & set(text) else int(text)
+        with suppress(ValueError):
+            return _finite(text) if set(".eE") & set(text) else int(text)
     return text
 
 
@@ -126,7 +127,7 @@ def texts_of_file(path: str | Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
-            found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=mapping)
+            found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=mapping)
         else:
             found = yaml.load(text, Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -153,6 +154,13 @@ def _flat(mapping: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 def _require_unique(keys: Sequence[str]) -> None:
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise ValueError(f"{twice[0]} is set twice")
+
+
+def _finite(text: str) -> float:
+    """Parse a number; raises a ValueError for one that is too large, such as 1e400."""
+    if math.isinf(found := float(text)):
+        raise ValueError(f"{text} is too large for a number")
+    return found
 
 
 def _refuse_constant(name: str) -> NoReturn:

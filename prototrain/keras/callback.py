@@ -165,7 +165,7 @@ class _NoModel:
     def __getattr__(self, name: str) -> Any:
         trainer = self._callback.trainer
         if name == "optimizer" and trainer.optimizer is not None:
-            return trainer.optimizer  # read each time: freezing weights replaces the optimizer
+            return trainer.optimizer
         kind = type(trainer).__name__
         raise _NoModelError(f"{self._callback.name} needs {name} of a Keras model; {kind} has none, use KerasTrainer")
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from prototrain.errors import DataError
 from prototrain.readers.order import PARALLEL, Order, Shuffle, block_of, is_by_index, random_order
 from prototrain.readers.paths import matching_files, several, shown
-from prototrain.readers.tables import CHUNK
+from prototrain.readers.tables import CHUNK, dtype_of
 from prototrain.system.files import PathLike, cache_home, url_of, write_atomic
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
@@ -61,7 +61,7 @@ def tfrecords(
         if not found:
             raise DataError(f"{shown(pattern)}: matches no file; name a TFRecord file or a glob pattern of some")
         files += found
-    parsed = {name: _record_feature(feature) for name, feature in features.items()}
+    parsed = {name: _record_feature(name, feature) for name, feature in features.items()}
     if not any(map(url_of, given)):  # the names of downloads are digests
         files.sort()
     files = list(dict.fromkeys(files))
@@ -147,8 +147,8 @@ def _scan(number: int, file: str) -> np.ndarray[Any, Any]:
     return np.stack([np.full_like(length, number), ends - _FOOTER - length, length], axis=1)
 
 
-def _record_feature(feature: Any) -> Any:
+def _record_feature(name: str, feature: Any) -> Any:
     if type(feature) is not tuple:  # `tf.io` features are named tuples, a subclass
         return feature
     dtype, shape = feature
-    return tf.io.FixedLenFeature(shape, tf.as_dtype(dtype))
+    return tf.io.FixedLenFeature(shape, dtype_of(name, dtype))

@@ -26,7 +26,7 @@ class Column:
 
     def __init__(self, name: str, dtype: Any, shape: Sequence[int]) -> None:
         self.name = name
-        self.dtype: tf.DType = tf.as_dtype(dtype)
+        self.dtype = dtype_of(name, dtype)
         self.shape = tuple(shape)
         self.is_text = self.dtype == tf.string
         self.is_number = self.dtype.is_integer or self.dtype.is_floating
@@ -62,6 +62,14 @@ class Column:
         else:
             found = np.asarray(flat, dtype=self.dtype.as_numpy_dtype)
         return found.reshape((rows, *self.shape))
+
+
+def dtype_of(name: str, given: Any) -> tf.DType:
+    """Return the dtype of a feature; raises a DataError if there is no such dtype."""
+    try:
+        return tf.as_dtype(given)
+    except TypeError as error:
+        raise DataError(f"features: {name!r} has the unknown dtype {given!r}") from error
 
 
 def columns_of(features: Features) -> list[Column]:

@@ -93,6 +93,10 @@ class Repeat:
         resumed = [one.start for one in read_attempts(self._experiment.record) if "changed: " in (one.start or "")]
         return found + [f"the run itself was {line}" for line in resumed]
 
+    def announcement(self) -> Callback:
+        """Return a callback that logs the differences at the start of training."""
+        return _Announcement(self)
+
     def compare_metrics(self, experiment: Experiment) -> str:
         """Describe whether another run has the same metrics, apart from times and speeds."""
         common, others = 0, rows_of(experiment.metrics)
@@ -113,7 +117,7 @@ class Repeat:
         return f"metrics: the same bits as in {self} (common steps: {common})"
 
 
-class Announcement(Callback):
+class _Announcement(Callback):
     """Logs at the start of training how the run differs from the one that it repeats."""
 
     def __init__(self, repeat: Repeat) -> None:
@@ -130,5 +134,5 @@ class Announcement(Callback):
 def _settings(environment: dict[str, Any]) -> dict[str, Any]:
     names = ("versions", "platform", "devices", "directory")
     data = {f"data {name}": environment["data"].get(name) for name in ("file names", "file sizes")}
-    callbacks = [name for name in environment.get("callbacks", ()) if name != Announcement.__name__]
+    callbacks = environment.get("callbacks", ())
     return {**environment["facts"], **data, "callbacks": callbacks, **{name: environment.get(name) for name in names}}

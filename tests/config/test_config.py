@@ -74,6 +74,7 @@ def test_override(text: str, key: str, value: Any) -> None:
         ("model.widht=3", "unknown key 'model.widht'; did you mean 'model.width'"),
         ("trainer.experiment_name=False", r"trainer.experiment_name: expected str, got False"),
         ("model.units=[8, a]", r"model.units: expected list\[int\], got '\[8, a\]'"),
+        ("model.rate=1e400", "model.rate: expected float, got '1e400'"),
     ],
 )
 def test_wrong_override_changes_nothing(text: str, message: str) -> None:

@@ -132,6 +132,8 @@ def test_csv_defaults() -> None:
         readers.csv("a.csv", features=features)
     with pytest.raises(DataError, match=r"'x' has 2 values: name as many columns with columns={'x': "):
         readers.csv("a.csv", features=FEATURES)
+    with pytest.raises(DataError, match="'n' has the unknown dtype 'flot32'"):
+        readers.csv("a.csv", features={"n": ("flot32", [])})
 
 
 @pytest.mark.parametrize("shuffle", [None, "index"])
