@@ -1,42 +1,22 @@
 from __future__ import annotations
 
-import importlib.util
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from examples import dqn, evolution
 from prototrain import Callback
 from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.checkpoint.store import Checkpoints
 from prototrain.errors import StepError
-from tests.conftest import ROOT
 from tests.tiny import PressesCtrlC, rows
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def evolution() -> ModuleType:
-    return load("evolution")
-
-
-@pytest.fixture(scope="module")
-def dqn() -> ModuleType:
-    return load("dqn")
-
-
-def test_evolution_resumes_exactly(evolution: ModuleType, tmp_path: Path) -> None:
+def test_evolution_resumes_exactly(tmp_path: Path) -> None:
     def run(directory: Path, *callbacks: Callback) -> Any:
         trainer = evolution.EvolutionTrainer(experiment=directory)
         always = [Validation().every(steps=4), Summaries().every(steps=2), JSONWriter(), SaveOnExit()]
@@ -54,13 +34,13 @@ def test_evolution_resumes_exactly(evolution: ModuleType, tmp_path: Path) -> Non
     assert rows(tmp_path / "whole") == rows(tmp_path / "stopped")
 
 
-def test_evolution_learns(evolution: ModuleType) -> None:
+def test_evolution_learns() -> None:
     trainer = evolution.EvolutionTrainer()
     trainer.train([StopOnNaN()], max_steps=150)
     assert trainer.evaluate("vld")["accuracy"] > 0.85
 
 
-def test_evolution_as_a_script(evolution: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evolution_as_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for steps in ("3", "5"):  # the second run continues the first
         monkeypatch.setattr(sys, "argv", ["evolution.py", "--steps", steps, "--experiment", str(tmp_path / "run")])
         evolution.main()
@@ -69,7 +49,7 @@ def test_evolution_as_a_script(evolution: ModuleType, tmp_path: Path, monkeypatc
     assert (first["step"], last["step"]) == (3, 5) and {"trn/loss", "vld/loss", "vld/accuracy"} <= set(last)
 
 
-def test_dqn_learns_and_resumes_its_memory(dqn: ModuleType, tmp_path: Path) -> None:
+def test_dqn_learns_and_resumes_its_memory(tmp_path: Path) -> None:
     def run(steps: int, *callbacks: Callback) -> Any:
         trainer, of_example = dqn.make(tmp_path)
         trainer.train([*of_example, *callbacks], steps_per_epoch=250, max_steps=steps)
@@ -88,7 +68,7 @@ def test_dqn_learns_and_resumes_its_memory(dqn: ModuleType, tmp_path: Path) -> N
     assert not [thread for thread in threading.enumerate() if thread.name in ("player", "AsyncPredictor")]
 
 
-def test_failing_player_ends_the_run(dqn: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_player_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, action: int) -> None:
         raise ValueError("the game is broken")
 

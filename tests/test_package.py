@@ -99,9 +99,7 @@ def test_modules_without_tensorflow() -> None:
     lines = [
         f"import prototrain.{name}\nassert not {{'tensorflow', 'keras'}} & set(sys.modules), {name!r}" for name in names
     ]
-    program = "\n".join(["import sys", *lines])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    python("\n".join(["import sys", *lines]))
 
 
 ANSWERS = """
@@ -116,17 +114,23 @@ for arguments in ["--version"], ["--help"], ["run", "--help"], ["action", "--hel
     else:
         raise AssertionError(arguments)
     assert not {"tensorflow", "keras", "numpy", "yaml", "boto3"} & set(sys.modules), arguments
+assert main(["run", "no_such_model"]) == 1 and "tensorflow" not in sys.modules
 """
+
+
+def python(program: str) -> tuple[str, str]:
+    """What a program prints, and its errors."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
 
 
 def test_base_trainer_loads_few_modules() -> None:
     program = "import sys, prototrain.trainers.base\nprint(sum(name.startswith('prototrain') for name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert int(done.stdout) <= 30, done.stderr
+    assert int(python(program)[0]) <= 30
 
 
 def test_command_line_without_tensorflow() -> None:
-    done = subprocess.run([sys.executable, "-c", ANSWERS], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"prototrain {prototrain.__version__}\n")
-    assert done.stdout.count("usage: ") == 3 and done.stderr.count("--help)\n") == 2
+    said, errors = python(ANSWERS)
+    assert said.startswith(f"prototrain {prototrain.__version__}\n") and said.count("usage: ") == 3
+    assert errors.count("--help)\n") == 2 and "there is no model no_such_model: no such module in" in errors

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,16 +13,11 @@ from matplotlib import pyplot
 from prototrain.config.schema import SCHEMA
 from tests.conftest import ROOT
 
-HOOKS = ROOT / "docs" / "hooks.py"
-
 
 def test_site_shows_the_schema() -> None:
-    spec = importlib.util.spec_from_file_location("hooks", HOOKS)
-    assert spec is not None and spec.loader is not None
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
-    config = type("Config", (), {"repo_url": None, "config_file_path": str(ROOT / "mkdocs.yml")})()
-    page = hooks.on_page_markdown((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"), config=config)
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+    config = SimpleNamespace(repo_url=None, config_file_path=str(ROOT / "mkdocs.yml"))
+    page = hooks["on_page_markdown"]((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"), config=config)
     page = page.replace("<wbr>", "")
     rows = dict(re.findall(r"^\| <code>([\w.]+)</code> \| (.*) \|$", page, re.MULTILINE))
     assert list(rows) == list(SCHEMA)
