@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 import tensorflow as tf
 
@@ -16,19 +17,20 @@ from prototrain.checkpoint.store import Checkpoints, Snapshot, read_bundle
 from prototrain.errors import DataError
 from prototrain.launch import launch
 from prototrain.runs.reading import find_runs
+from prototrain.sweeps.study import open_storage, sqlite_url
 from prototrain.system.files import literal_prefix
 from prototrain.system.storage import Storage
 from prototrain.trainers.tower import TowerTrainer
 from tests.readers.test_files import Y, labels, write_records
 from tests.tiny import tiny_model
 
-NAMES = [r"-lr=[0.1] x*y\b", "{a,b} ß? 100%#1"]
+NAMES = [r"-lr=[0.1] x*y\b", "{a,b} ß?x=1 100%#1"]
 
 
 @pytest.fixture(params=NAMES)
 def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """An odd directory, next to others that its name would match as a pattern."""
-    for name in ("-lr=0 xzzyb", "a ßq 100%#1", "b ßq 100%#1"):
+    for name in ("-lr=0 xzzyb", "a ßqx=1 100%#1", "b ßqx=1 100%#1"):
         (tmp_path / name).mkdir()
     directory = tmp_path / request.param
     directory.mkdir()
@@ -46,6 +48,11 @@ def test_run_resumes_and_weights_load(odd: Path) -> None:
     np.testing.assert_array_equal(other.built.variables["fc0/kernel"], resumed.built.variables["fc0/kernel"])
     assert not np.array_equal(first.built.variables["fc0/kernel"], resumed.built.variables["fc0/kernel"])
     assert sorted(run.name for run in find_runs(odd)) == ["other", "run"]
+
+
+def test_database_of_a_sweep(odd: Path) -> None:
+    optuna.create_study(storage=open_storage(sqlite_url(odd / "s.sweep.db")), study_name="s")
+    assert [file.name for file in odd.iterdir()] == ["s.sweep.db"]
 
 
 def test_tensorflow_checkpoints(odd: Path) -> None:
@@ -85,7 +92,7 @@ def test_storages(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "cache"))
     base = f"memory://{uuid.uuid4().hex}"
     records = Path(write_records(str(tmp_path / "r"), [1])).read_bytes()
-    others = [f"{other}/1.tfrecord" for other in ("-lr=0 xzzyb", "a ßq 100%#1")]
+    others = [f"{other}/1.tfrecord" for other in ("-lr=0 xzzyb", "a ßqx=1 100%#1")]
     for file in (*others, f"{name}/1.tfrecord", f"{name}/[1].tfrecord"):
         Storage(base).write(file, records)
     storage = Storage(f"{base}/{name}")

@@ -5,18 +5,8 @@ from pathlib import Path
 import pytest
 
 from prototrain.cli import main
+from tests.test_cli import MODEL
 
-MODEL = """
-import tensorflow as tf
-from prototrain import Config
-config = Config({"trainer.experiment_name": "m", "model.batch_size": 4, "model.num_steps": 2,
-    "model.lr_schedule.method": "constant", "model.lr_schedule.constant.value": 0.1, "model.optimizer.method": "sgd"})
-def datasets():
-    return {"trn": tf.data.Dataset.from_tensor_slices({"x": [[1.0]] * 8}).batch(4)}
-def build(inputs, train_phase):
-    weight = tf.Variable(2.0, name="weight")
-    return {"y": inputs["x"] * weight, "loss": tf.reduce_mean(inputs["x"] * weight)}
-"""
 ACTION = '''
 """Shows what it was given."""
 
@@ -29,14 +19,11 @@ def run(model, args):
 '''
 
 
-@pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "model_for_actions.py").write_text(MODEL)
-    (tmp_path / "action_of_mine.py").write_text(ACTION)
-    (tmp_path / "no_action.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
+@pytest.fixture(autouse=True)
+def _modules(scratch: Path) -> None:
+    (scratch / "m.py").write_text(MODEL)
+    (scratch / "mine.py").write_text(ACTION)
+    (scratch / "no_action.py").write_text("")
 
 
 @pytest.mark.parametrize(
@@ -48,25 +35,22 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_custom_action_module_gets_its_arguments(
-    before: list[str], after: list[str], words: str, directory: Path, capsys: pytest.CaptureFixture[str]
+    before: list[str], after: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["action", *before, "model_for_actions", "action_of_mine", *after]) == 0
+    assert main(["action", *before, "m", "mine", *after]) == 0
     assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["model_for_actions", "evaluate", "--bottom"], 2, "there is no option --bottom"),
-        (["model_for_actions", "action_of_mine", "--help"], 0, "Shows what it was given."),
+        (["evaluate", "--bottom"], 2, "there is no option --bottom"),
+        (["mine", "--help"], 0, "Shows what it was given."),
     ],
 )
-def test_usage(
-    arguments: list[str], code: int, words: str, directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["action", *arguments])
-    assert caught.value.code == code
+def test_usage(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=str(code)):
+        main(["action", "m", *arguments])
     assert words in "".join(capsys.readouterr())
 
 
@@ -75,11 +59,11 @@ def test_usage(
     [
         ("nothere", "no action 'nothere'"),
         ("no_action", "has no run(model, args)"),
-        ("evaluate", "there is no checkpoint in experiments/m yet"),
+        ("evaluate", "there is no checkpoint in experiments/e yet"),
     ],
 )
-def test_errors_are_one_line(directory: Path, action: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["action", "model_for_actions", action]) == 1
+def test_errors_are_one_line(action: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["action", "m", action]) == 1
     said = capsys.readouterr().err
     assert said.startswith("prototrain: error: ") and said.count("\n") == 1 and words in said
-    assert not (directory / "experiments").exists()
+    assert not Path("experiments").exists()

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import keras
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 from prototrain.cli import main
+from tests.conftest import forget_models
 
 MODEL = """
 import tensorflow as tf
@@ -47,15 +46,10 @@ def serving(inputs):
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _trained(scratch: Path) -> None:
     """A trained model `m` that has the function `serving`."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    Path("m.py").write_text(MODEL + SERVING)
+    (scratch / "m.py").write_text(MODEL + SERVING)
     assert main(["run", "m"]) == 0
-    yield
-    sys.modules.pop("m", None)
 
 
 def predict(file: str, *outputs: str) -> list[dict[str, str]]:
@@ -106,6 +100,6 @@ def test_unreadable_files(capsys: pytest.CaptureFixture[str]) -> None:
         said = capsys.readouterr().err
         assert message in said and said.count("\n") == 1
     Path("m.py").write_text(MODEL)
-    sys.modules.pop("m")
+    forget_models()
     assert main(["action", "m", "evaluate", "--files", "list.jsonl"]) == 1
     assert "give the model a function serving(inputs)" in capsys.readouterr().err

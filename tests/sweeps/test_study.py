@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from prototrain.errors import SweepError
 from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import from_mapping
-from prototrain.sweeps.study import Study, Trial, open_storage, sqlite_url
+from prototrain.sweeps.study import Study, Trial, sqlite_url
 from tests.tiny import tiny_config
 
 GRID = {"model.batch_size": [4, 8], "model.optimizer.method": ["adam", "sgd", "msgd"]}
@@ -228,11 +227,3 @@ def test_errors_are_one_line(keywords: dict[str, Any], message: str, opens: Open
     with pytest.raises(SweepError, match=message) as raised:
         opens(**keywords)
     assert "\n" not in str(raised.value) and "secret" not in str(raised.value)
-
-
-@pytest.mark.parametrize("name", ["q?a=b", "{a,b}", "100%#1"])
-def test_database_in_an_odd_directory(tmp_path: Path, name: str) -> None:
-    directory = tmp_path / name
-    directory.mkdir()
-    optuna.create_study(storage=open_storage(sqlite_url(directory / "s.sweep.db")), study_name="s")
-    assert (directory / "s.sweep.db").stat().st_size > 0 and [file.name for file in tmp_path.iterdir()] == [name]
