@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 
 from prototrain.cli import main
 from prototrain.experiment.rows import superseded, truncate_rows
-from prototrain.runs import Range, read_run
+from prototrain.runs import read_run
 from prototrain.runs.curves import charts
-from prototrain.runs.reading import read_ranges
 from tests.made import make
 
 LINES = [
@@ -19,15 +17,6 @@ LINES = [
     b'{"step": "3"}', b'{"step": true, "a": 9}', b'{"step": 5, "a": \xff}',
     b'{"step": 6, "time": 6.5, "a": 0.5, "b": 2}', b'{"step": 7, "a": null}', b'{"ste',
 ]  # fmt: skip
-
-
-def test_invalid_lines(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b"\n".join(LINES))
-    found, last = read_ranges(path)
-    assert last is not None and last["step"] == 7
-    assert list(found) == ["a", "b"] and found["b"] == Range(2.0, (2.0, 6), (2.0, 6))
-    assert math.isnan(found["a"].last) and found["a"].lowest == (-1.0, 2) and found["a"].highest == (0.5, 1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from prototrain.cli import main
 from prototrain.commands.runs import table
 from prototrain.experiment import Experiment
-from prototrain.runs import Range, find_runs, read_run
+from prototrain.runs import Range, Run, find_runs, read_run
 from tests.made import ENVIRONMENT, ROWS, make, part, running
 
 
@@ -25,6 +25,16 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def says(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     assert main([str(argument) for argument in arguments]) == 0
     return capsys.readouterr().out
+
+
+def read(experiment: Path, locked: bool) -> Run:
+    """What is read at 1500 seconds, perhaps while a run holds the lock."""
+    holder = Experiment(experiment)
+    if locked:
+        holder.lock()
+    run = read_run(experiment, clock=lambda: 1500.0)
+    holder.unlock()
+    return run
 
 
 NO_END = "killed, no end was recorded"
@@ -50,11 +60,7 @@ def test_states(
     make(experiment, *parts, checkpoints=(100, 180))
     if not parts:
         (experiment / "run.json").unlink()
-    holder = Experiment(experiment)
-    if locked:
-        holder.lock()
-    run = read_run(experiment)
-    holder.unlock()
+    run = read(experiment, locked)
     assert (run.state, run.reason, run.step, run.checkpoint) == (state, reason, step, 180)
     assert run.total_steps == (200 if parts else None)
 
@@ -70,16 +76,13 @@ def test_states(
 )
 def test_time(parts: list[dict[str, Any]], locked: bool, seconds: float, experiment: Path) -> None:
     make(experiment, *parts)
-    holder = Experiment(experiment)
-    if locked:
-        holder.lock()
-    assert read_run(experiment, clock=lambda: 1500.0).seconds == seconds
-    holder.unlock()
+    assert read(experiment, locked).seconds == seconds
 
 
 def test_scalars(experiment: Path) -> None:
+    first = {"step": 25, "time": 1005.0, "trn/loss": None}
     nan = {"step": 200, "time": 1040.0, "trn/loss": None, "vld/loss": None, "vld/bad": None, "note": "text"}
-    make(experiment, rows=[*ROWS, nan])
+    make(experiment, rows=[first, *ROWS, nan])
     with open(experiment / "metrics.jsonl", "ab") as file:
         file.write(b'not a row\n{"step": 250, "trn/loss": 0.0')  # the last line is half-written
     run = read_run(experiment)
@@ -214,11 +217,8 @@ def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     table = {name: [cell.strip() for cell in cells if cell] for name, cells in (config | environment | results).items()}
     assert list(config) == ["model.width", "model.fn"]  # a default is the same as its value
     assert table["model.width"] == ["4", "[4]", "-"]
-    assert table["versions.keras"] == ["3.1.0", "3.2.0", "3.1.0"] and list(environment) == [
-        "versions.keras",
-        "versions.numpy",
-        "facts.towers",
-    ]
+    assert list(environment) == ["versions.keras", "versions.numpy", "facts.towers"]
+    assert table["versions.keras"] == ["3.1.0", "3.2.0", "3.1.0"]
     assert table["state"] == ["finished", "finished", "failed: no luck"]
     assert table["trn/loss"] == ["0.125* (0.125 to 0.5)", "0.5", "-"]
     assert table["vld/loss"] == ["0.75 (0.4 to 0.75)", "-", "-"]

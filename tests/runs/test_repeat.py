@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from prototrain.checkpoint.store import verify
 from prototrain.cli import main
+from tests.conftest import forget_models
 from tests.tiny import rows
 
 CONFIG = """
@@ -73,39 +73,26 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "x.csv").write_text("\n".join(f"{i},{i % 3},1,{i % 2}" for i in range(20)))
     (place / "trainer_of_repeat.py").write_text(TRAINER)
     (place / "helping_repeat.py").write_text("factor = 1.0\n")
+    changed = ["-s", "model.num_steps=7", "-s", "model.units=5"]
     with pytest.MonkeyPatch.context() as patch:
-        enter(place, patch)
-        assert main(["run", *MODEL, "--trainer", "trainer_of_repeat:Mine", "--towers", "cpu:2", *CHANGED]) == 0
-        leave(place)
+        patch.chdir(place)
+        patch.setattr(sys, "path", list(sys.path))
+        command = ["run", "outer.net_of_repeat", "--trainer", "trainer_of_repeat:Mine", "--towers", "cpu:2", *changed]
+        assert main(command) == 0
+        forget_models()
     return place
 
 
-MODEL = ["outer.net_of_repeat"]
-CHANGED = ["-s", "model.num_steps=7", "-s", "model.units=5"]
-
-
-def enter(place: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.chdir(place)
-    patch.setattr(sys, "path", list(sys.path))
-    patch.setattr(sys, "dont_write_bytecode", True)
-    patch.setattr(sys, "stdin", io.StringIO())
-
-
-def leave(place: Path) -> None:
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__dict__", {}).get("__file__")).startswith(str(place)) or name == "outer":
-            del sys.modules[name]
-
-
 @pytest.fixture
-def place(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(original: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A copy of this directory as the working directory; its modules are forgotten afterwards."""
-    shutil.copytree(original, tmp_path / "here")
-    shutil.rmtree(tmp_path / "here" / "outer")  # the run still has the original directory
-    enter(tmp_path / "here", monkeypatch)
-    yield tmp_path / "here"
-    leave(tmp_path / "here")
-    leave(original)
+    shutil.copytree(original, scratch / "here")
+    shutil.rmtree(scratch / "here" / "outer")  # the run still has the original directory
+    for directory in (original, scratch / "here"):
+        monkeypatch.chdir(directory)
+        forget_models()
+    yield
+    forget_models()
 
 
 def variables(experiment: str) -> dict[str, bytes]:
@@ -113,7 +100,7 @@ def variables(experiment: str) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in saved.items()}
 
 
-def test_repeated_run_is_exact(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_run_is_exact(place: None, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also restores the settings, trainer and towers; a repeat can be repeated."""
     assert main(["run", "--from", "experiments/first"]) == 0
     assert main(["run", "--from", "experiments/first-repeat/", "-s", "trainer.experiment_name=third"]) == 0
@@ -134,14 +121,14 @@ def test_repeated_run_is_exact(place: Path, original: Path, capsys: pytest.Captu
     assert not list(Path("experiments/first").rglob("*.pyc"))
 
 
-def test_shorter_run_is_compared_by_common_scalars(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shorter_run_is_compared_by_common_scalars(place: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Its last step has a validation, which the longer run has not."""
     assert main(["run", "--from", "experiments/first", "--steps", "4"]) == 0
     assert "vld/loss" in rows("experiments/first-repeat")[-1]
     assert "metrics: the same bits as in experiments/first (common steps: 3)" in capsys.readouterr().out
 
 
-def test_differences_are_printed(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_printed(place: None, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Differences of code, data, versions and settings."""
     environment = Path("experiments/first/environment.json")
     content = json.loads(environment.read_text())
@@ -169,7 +156,7 @@ def test_differences_are_printed(place: Path, original: Path, capsys: pytest.Cap
         assert words in printed, words
 
 
-def test_run_is_not_repeated_into_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_is_not_repeated_into_itself(place: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--from", "experiments/first", "-s", "trainer.experiment_name=first"]) == 1
     assert "cannot be repeated into itself" in capsys.readouterr().err
     assert [path.name for path in Path("experiments").iterdir()] == ["first"]

@@ -81,16 +81,8 @@ def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
         url_of("gs://bucket/x")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["run", "models.simple", "-s", "trainer.experiment_base_dir=gx://bucket/x"],
-        ["action", "models.simple", "evaluate", "--checkpoint", "gx://bucket/x"],
-    ],
-    ids=lambda arguments: " ".join(arguments[:3]),
-)
-def test_unknown_scheme_is_an_error(arguments: list[str], scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 1
+def test_unknown_scheme_is_an_error(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "models.simple", "-s", "trainer.experiment_base_dir=gx://bucket/x"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("prototrain: error: cannot use gx://bucket/x")
     assert said.count("\n") == 1 and not (scratch / "gx:").exists()

@@ -74,23 +74,19 @@ def test_process_pool_does_not_end_the_run(experiment: Path) -> None:
         assert trainer.global_step == step and trainer.stop.signum is None
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_signal_to_a_child_does_not_reach_the_run(signum: int) -> None:
+def test_ctrl_c_in_a_child_does_not_reach_the_run() -> None:
     def end_one() -> None:
         reader, writer = os.pipe()
         child = fork(lambda: (os.write(writer, b"!"), wait_for_ever()))
-        if signum == signal.SIGINT:
-            os.read(reader, 1)
-        os.kill(child, signum)  # SIGTERM at once: the child may not have started to run
-        codes.append(code_of(child))
+        os.read(reader, 1)
+        os.kill(child, signal.SIGINT)
+        # Python's handler raises an exception, which `fork` turns into an exit code.
+        assert code_of(child) == 1
         os.close(reader)
         os.close(writer)
 
-    codes: list[int] = []
     trainer = CountingTrainer()
     trainer.train([At(2, end_one)], max_steps=4)
-    # Python's handler of SIGINT raises an exception, which `fork` turns into an exit code.
-    assert codes == [1 if signum == signal.SIGINT else -signum]
     assert trainer.global_step == 4
 
 

@@ -18,8 +18,9 @@ from prototrain.cli import main
 from prototrain.system.signals import LeavingAtOnce, StopRequest, ignore_save_signals
 from tests.preloaded import Program
 from tests.system.test_forks import code_of, fork, wait_for_ever
+from tests.test_cli import MODEL
 from tests.test_exits import STEPS, WhileSaving, WhileTracing, callbacks, rows, send, straight
-from tests.tiny import At, CountingTrainer, environment, tiny_model, values
+from tests.tiny import At, CountingTrainer, environment, raising, tiny_model, values
 
 __all__ = ["straight"]  # a fixture
 TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGQUIT)
@@ -118,11 +119,8 @@ def test_save_signal_without_a_directory(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_failed_save_signal_does_not_end_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def fill() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     trainer = CountingTrainer(experiment=experiment)
-    trainer.state["large"] = WhileSaving(fill)
+    trainer.state["large"] = WhileSaving(raising(OSError(errno.ENOSPC, "No space left on device")))
     trainer.train([At(2, save)], max_steps=3)
     said = capsys.readouterr().out
     assert "WARNING" in said and "training continues" in said
@@ -189,16 +187,7 @@ def test_save_signals_outside_of_a_run(capfd: pytest.CaptureFixture[str]) -> Non
     assert "most recent call first" in said.err
 
 
-MODEL = """
-import os, signal
-from tests.tiny import tiny_build as build, tiny_config, tiny_datasets as datasets
-
-os.kill(os.getpid(), signal.SIGUSR1)
-config = tiny_config(trainer__experiment_name="e", model__num_steps=1)
-"""
-
-
 def test_save_signal_before_a_run_of_the_command_line(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    Path("m.py").write_text(MODEL)
+    Path("m.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\n{MODEL}")
     assert main(["run", "m"]) == 0
     assert "there is nothing to save; continuing" in capfd.readouterr().err
