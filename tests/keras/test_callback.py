@@ -119,15 +119,6 @@ def test_only_batch_hooks_ask_for_every_step(tmp_path: Path) -> None:
     assert seen == [(step % 2, 1 / (step + 1)) for step in range(6)]
 
 
-def test_stop_training_is_resumed(tmp_path: Path) -> None:
-    def stopping() -> keras.callbacks.Callback:
-        return keras.callbacks.EarlyStopping("val_loss", patience=1, mode="min")
-
-    trainer = run(stopping(), steps=20, experiment=tmp_path / "run")
-    assert trainer.global_step == 6 and trainer.run.stopped_by == "EarlyStopping asked for it"
-    assert run(stopping(), steps=20, experiment=tmp_path / "run").global_step == 6
-
-
 @ALLOWED
 def test_resume_ignores_weights_restored_at_the_end(tmp_path: Path) -> None:
     """Not after the end of the run, and not with more patience; no later epoch is better than the first."""
@@ -252,12 +243,6 @@ def test_errors() -> None:
         KerasCallback(Validation())  # type: ignore[arg-type]
     with pytest.raises(CallbackError, match="give one another state_key"):
         run(*(keras.callbacks.LambdaCallback() for _ in "ab"))
-
-
-def test_logs_contain_the_validation_of_the_epoch() -> None:
-    history = keras.callbacks.History()
-    run(history)
-    assert history.history == {"loss": [1 / 2, 1 / 4, 1 / 6], "val_loss": [3.0, 1.0, 1.0]}
 
 
 def test_on_train_end_is_called_once() -> None:
