@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,16 +10,12 @@ from prototrain.callbacks import ExponentialMovingAverage, JSONWriter, SaveOnExi
 from tests.tiny import tiny_model
 
 
-def printed(capsys: pytest.CaptureFixture[str], **model: Any) -> str:
-    inspect.run(tiny_model(**model), Namespace())
-    return capsys.readouterr().out
-
-
 def test_variables_tensors_callbacks_and_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = printed(capsys)
+    inspect.run(tiny_model(), Namespace())
+    found = capsys.readouterr().out
     for words in ("fc0/kernel", "[8, 6]", "Validation", ".every(steps=100)", "SaveOnExit"):
         assert words in found
     # fc0 4 x 6 + 6, bn0 4 x 6, dropout's seed 2, logits 6 x 2 + 2

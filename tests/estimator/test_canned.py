@@ -145,21 +145,12 @@ def test_warm_start_settings(tmp_path: Path) -> None:
     def start(names: dict[str, str]) -> estimator.WarmStartSettings:
         return estimator.WarmStartSettings(first.model_dir, ["dnn/logits"], var_name_to_prev_var_name=names)
 
-    second = estimator.DNNRegressor(
-        [4],
-        columns,
-        tmp_path / "second",
-        optimizer=keras.optimizers.SGD(0.0),
-        warm_start_from=start({bias: bias}),
-        config=RunConfig(tf_random_seed=9),
-    ).train(data, steps=1)
-    same = {
-        name: np.array_equal(first.get_variable_value(name), second.get_variable_value(name))
-        for name in ("dnn/logits/kernel", "dnn/hiddenlayer_0/kernel")
-    }
-    assert same == {"dnn/logits/kernel": True, "dnn/hiddenlayer_0/kernel": False}
+    more: Any = {"optimizer": keras.optimizers.SGD(0.0), "config": RunConfig(tf_random_seed=9)}
+    second = estimator.DNNRegressor([4], columns, tmp_path / "second", warm_start_from=start({bias: bias}), **more)
+    second.train(data, steps=1)
+    for name, same in {"dnn/logits/kernel": True, "dnn/hiddenlayer_0/kernel": False}.items():
+        assert np.array_equal(first.get_variable_value(name), second.get_variable_value(name)) is same
     assert second.eval_dir("x").endswith("summaries/eval_x")
+    third = estimator.DNNRegressor([4], columns, tmp_path / "third", warm_start_from=start({bias: "x"}))
     with pytest.raises(CheckpointError, match="there is no variable 'x' in"):
-        estimator.DNNRegressor([4], columns, tmp_path / "third", warm_start_from=start({bias: "x"})).train(
-            data, steps=1
-        )
+        third.train(data, steps=1)

@@ -145,7 +145,7 @@ def test_averages_of_an_earlier_call_do_not_replace_restored_weights(tmp_path: P
     """A script with two calls is resumed in the second one."""
 
     def averaged() -> keras.Model:
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="dense")], name="line")
+        model = line()
         model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), "mse")
         return model
 
