@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import re
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from prototrain import default_callbacks, load_model
 from prototrain.cli import main
 from prototrain.errors import ModelError
+from tests.conftest import ROOT
 from tests.made import make, part
-from tests.tiny import rows
+from tests.tiny import fails, rows
 
 MODEL = """
 import keras, tensorflow as tf
@@ -54,12 +57,6 @@ def change(old: str, new: str) -> None:
     Path("m.py").write_text(MODEL.replace(old, new))
 
 
-def fails(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run, expect exit code 1, and return stderr."""
-    assert main(["run", "m", *arguments]) == 1
-    return capfd.readouterr().err
-
-
 def test_run_and_rerun(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "m"]) == 0
     first = capfd.readouterr().out
@@ -95,7 +92,7 @@ def test_fast_dev_run_and_unused_values(capfd: pytest.CaptureFixture[str]) -> No
     assert "WARNING: model.optimizer.adam.beta1 has no effect: model.optimizer.method is 'sgd'" in said
     assert "step 2 of 2" in said and said.endswith("fast dev run: it came to its end; nothing was kept\n")
     assert not Path("experiments").exists()
-    assert "leaves the experiment alone" in fails(capfd, "--fast-dev-run", "--fresh")
+    assert "leaves the experiment alone" in fails(capfd, "run", "m", "--fast-dev-run", "--fresh")
 
 
 @pytest.mark.parametrize(
@@ -115,14 +112,14 @@ def test_errors_are_one_line(
 ) -> None:
     if edit is not None:
         change(*edit)
-    said = fails(capfd, *arguments)
-    assert said.startswith("prototrain: error: ") and said.count("\n") == 1 and message in said
+    assert message in fails(capfd, "run", "m", *arguments)
     assert not Path("experiments").exists()
 
 
 def test_user_error_keeps_its_frames(capfd: pytest.CaptureFixture[str]) -> None:
     change('"constant"', '"custom", "model.lr_schedule.custom.fn": lambda step: 1 / 0')
-    lines = fails(capfd).splitlines()
+    assert main(["run", "m"]) == 1
+    lines = capfd.readouterr().err.splitlines()
     frames = [line for line in lines if line.startswith("  File ")]
     assert len(frames) == 1 and frames[0].endswith(", in <lambda>") and "m.py" in frames[0]
     assert lines[0].startswith("Traceback") and lines[-1] == "ZeroDivisionError: division by zero"
@@ -143,7 +140,7 @@ def test_network_made_at_import_has_the_same_initial_values() -> None:
 
 def test_fresh_start_asks_at_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["run", "m", "--fresh"]) == 0  # there is nothing to delete
-    assert "no terminal to answer at; add --yes" in fails(capfd, "--fresh")
+    assert "no terminal to answer at; add --yes" in fails(capfd, "run", "m", "--fresh")
     for answer, code in {"n\n": 1, "": 1, "y\n": 0}.items():
         monkeypatch.setattr(sys, "stdin", terminal := io.StringIO(answer))
         monkeypatch.setattr(terminal, "isatty", lambda: True)
@@ -154,7 +151,7 @@ def test_fresh_start_asks_at_a_terminal(capfd: pytest.CaptureFixture[str], monke
 
 def test_trainer_option(capfd: pytest.CaptureFixture[str]) -> None:
     Path("t.py").write_text("from prototrain import SimpleTrainer\nclass Mine(SimpleTrainer):\n    pass\n")
-    assert "--trainer: module t has no Other" in fails(capfd, "--trainer", "t:Other")
+    assert "--trainer: module t has no Other" in fails(capfd, "run", "m", "--trainer", "t:Other")
     assert main(["run", "m", "--trainer", "t:Mine"]) == 0
     assert re.search(r"^trainer +Mine$", capfd.readouterr().out, re.MULTILINE)
     assert Path("experiments/e/source/t.py").is_file() and Path("experiments/e/source/m.py").is_file()
@@ -204,3 +201,40 @@ def test_output_that_is_no_longer_read(tmp_path: Path) -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_package_loads_and_is_formatted(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "models_of_mine.spirals"]) == 0
+    package = scratch / "models_of_mine" / "spirals"
+    written = sorted(path.name for path in package.iterdir())
+    assert written == sorted(path.name for path in (ROOT / "prototrain" / "template").glob("*.py"))
+    assert "train it  prototrain run models_of_mine.spirals" in capsys.readouterr().out
+    assert not [path for path in package.iterdir() if "template" in path.read_text()]
+    assert list(scratch.rglob(".tmp-*")) == []
+    model = load_model("models_of_mine.spirals")
+    assert model.config["trainer.experiment_name"] == "spirals"
+    assert default_callbacks(model)[-1].name == "LargestWeight"
+
+
+@pytest.mark.slow
+def test_test_of_the_package_passes(scratch: Path) -> None:
+    assert main(["new", "mine"]) == 0
+    sys.path.insert(0, str(scratch))
+    importlib.import_module("mine.test_model").test_it_learns()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my-model", "'my-model' is not a module name"),
+        ("json", "there is a module json already"),
+        ("taken", "taken is there already; choose another name or delete it first"),
+        ("file.mine", "cannot write file/mine: "),
+    ],
+)
+def test_new_package_is_refused(name: str, message: str, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (scratch / "taken").mkdir()
+    (scratch / "file").touch()
+    before = sorted(scratch.rglob("*"))
+    assert fails(capsys, "new", name).startswith(f"prototrain: error: {message}")
+    assert sorted(scratch.rglob("*")) == before

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.workloads import WORKLOADS, Workload
 from examples import dqn, evolution
 from prototrain import Callback
 from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN, Summaries, Validation
@@ -76,3 +77,10 @@ def test_failing_player_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dqn.Catch, "step", fail)
     with pytest.raises(StepError, match=r"step 1 failed in the data: .*the game is broken"):
         trainer.train([callback for callback in callbacks if not isinstance(callback, (JSONWriter, SaveOnExit))][:5])
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values())
+def test_workloads(workload: Workload) -> None:
+    batch = next(iter(workload.batches(lambda x, y: (x, y))))
+    assert batch[0].shape == (workload.batch, *workload.shape)
+    assert batch[0].dtype == workload.dtype

@@ -12,9 +12,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from prototrain import Callback, Config, ModelDict, Trainer
+from prototrain.cli import main
 from prototrain.towers import components
 from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 
@@ -196,6 +198,14 @@ def rows(directory: str | Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl, without times."""
     lines = (Path(directory) / "metrics.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "time"} for line in lines]
+
+
+def fails(capture: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """Run a command that must end with exit code 1 and an error of one line, and return this line."""
+    assert main([str(argument) for argument in arguments]) == 1
+    said = capture.readouterr().err
+    assert said.startswith("prototrain: error: ") and said.count("\n") == 1, said
+    return said
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from prototrain.actions import inspect
+from prototrain.callbacks import ExponentialMovingAverage, JSONWriter, SaveOnExit, Summaries
 from prototrain.cli import main
 from tests.test_cli import MODEL
+from tests.tiny import fails, tiny_model
 
 ACTION = '''
 """Shows what it was given."""
@@ -63,7 +67,26 @@ def test_usage(arguments: list[str], code: int, words: str, capsys: pytest.Captu
     ],
 )
 def test_errors_are_one_line(action: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["action", "m", action]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("prototrain: error: ") and said.count("\n") == 1 and words in said
+    assert words in fails(capsys, "action", "m", action)
     assert not Path("experiments").exists()
+
+
+def test_variables_tensors_callbacks_and_numbers(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inspect.run(tiny_model(), Namespace())
+    found = capsys.readouterr().out
+    for words in ("fc0/kernel", "[8, 6]", "Validation", ".every(steps=100)", "SaveOnExit"):
+        assert words in found
+    # fc0 4 x 6 + 6, bn0 4 x 6, dropout's seed 2, logits 6 x 2 + 2
+    assert "parameters  70, 56 of them trained\n" in found
+    assert {path.name for path in scratch.iterdir()} == {"m.py", "mine.py", "no_action.py"}
+
+
+def test_callbacks_are_listed_in_execution_order() -> None:
+    callbacks = [SaveOnExit(), Summaries().every(steps=1, epochs=2), ExponentialMovingAverage(0.9), JSONWriter()]
+    rows = [line.split() for line in str(inspect.callback_table(callbacks)).splitlines()[2:]]
+    assert [" ".join(row) for row in rows] == [
+        "evaluate Summaries().every(steps=1, epochs=2)",
+        "evaluate ExponentialMovingAverage()",
+        "write JSONWriter()",
+        "save SaveOnExit()",
+    ]

@@ -12,6 +12,7 @@ import pytest
 
 from prototrain.cli import main
 from tests.conftest import forget_models
+from tests.tiny import fails
 
 MODEL = """
 import tensorflow as tf
@@ -96,10 +97,8 @@ def test_unreadable_files(capsys: pytest.CaptureFixture[str]) -> None:
         (["uneven.npz"], "is no .npz of arrays of one length"),
         (["other.csv"], "serving() failed: KeyError: 'years'; the files have name (string)"),
     ]:
-        assert main(["action", "m", "evaluate", "--files", *files]) == 1
-        said = capsys.readouterr().err
-        assert message in said and said.count("\n") == 1
+        assert message in fails(capsys, "action", "m", "evaluate", "--files", *files)
     Path("m.py").write_text(MODEL)
     forget_models()
-    assert main(["action", "m", "evaluate", "--files", "list.jsonl"]) == 1
-    assert "give the model a function serving(inputs)" in capsys.readouterr().err
+    said = fails(capsys, "action", "m", "evaluate", "--files", "list.jsonl")
+    assert "give the model a function serving(inputs)" in said

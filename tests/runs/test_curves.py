@@ -11,6 +11,7 @@ from prototrain.cli import main
 from prototrain.runs import read_run
 from prototrain.runs.curves import Curve, Look, charts
 from tests.made import ROWS, make
+from tests.tiny import fails
 
 
 @pytest.fixture(autouse=True)
@@ -61,17 +62,15 @@ def test_scalars_of_several_runs_share_charts() -> None:
     ],
 )
 def test_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plot(*arguments, *([] if "-o" in arguments else ["-o", "c.png"])) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"prototrain: error: {message}") and said.count("\n") == 1
+    said = fails(capsys, "plot", *arguments, *([] if "-o" in arguments else ["-o", "c.png"]))
+    assert said.startswith(f"prototrain: error: {message}")
     assert not Path("c.png").exists()
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert plot("a", "--scalar", "vld/loss", "-o", "c.png") == 1
-    said = capsys.readouterr().err
-    assert said == "prototrain: error: curves are drawn with matplotlib; pip install 'prototrain[plot]'\n"
+    said = fails(capsys, "plot", "a", "--scalar", "vld/loss", "-o", "c.png")
+    assert said.endswith("curves are drawn with matplotlib; pip install 'prototrain[plot]'\n")
     assert main(["report", "none"]) == 0  # no curves
 
 

@@ -10,16 +10,11 @@ import pytest
 from prototrain.cli import main
 from prototrain.commands.runs import table
 from prototrain.experiment import Experiment
+from prototrain.experiment.rows import superseded, truncate_rows
 from prototrain.runs import Range, Run, find_runs, read_run
+from prototrain.runs.curves import charts
 from tests.made import ENVIRONMENT, ROWS, make, part, running
-
-
-def fails(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """Run, expect exit code 1, and return the one line on stderr."""
-    assert main([str(argument) for argument in arguments]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("prototrain: error: ") and said.count("\n") == 1
-    return said
+from tests.tiny import fails
 
 
 def says(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -232,3 +227,44 @@ def test_compare_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert found["config"] == {"model.width": [4, "(unset)"]} and found["environment"] == {}
     assert [run["directory"] for run in found["runs"]] == [str(tmp_path / "a"), str(tmp_path / "b")]
     assert found["scalars"]["vld/loss"][0]["last"] == 0.75 and found["scalars"]["vld/loss"][1] is None
+
+
+LINES = [
+    b'{"step": 1, "time": 1.0, "a": 0.5, "b": null}', b'{"step": 2, "time": 2.0, "a": -1, "text": "x"}', b"[1]",
+    b'{"step": "3"}', b'{"step": true, "a": 9}', b'{"step": 5, "a": \xff}',
+    b'{"step": 6, "time": 6.5, "a": 0.5, "b": 2}', b'{"step": 7, "a": null}', b'{"ste',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("step", "kept", "last"), [(-1, 0, None), (0, 0, None), (1, 1, 1), (2, 2, 2), (5, 2, 2), (6, 7, 6), (99, 8, 7)]
+)
+@pytest.mark.parametrize("old", [None, b'{"st'])
+def test_resume_keeps_rows_up_to_its_step(
+    step: int, kept: int, last: int | None, old: bytes | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n".join(LINES))
+    if old is not None:
+        superseded(path).write_bytes(old)
+    found = truncate_rows(path, step)
+    before = b"".join(line + b"\n" for line in LINES[:kept])
+    assert path.read_bytes() == before
+    assert superseded(path).read_bytes() == (b"" if old is None else old + b"\n") + b"\n".join(LINES[kept:])
+    if last is None:
+        assert found is None
+    else:
+        assert found is not None and found[0]["step"] == last and found[1] == len(before) - len(LINES[kept - 1]) - 1
+
+
+def test_downsampled_curves_show_every_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"step": step, "time": step / 10, "a": 100.0 if step == 7003 else step % 7} for step in range(20_000)]
+    directory = make(tmp_path / "a", rows=[*rows, {"step": 20_000, "a": None}])
+    run = read_run(directory)
+    (line,) = charts([run], ["a"])["a"]
+    assert (7003, 100.0) in zip(line.xs, line.ys, strict=True) and len(line.xs) < 5000
+    assert (line.xs[0], line.xs[-1]) == (0, 20_000) and list(line.xs) == sorted(line.xs)
+    assert len(run.scalars["a"]) == 20_001
+    assert main(["report", str(directory)]) == 0 and main(["runs", str(tmp_path)]) == 0
+    assert (directory / "report.html").stat().st_size < 500_000
+    capsys.readouterr()

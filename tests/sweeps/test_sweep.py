@@ -22,7 +22,7 @@ from prototrain.sweeps import processes
 from prototrain.sweeps.study import PRUNERS, Trial
 from tests.conftest import ROOT
 from tests.test_cli import MODEL
-from tests.tiny import tiny_build, tiny_datasets, tiny_model
+from tests.tiny import fails, tiny_build, tiny_datasets, tiny_model
 
 SPACE = {"model.batch_size": [8], "model.lr_schedule.constant.value": [0.01, 0.1]}
 NAMES = ["tiny-0", "tiny-1"]
@@ -165,16 +165,14 @@ def test_config_that_cannot_be_passed_to_a_process() -> None:
 
 
 def test_search_needs_trials(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "m", "--search", "model.batch_size=int:1..8"]) == 1
-    assert capfd.readouterr().err == "prototrain: error: --search needs --trials N: how many to sample\n"
-    assert not Path("experiments").exists()
+    said = fails(capfd, "sweep", "m", "--search", "model.batch_size=int:1..8")
+    assert "--search needs --trials N: how many to sample" in said and not Path("experiments").exists()
 
 
 def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    assert main(["sweep", "m", "--grid", "model.batch_size=2,4"]) == 1
-    said = capsys.readouterr().err
-    assert said == "prototrain: error: sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'\n"
+    said = fails(capsys, "sweep", "m", "--grid", "model.batch_size=2,4")
+    assert said.endswith("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'\n")
 
 
 # The commands, the Python code and the output in docs/sweeps.md are correct.
