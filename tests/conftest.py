@@ -123,10 +123,8 @@ def forked_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], *, env: dict[str, str], cwd: str, **_: Any) -> subprocess.CompletedProcess[str]:
         _, isolated, *arguments = command
         assert isolated == "-I"
-        program = Program(arguments, env, Path(cwd))
-        with program.stdout:
-            said = program.stdout.read()
-        return subprocess.CompletedProcess(command, program.wait() or 0, said, said)
+        code, said = Program(arguments, env, Path(cwd)).finish()
+        return subprocess.CompletedProcess(command, code or 0, said, said)
 
     monkeypatch.setattr(saved_model, "subprocess", SimpleNamespace(run=run))
 

@@ -57,6 +57,12 @@ class Program:
         self._process.join(timeout)
         return self._process.exitcode
 
+    def finish(self) -> tuple[int | None, str]:
+        """Wait until it ends; returns its exit code and the rest of its output."""
+        with self.stdout:
+            said = self.stdout.read()
+        return self.wait(60), said
+
     def kill(self) -> None:
         """Kill it, and wait until it is gone."""
         self._process.kill()

@@ -100,6 +100,12 @@ def test_run_resume_and_fresh_start(model: Callable[..., Any], tmp_path: Path) -
     assert asked == [f"delete everything in {tmp_path / 'experiments/tiny'}?"]
     assert launch(model(model__num_steps=6)).run.resume_line().startswith("resumed at step 4")
     assert steps(tmp_path) == ["step-0000000004", "step-0000000006"]
+    thesis = tmp_path / "experiments/tiny/thesis.txt"
+    thesis.touch()
+    with pytest.raises(ExperimentError, match=r"does not look like an experiment \(it holds 'thesis.txt'\)"):
+        launch(model(), fresh=True, confirm=say_no)
+    assert len(asked) == 1
+    thesis.unlink()
     fresh = launch(model(), fresh=True)
     assert fresh.run.resume_line() == "fresh" and steps(tmp_path) == ["step-0000000004"]
 
@@ -110,15 +116,6 @@ def test_no_steps_and_a_missing_key(model: Callable[..., Any]) -> None:
     del mine.config["model.batch_size"]
     with pytest.raises(ConfigError, match=r"model.batch_size is required"):
         launch(mine)
-
-
-def test_fresh_start_deletes_only_experiments(model: Callable[..., Any], tmp_path: Path) -> None:
-    directory = tmp_path / "experiments/tiny"
-    directory.mkdir(parents=True)
-    (directory / "thesis.txt").write_text("years of work")
-    with pytest.raises(ExperimentError, match=r"does not look like an experiment \(it holds 'thesis.txt'\)"):
-        launch(model(), fresh=True, confirm=lambda question: pytest.fail(question))
-    assert (directory / "thesis.txt").read_text() == "years of work"
 
 
 def test_failure_before_the_run_changes_no_file(model: Callable[..., Any], tmp_path: Path) -> None:
@@ -148,16 +145,10 @@ def test_used_experiment_is_refused(model: Callable[..., Any], tmp_path: Path) -
     holder.unlock()
 
 
-def test_weights_are_loaded_only_at_the_start(
+def test_weights_of_the_run_that_a_fresh_start_deletes(
     model: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     launch(model(), callbacks=[SaveOnExit()])
     path = str(tmp_path / "experiments/tiny")
-    keywords = {"trainer__experiment_name": "tuned", "model__weights_load_path": path}
-    launch(model(**keywords), callbacks=[SaveOnExit()])
-    assert "weights from" in capsys.readouterr().out
-    launch(model(**keywords, model__num_steps=5), callbacks=[SaveOnExit()])
-    assert "weights from" not in capsys.readouterr().out
-    # Even from the run that a fresh start deletes.
     launch(model(model__weights_load_path=path), fresh=True, callbacks=[SaveOnExit()])
     assert "weights from" in capsys.readouterr().out

@@ -74,14 +74,9 @@ def train(directory: Path) -> None:
     SyncReplicatedTrainer(tiny_model(), towers="cpu:2", experiment=directory).train(callbacks, max_steps=STEPS)
 
 
-def read(process: Any, until: re.Pattern[str] | None = None) -> str:
-    """Read what a run prints, up to a line or to its end."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if until is not None and until.search(line):
-            break
-    return "".join(lines)
+def read(process: Program, until: re.Pattern[str]) -> str:
+    """Read what a run prints up to a line, and return this line."""
+    return next((line for line in process.stdout if until.search(line)), "")
 
 
 def results(directory: Path) -> dict[str, Any]:
@@ -119,10 +114,8 @@ def test_killed_run_equals_an_uninterrupted_run(tmp_path: Path) -> None:
         made = int(MADE.findall(read(process, MADE))[-1])
     time.sleep(chance.uniform(0, 0.02))
     process.kill()
-    process = start()
-    with process.stdout:
-        said = read(process)
-    assert process.wait() == 0, said
+    code, said = start().finish()
+    assert code == 0, said
     assert "resumed at step" in said and results(killed) == results(tmp_path / "straight")
     left = [path.name for path in (killed / "checkpoints").iterdir() if not path.name.startswith(("step-", "min-"))]
     assert left == []

@@ -108,30 +108,13 @@ class Recorder(Callback):
     def _note(self, hook: str) -> None:
         self.calls.append((hook, self.trainer.global_step))
 
-    def setup(self) -> None:
-        self._note("setup")
-
-    def before_train(self) -> None:
-        self._note("before_train")
-
-    def after_train(self) -> None:
-        self._note("after_train")
-
-    def before_epoch(self) -> None:
-        self._note("before_epoch")
-
-    def after_epoch(self) -> None:
-        self._note("after_epoch")
-
-    def trigger_epoch(self) -> None:
-        self._note("trigger_epoch")
-
-    def trigger(self) -> None:
-        self._note("trigger")
-
     def steps(self, hook: str) -> list[int]:
         """The steps at which a hook was called."""
         return [step for name, step in self.calls if name == hook]
+
+
+for _hook in ("setup", "before_train", "after_train", "before_epoch", "after_epoch", "trigger_epoch", "trigger"):
+    setattr(Recorder, _hook, lambda self, hook=_hook: self._note(hook))
 
 
 class At(Callback):

@@ -75,10 +75,8 @@ def test_run_killed_during_an_upload_continues_elsewhere(
 ) -> None:
     url = f"{bucket}/runs/tiny"
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    program = Program(["-m", "tests.experiment.s3_run", url, "24", "2"], cwd=ROOT)
-    with program.stdout:
-        said = program.stdout.read()
-    assert program.wait(60) == -signal.SIGKILL, said
+    code, said = Program(["-m", "tests.experiment.s3_run", url, "24", "2"], cwd=ROOT).finish()
+    assert code == -signal.SIGKILL, said
     names = [name.split("/") for name in Storage(url).listing()]
     begun = {name[1] for name in names if name[-1] == "model.index"}
     (whole,) = (name[1] for name in names if name[-1] == "meta.json")

@@ -78,22 +78,6 @@ def test_json_lines_order_and_empty_lines() -> None:
     assert [item["label"] for item in items] == [7, 7, 2, 1] and items[0]["example"] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b"{", "not JSON ("),
-        ('{"example": [1, 2, 3]}', "'label' is missing"),
-        ('{"example": [1, 300, 3], "label": 7}', "'example': 300 does not fit into uint8"),
-        ('{"example": [1, 2, 3], "label": true}', "'label': true is not of type int32"),
-    ],
-)
-def test_wrong_json_lines(line: str | bytes, message: str) -> None:
-    Path("data").mkdir()
-    with pytest.raises(DataError) as caught:
-        readers.json_lines(write("data/trn.jsonl", GOOD, "", line, GOOD), features=DIGITS)
-    assert str(caught.value).startswith(f"data/trn.jsonl, line 3: {message}") and "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("shuffle", [None, False, "index"])
 def test_csv(shuffle: Any) -> None:
     Path("a.csv").write_text("\n".join(LINES))
@@ -109,19 +93,24 @@ def test_csv(shuffle: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("reader", "content", "said"),
     [
-        ("y,x\n1,2\n1,nan", "a.csv, line 3: 'x': NaN does not fit into float32"),
-        ('y,x\n"\n1",2\n256,2', "a.csv, line 4: 'y': 256 does not fit into uint8"),
-        ("y,z\n1,2", "a.csv: has no column 'x'; there are: y, z"),
-        (b"y,x\n\xff,1\n", "a.csv: not UTF-8"),
+        (readers.json_lines, b'{"y": 1, "x": 2}\n\n{\n', ", line 3: not JSON ("),
+        (readers.json_lines, b'{"y": 1}\n', ", line 1: 'x' is missing"),
+        (readers.json_lines, b'{"y": 300, "x": 2}\n', ", line 1: 'y': 300 does not fit into uint8"),
+        (readers.json_lines, b'{"y": true, "x": 2}\n', ", line 1: 'y': true is not of type uint8"),
+        (readers.csv, b"y,x\n1,2\n1,nan", ", line 3: 'x': NaN does not fit into float32"),
+        (readers.csv, b'y,x\n"\n1",2\n256,2', ", line 4: 'y': 256 does not fit into uint8"),
+        (readers.csv, b"y,z\n1,2", ": has no column 'x'; there are: y, z"),
+        (readers.csv, b"y,x\n\xff,1\n", ": not UTF-8"),
     ],
 )
-def test_wrong_csv(content: str | bytes, said: str) -> None:
-    Path("a.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
+def test_wrong_json_lines_and_csv(reader: Any, content: bytes, said: str) -> None:
+    Path("a").mkdir()
+    Path("a/data").write_bytes(content)
     with pytest.raises(DataError) as caught:
-        readers.csv("a.csv", features={"y": ("uint8", []), "x": ("float32", [])})
-    assert str(caught.value).startswith(said)
+        reader("a/data", features={"y": ("uint8", []), "x": ("float32", [])})
+    assert str(caught.value).startswith(f"a/data{said}") and "\n" not in str(caught.value)
 
 
 def test_csv_defaults() -> None:

@@ -36,8 +36,8 @@ def test_trial_of_a_lost_node_resumes_elsewhere(tmp_path: Path, nodes: Any) -> N
     while program.returncode is None and not any("resumed at step" in log.read_text() for log in logs):
         time.sleep(0.1)
     (tmp_path / "slow").unlink()
-    said = program.stdout.read()
-    assert program.wait(20) == 0, said
+    code, said = program.finish()
+    assert code == 0, said
     (lost,) = re.findall(r"^trial (\d) is lost with its machine; it is started again elsewhere$", said, re.MULTILINE)
     assert f"trial {lost} finished: vld/loss" in said and f"trial {1 - int(lost)} finished: vld/loss" in said
     assert re.search(r"^start +resumed at step (\d+); data: ", logs[int(lost)].read_text(), re.MULTILINE)

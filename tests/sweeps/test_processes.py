@@ -162,10 +162,8 @@ def test_killed_sweep_resumes() -> None:
         time.sleep(0.05)
     first.kill()
     Path("slow").unlink()
-    again = Program(sweep_command()[1:], environment(PYTHONDONTWRITEBYTECODE="1"))
-    with again.stdout as output:
-        said = output.read()
-    assert again.wait(20) == 0, said
+    code, said = Program(sweep_command()[1:], environment(PYTHONDONTWRITEBYTECODE="1")).finish()
+    assert code == 0, said
     assert "2 trials, 2 of them begun" in said and "WARNING" not in said
     assert re.search(r"^again +prototrain run m -s model.num_steps=60 -s trainer.checkpoint", said, re.MULTILINE)
     for number, directory in enumerate(directories):

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from prototrain import SimpleTrainer
 from prototrain.callbacks import SaveOnExit
 from prototrain.cli import main
 from prototrain.system.signals import LeavingAtOnce, StopRequest, ignore_save_signals
 from tests.preloaded import Program
 from tests.system.test_forks import code_of, fork, wait_for_ever
 from tests.test_cli import MODEL
-from tests.test_exits import STEPS, WhileSaving, WhileTracing, callbacks, rows, send, straight
+from tests.test_exits import STEPS, Validated, WhileSaving, WhileTracing, callbacks, rows, send, straight
 from tests.tiny import At, CountingTrainer, environment, raising, tiny_model, values
 
 __all__ = ["straight"]  # a fixture
@@ -81,17 +80,9 @@ class WhileSavingStep8(WhileSaving):
             super().write(prefix)
 
 
-def test_save_signal_changes_nothing_else(
-    straight: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
-
-    def evaluate(dataset: str, batches: int) -> Any:
-        if trainer.global_step == 12:
-            save()
-        return SimpleTrainer.evaluate(trainer, dataset, batches)
-
-    monkeypatch.setattr(trainer, "evaluate", evaluate)
+def test_save_signal_changes_nothing_else(straight: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = Validated(tiny_model(), experiment=tmp_path)
+    trainer.action = save
     trainer.state["slow"] = WhileSavingStep8(save)
     more = [WhileTracing(save), At(7, save), At(STEPS, save)]
     trainer.train(callbacks(*more), max_steps=STEPS)
@@ -106,7 +97,7 @@ def test_save_signal_changes_nothing_else(
     for path in (tmp_path / "checkpoints").iterdir():
         if path.name > "step-0000000007":
             path.rename(tmp_path / path.name)
-    again = SimpleTrainer(tiny_model(), experiment=tmp_path)
+    again = Validated(tiny_model(), experiment=tmp_path)
     again.state["slow"] = WhileSaving(None)
     again.train(callbacks(At(7, lambda: None)), max_steps=STEPS)
     assert again.run.resume_line().startswith("resumed at step 7")
@@ -167,10 +158,8 @@ print("steps", trainer.global_step)
 def test_stacks_of_all_threads(tmp_path: Path) -> None:
     # In its own process: faulthandler prints the stacks of 100 threads at most, the newest first.
     (tmp_path / "look.py").write_text(LOOK)
-    program = Program([str(tmp_path / "look.py")], environment())
-    with program.stdout as output:
-        said = output.read()
-    assert program.wait(30) == 0
+    code, said = Program([str(tmp_path / "look.py")], environment()).finish()
+    assert code == 0
     assert "steps 1" in said and "in trigger_step" in said and "in beside" in said and "Current thread" in said
 
 
