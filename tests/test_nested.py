@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import SimpleTrainer, SyncReplicatedTrainer
+from prototrain import Callback, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.actions.saved_model import ServedModel
 from prototrain.callbacks import (
-    Callback,
     DumpTensors,
     InferenceRunner,
     JSONWriter,

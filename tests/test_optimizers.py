@@ -10,23 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from prototrain import optimizers
 from prototrain.config import Config
 from prototrain.config.schema import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
 from prototrain.gradient_processors import summed
-from prototrain.optimizers import (
-    Adam,
-    CheckGradient,
-    ClipByGlobalNorm,
-    ClipByValue,
-    MapGradient,
-    PrintGradient,
-    ScaleGradient,
-    SummaryGradient,
-    make_optimizer,
-    processors_from_config,
-    updates_all_rows,
-)
+from prototrain.optimizers import CheckGradient, ClipByGlobalNorm, ClipByValue, MapGradient, ScaleGradient
 
 CONSTANT = {"model.lr_schedule.method": "constant", "model.lr_schedule.constant.value": 0.25}
 
@@ -40,7 +29,7 @@ def test_keras_optimizers_by_name(method: str) -> None:
     of_every_one |= {"ema_momentum", "ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps"}
     assert arguments == {key: found.default for key, found in signature.items() if key not in of_every_one}
     chosen = {"model.optimizer.method": method, f"model.optimizer.{method}.weight_decay": 0.25}
-    optimizer = make_optimizer(Config({**CONSTANT, **chosen}))
+    optimizer = optimizers.make_optimizer(Config({**CONSTANT, **chosen}))
     assert type(optimizer) is kind and optimizer.get_config()["weight_decay"] == 0.25
 
 
@@ -61,7 +50,7 @@ def test_keras_optimizers_by_name(method: str) -> None:
 )
 def test_methods(method: str, options: dict[str, Any], kind: type, expected: dict[str, Any]) -> None:
     keys = {f"model.optimizer.{method}.{name}": value for name, value in options.items()}
-    optimizer = make_optimizer(Config({**CONSTANT, "model.optimizer.method": method, **keys}))
+    optimizer = optimizers.make_optimizer(Config({**CONSTANT, "model.optimizer.method": method, **keys}))
     assert isinstance(optimizer, kind)
     config = optimizer.get_config()
     assert {name: config[name] for name in expected} == expected
@@ -72,10 +61,10 @@ def test_custom_optimizers() -> None:
     """An instance is used itself, and a factory makes a new one each time; both take the rate of a schedule."""
     nadam = keras.optimizers.Nadam(0.5)
     for keys, rate in (({}, 0.5), (CONSTANT, 0.25)):
-        assert make_optimizer(Config({**keys, "model.optimizer.method": nadam})) is nadam
+        assert optimizers.make_optimizer(Config({**keys, "model.optimizer.method": nadam})) is nadam
         assert float(nadam.learning_rate) == rate
     factory = {"model.optimizer.method": lambda: keras.optimizers.Nadam(0.5)}
-    plain, scheduled = (make_optimizer(Config({**keys, **factory})) for keys in ({}, CONSTANT))
+    plain, scheduled = (optimizers.make_optimizer(Config({**keys, **factory})) for keys in ({}, CONSTANT))
     assert type(plain) is type(scheduled) is keras.optimizers.Nadam
     assert (float(plain.learning_rate), float(scheduled.learning_rate)) == (0.5, 0.25)
 
@@ -102,7 +91,7 @@ def with_schedule() -> keras.optimizers.Optimizer:
 def test_wrong_optimizers(keys: dict[str, Any], message: str) -> None:
     config = Config(keys)
     with pytest.raises(ConfigError, match=message) as caught:
-        make_optimizer(config)
+        optimizers.make_optimizer(config)
     assert "\n" not in str(caught.value)
 
 
@@ -143,8 +132,8 @@ NORM = math.sqrt(9 + 16 + 1 + 36 + 64)
             [[[6.0, -8.0]], None, (np.array(SPARSE_DENSE) / 2).tolist()],
         ),
         (ScaleGradient([("e.*", 0.0), (".*", 2.0)]), [[[6.0, -8.0]], None, None]),
-        (PrintGradient("fc.*"), [[[3.0, -4.0]], None, SPARSE_DENSE]),
-        (SummaryGradient(), [[[3.0, -4.0]], None, SPARSE_DENSE]),
+        (optimizers.PrintGradient("fc.*"), [[[3.0, -4.0]], None, SPARSE_DENSE]),
+        (optimizers.SummaryGradient(), [[[3.0, -4.0]], None, SPARSE_DENSE]),
         (CheckGradient(), [[[3.0, -4.0]], None, SPARSE_DENSE]),
     ],
 )
@@ -170,7 +159,7 @@ def test_processors(processor: Callable[..., Any], expected: list[Any], in_graph
 
 
 def test_print_gradient(capfd: pytest.CaptureFixture[str]) -> None:
-    PrintGradient("fc.*")(pairs())
+    optimizers.PrintGradient("fc.*")(pairs())
     assert "gradient of fc0/kernel: mean -0.5 rms 3.5355" in capfd.readouterr().out
 
 
@@ -204,7 +193,7 @@ def test_infinite_norm_is_kept() -> None:
 )
 def test_processors_from_config(keys: dict[str, Any], expected: list[dict[str, float]]) -> None:
     config = Config({f"model.clip_gradients{key}": value for key, value in keys.items()})
-    assert [vars(processor) for processor in processors_from_config(config)] == expected
+    assert [vars(processor) for processor in optimizers.processors_from_config(config)] == expected
 
 
 @pytest.mark.parametrize(
@@ -227,16 +216,16 @@ def test_adam_equals_keras(sparse: bool, dtype: str) -> None:
             step(tf.constant(factor))
         return [np.asarray(variable).tobytes() for variable in [*variables, *optimizer.variables]]
 
-    assert train(Adam) == train(keras.optimizers.Adam)
+    assert train(optimizers.Adam) == train(keras.optimizers.Adam)
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "Adamax", "Nadam"])
 def test_dense_gradients_for_optimizers_that_update_all_rows(name: str) -> None:
     def train(dense: bool) -> bytes:
         table = keras.Variable(np.arange(40, dtype=np.float32).reshape(20, 2))
-        optimizer = Adam(0.1) if name == "Adam" else getattr(keras.optimizers, name)(0.1)
+        optimizer = optimizers.Adam(0.1) if name == "Adam" else getattr(keras.optimizers, name)(0.1)
         optimizer.build([table])
-        assert updates_all_rows(optimizer)
+        assert optimizers.updates_all_rows(optimizer)
         random = np.random.default_rng(0)
         for _ in range(10):
             values, rows = random.normal(size=(8, 2)).astype(np.float32), random.integers(0, 20, 8)
@@ -245,4 +234,4 @@ def test_dense_gradients_for_optimizers_that_update_all_rows(name: str) -> None:
         return np.asarray(table).tobytes()
 
     assert train(dense=True) == train(dense=False)
-    assert not updates_all_rows(keras.optimizers.SGD(0.1))
+    assert not optimizers.updates_all_rows(keras.optimizers.SGD(0.1))

@@ -15,17 +15,7 @@ from typing import Any
 
 import pytest
 
-from prototrain import Callback
-from prototrain.callbacks import (
-    JSONWriter,
-    LearningRate,
-    MinSaver,
-    ModelSaver,
-    SaveOnExit,
-    Summaries,
-    TensorBoardWriter,
-    Validation,
-)
+from prototrain import Callback, SyncReplicatedTrainer, default_callbacks
 from prototrain.towers import make_cpu_devices
 from tests.preloaded import Program
 from tests.tiny import environment, rows, tiny_model
@@ -57,21 +47,21 @@ class MovingAverage(Callback):
 
 def train(directory: Path) -> None:
     """Train on two towers, with every kind of state, and saves often enough to be killed in."""
-    from prototrain import SyncReplicatedTrainer
-
     make_cpu_devices(2)
-    callbacks = [
-        LearningRate(lambda step: 0.01 * 0.9 ** (step / 100)),
-        Validation(batches=2).every(steps=20),
-        MovingAverage(),
-        MinSaver("vld/loss").every(steps=20),
-        Summaries().every(steps=1),
-        JSONWriter(),
-        TensorBoardWriter(),
-        ModelSaver(max_to_keep=2).every(steps=15),
-        SaveOnExit(),
-    ]
-    SyncReplicatedTrainer(tiny_model(), towers="cpu:2", experiment=directory).train(callbacks, max_steps=STEPS)
+    model = tiny_model(
+        model__lr_schedule__method="exp",
+        model__lr_schedule__exp__value=0.01,
+        model__lr_schedule__exp__decay_rate=0.9,
+        model__lr_schedule__exp__decay_steps=100,
+        trainer__validation_step_interval=20,
+        trainer__validation_batches=2,
+        trainer__summary_save_interval=1,
+        trainer__checkpoint_save_interval=15,
+        trainer__max_checkpoints_to_keep=2,
+        trainer__keep_best="vld/loss",
+    )
+    trainer = SyncReplicatedTrainer(model, towers="cpu:2", experiment=directory)
+    trainer.train([MovingAverage(), *default_callbacks(model)], max_steps=STEPS)
 
 
 def read(process: Program, until: re.Pattern[str]) -> str:

@@ -13,18 +13,7 @@ import tensorflow as tf
 
 from prototrain import estimator
 from prototrain.errors import ModelError
-from prototrain.estimator import (
-    BinaryClassHead,
-    EstimatorSpec,
-    LogisticRegressionHead,
-    ModeKeys,
-    MultiClassHead,
-    MultiLabelHead,
-    OptimizerSpec,
-    PoissonRegressionHead,
-    RegressionHead,
-    feature_column,
-)
+from prototrain.estimator import BinaryClassHead, ModeKeys, MultiClassHead, MultiLabelHead, RegressionHead
 from prototrain.estimator.export import signatures
 from prototrain.towers import building
 
@@ -64,7 +53,7 @@ def test_weights_and_reductions() -> None:
     for reduction, loss in {"sum_over_batch_size": 61.5, "sum": 123.0}.items():
         head = BinaryClassHead(weight_column="w", loss_reduction=reduction)
         assert float(head.loss([1, 1], LOGITS, features)) == pytest.approx(loss)
-    head = BinaryClassHead(weight_column=feature_column.numeric_column("w"))
+    head = BinaryClassHead(weight_column=estimator.feature_column.numeric_column("w"))
     found = measured(head, features, LOGITS, [1, 0], tf.constant(1.0), tf.constant(2.0))
     assert found["average_loss"] == pytest.approx(0) and found["accuracy"] == 1.0
     assert found["label/mean"] == 0.25 and found["accuracy_baseline"] == 0.75  # by weight
@@ -98,10 +87,11 @@ def test_regression_head() -> None:
     assert found == pytest.approx({"loss": 1.25, "average_loss": 1.25, "prediction/mean": 2.75, "label/mean": 2})
     features = {"w": tf.constant([0.0, 1.0])}
     assert measured(RegressionHead(2, "w"), features, logits, [[0, 2], [3, 3]])["average_loss"] == 2.0
-    assert float(LogisticRegressionHead().loss([1, 1], LOGITS)) == 20.5
-    assert set(LogisticRegressionHead().predictions(LOGITS)) == {"predictions", "logits"}
+    assert float(estimator.LogisticRegressionHead().loss([1, 1], LOGITS)) == 20.5
+    assert set(estimator.LogisticRegressionHead().predictions(LOGITS)) == {"predictions", "logits"}
     expected = tf.nn.log_poisson_loss([[2.0]], [[0.5]], compute_full_loss=True)
-    assert float(PoissonRegressionHead().loss([2], tf.constant([[0.5]]))) == pytest.approx(float(expected[0, 0]))
+    poisson = estimator.PoissonRegressionHead().loss([2], tf.constant([[0.5]]))
+    assert float(poisson) == pytest.approx(float(expected[0, 0]))
 
 
 HEAD = BinaryClassHead()
@@ -166,13 +156,13 @@ def test_sum_reduction_over_towers() -> None:
 POINTS = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
 
 
-def two_optimizers(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+def two_optimizers(features: Any, labels: Any, mode: str) -> estimator.EstimatorSpec:
     hidden = keras.layers.Dense(3, "tanh", kernel_initializer="ones", name="hidden")(features)
     logits = keras.layers.Dense(1, kernel_initializer="ones", name="logits")(hidden)
     head = RegressionHead(loss_reduction="sum")
     optimizers = [
-        OptimizerSpec(keras.optimizers.Adam(0.01), clip_norm=0.5, variables="hidden/"),
-        OptimizerSpec(
+        estimator.OptimizerSpec(keras.optimizers.Adam(0.01), clip_norm=0.5, variables="hidden/"),
+        estimator.OptimizerSpec(
             keras.optimizers.SGD(0.01, momentum=0.9),
             lambda step: 0.02 / (1.0 + tf.cast(step, tf.float32)),
             variables="logits/",

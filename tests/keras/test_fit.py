@@ -13,27 +13,8 @@ import pytest
 
 from prototrain import KerasTrainer
 from prototrain.errors import CallbackError, ConfigError, DataError, ModelError, PrototrainError
-from tests.keras.models import (
-    IMAGES,
-    LABELS,
-    MEANS,
-    WEIGHTS,
-    CountsHalves,
-    OwnMetrics,
-    Shuffling,
-    X,
-    Y,
-    batches,
-    classifier,
-    convnet,
-    distance,
-    doubling,
-    made,
-    own_step,
-    regularized,
-    two_outputs,
-    weighted,
-)
+from tests.keras import models
+from tests.keras.models import IMAGES, LABELS, MEANS, WEIGHTS, X, Y, batches, classifier, made
 
 
 class Measures(keras.callbacks.Callback):  # type: ignore[misc]
@@ -51,16 +32,16 @@ def measuring() -> list[keras.callbacks.Callback]:
 Arguments = dict[str, Any]
 CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Arguments]]] = {
     "functional": (
-        convnet,
+        models.convnet,
         lambda: {"x": batches(IMAGES, LABELS[:, None]), "validation_data": batches(IMAGES, LABELS[:, None])},
     ),
     "two outputs": (
-        two_outputs,
+        models.two_outputs,
         lambda: {"x": {"image": IMAGES}, "y": {"label": LABELS, "mean": MEANS}, "validation_split": 0.25},
     ),
-    "sample weights": (weighted, lambda: {"x": batches(IMAGES, MEANS, WEIGHTS)}),
+    "sample weights": (models.weighted, lambda: {"x": batches(IMAGES, MEANS, WEIGHTS)}),
     "class weights": (
-        regularized,
+        models.regularized,
         lambda: {
             "x": IMAGES.astype(np.float64),
             "y": LABELS,
@@ -70,16 +51,16 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Arguments]]] = {
             "validation_freq": 2,
         },
     ),
-    "optimizer of its own": (doubling, lambda: {"x": IMAGES, "y": LABELS}),
-    "two inputs, no labels": (distance, lambda: {"x": [X, X * 2]}),
-    "train_step": (own_step, lambda: {"x": batches(IMAGES, MEANS), "validation_data": batches(IMAGES, MEANS)}),
-    "compute_metrics": (partial(classifier, OwnMetrics, lambda: ["mae", "mse"]), lambda: {"x": X, "y": Y}),
+    "optimizer of its own": (models.doubling, lambda: {"x": IMAGES, "y": LABELS}),
+    "two inputs, no labels": (models.distance, lambda: {"x": [X, X * 2]}),
+    "train_step": (models.own_step, lambda: {"x": batches(IMAGES, MEANS), "validation_data": batches(IMAGES, MEANS)}),
+    "compute_metrics": (partial(classifier, models.OwnMetrics, lambda: ["mae", "mse"]), lambda: {"x": X, "y": Y}),
     "metrics of several numbers": (
-        partial(classifier, metrics=lambda: [keras.metrics.F1Score(), CountsHalves()]),
+        partial(classifier, metrics=lambda: [keras.metrics.F1Score(), models.CountsHalves()]),
         lambda: {"x": X, "y": Y},
     ),
     "callbacks": (classifier, lambda: {"x": X, "y": Y, "epochs": 4, "callbacks": measuring()}),
-    "PyDataset": (classifier, lambda: {"x": Shuffling(), "validation_data": (X, Y), "validation_steps": 2}),
+    "PyDataset": (classifier, lambda: {"x": models.Shuffling(), "validation_data": (X, Y), "validation_steps": 2}),
 }
 
 

@@ -13,27 +13,13 @@ import tensorflow as tf
 from prototrain import KerasTrainer, default_callbacks
 from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import CheckpointError, NonFiniteError
-from tests.keras.models import (
-    IMAGES,
-    LABELS,
-    LAYERS,
-    MEANS,
-    WEIGHTS,
-    Subclassed,
-    batches,
-    classifier,
-    convnet,
-    forty,
-    made,
-    own_step,
-    regularized,
-    two_outputs,
-)
+from tests.keras import models
+from tests.keras.models import IMAGES, LABELS, LAYERS, MEANS, WEIGHTS, batches, classifier, made
 from tests.tiny import values
 
 
 def test_frozen_layers_are_not_trained() -> None:
-    model = made(convnet)
+    model = made(models.convnet)
     model.get_layer("conv").trainable = False
     model.compile("adam", model.loss)
     before = [variable.numpy() for variable in model.variables]
@@ -82,7 +68,7 @@ def test_constructor_changes_no_state() -> None:
 def test_resume_within_an_epoch_is_exact(tmp_path: Path) -> None:
     def run(name: str, steps: int) -> KerasTrainer:
         trainer = KerasTrainer(
-            made(own_step),
+            made(models.own_step),
             lambda: tf.data.Dataset.from_tensor_slices((IMAGES, MEANS)).shuffle(40).batch(8),
             validation=batches(IMAGES, MEANS),
             experiment=tmp_path / name,
@@ -103,7 +89,7 @@ def test_resume_within_an_epoch_is_exact(tmp_path: Path) -> None:
 def test_data_of_unknown_length_resumes_exactly(tmp_path: Path) -> None:
     def run(name: str, stop: int | None = None) -> KerasTrainer:
         logger = keras.callbacks.CSVLogger(tmp_path / f"{name}.csv")
-        trainer = KerasTrainer(made(classifier), forty, experiment=tmp_path / name)
+        trainer = KerasTrainer(made(classifier), models.forty, experiment=tmp_path / name)
         trainer.fit(epochs=3, verbose=0, max_steps=stop, callbacks=[logger])
         return trainer
 
@@ -118,7 +104,7 @@ def test_data_of_unknown_length_resumes_exactly(tmp_path: Path) -> None:
 
 def test_changes_of_the_script_are_reported(tmp_path: Path) -> None:
     def run(steps: int, rate: Any = 1e-3, kind: Any = keras.optimizers.Adam, drop: float = 0.2) -> KerasTrainer:
-        made(convnet)  # which counts names and seeds anew
+        made(models.convnet)  # which counts names and seeds anew
         layers = [keras.Input((6, 6, 1)), LAYERS.Flatten(), LAYERS.Dropout(drop, name="drop"), LAYERS.Dense(1)]
         model = keras.Sequential(layers, name="changing")
         model.compile(kind(rate), "mse", metrics=["mae"])
@@ -148,7 +134,7 @@ def test_seeds() -> None:
     def run(seed: int, **config: Any) -> tuple[int, list[bytes], Any]:
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(seed)
-        model = Subclassed()  # whose layers are not built yet
+        model = models.Subclassed()  # whose layers are not built yet
         model.compile("sgd", "mse")
         keras.random.uniform([])  # which makes Keras's global generator
         trainer = KerasTrainer(model, lambda: batches(IMAGES, MEANS).shuffle(5), config=config)
@@ -157,7 +143,7 @@ def test_seeds() -> None:
         return trainer.config["trainer.random_seed"], [np.asarray(v).tobytes() for v in model.variables], after
 
     keras.utils.set_random_seed(5)
-    Subclassed()
+    models.Subclassed()
     keras.random.uniform([])
     expected = drawn()
     first, again, other = run(5), run(5, **{"trainer.random_seed": 9}), run(6)
@@ -165,11 +151,11 @@ def test_seeds() -> None:
     assert other[0] == 6 and first[1] != other[1]
 
 
-@pytest.mark.parametrize("make", [regularized, own_step])
+@pytest.mark.parametrize("make", [models.regularized, models.own_step])
 def test_non_finite_loss_is_not_applied(make: Callable[[], keras.Model]) -> None:
     model = made(make)
     model.compile(keras.optimizers.SGD(1e30), model.loss, metrics=["accuracy"])
-    labels = LABELS if make is regularized else MEANS
+    labels = LABELS if make is models.regularized else MEANS
     with pytest.raises(NonFiniteError, match="in step 2"):
         KerasTrainer(model, batches(IMAGES, labels)).train([StopOnNaN()], max_steps=5)
     assert all(np.isfinite(variable.numpy()).all() for variable in model.variables)
@@ -177,7 +163,7 @@ def test_non_finite_loss_is_not_applied(make: Callable[[], keras.Model]) -> None
 
 def test_default_callbacks_and_predictor(tmp_path: Path) -> None:
     data = batches({"image": IMAGES}, {"label": LABELS, "mean": MEANS})
-    model = made(two_outputs)
+    model = made(models.two_outputs)
     keys = {"trainer.validation_step_interval": 2, "model.num_steps": 4}
     trainer = KerasTrainer(model, data, validation=data, experiment=tmp_path / "two", config=keys)
     trainer.train(default_callbacks(trainer.model))
@@ -203,7 +189,7 @@ def test_loss_scale_in_16_bits() -> None:
 
 
 def test_validation_data_may_have_another_structure() -> None:
-    model = made(regularized)
+    model = made(models.regularized)
     model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
     with_weights = batches(IMAGES, LABELS, 0 * WEIGHTS)
     trainer = KerasTrainer(model, batches(IMAGES, LABELS), validation=with_weights)
