@@ -34,14 +34,8 @@ FUZZ = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from([2**70, -1, 10**400])
-)
+NUMBERS = st.integers() | st.floats() | st.sampled_from([2**70, -1, 10**400])
+SCALARS = st.none() | st.booleans() | st.text(max_size=8) | NUMBERS
 NASTY = st.sampled_from(
     [
         "../../x", "/etc/passwd", "..", ".", "", "\x00", "a/b", "os:system", "builtins:eval", "builtins:exit",

@@ -93,10 +93,9 @@ def test_wrong_usage_exits_with_2(arguments: list[str], words: str, capsys: pyte
 
 def forked(command: list[str], *, stdout: Any, env: dict[str, str], **_: Any) -> Any:
     """Replaces `subprocess.run` by a forked process with TensorFlow already imported, which saves seconds."""
-    program = Program(command[1:], env)
-    with open(os.dup(stdout.fileno()), "w", encoding="utf-8") as file, program.stdout as lines:
-        file.writelines(lines)
-    return SimpleNamespace(returncode=program.wait())
+    code, said = Program(command[1:], env).finish()
+    os.write(stdout.fileno(), said.encode())
+    return SimpleNamespace(returncode=code)
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from prototrain import Callback, KerasTrainer, SyncReplicatedTrainer, Trainer
 from prototrain.callbacks import SaveOnExit
 from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import tiny_arrays, tiny_build, tiny_model
+from tests.tiny import tiny_arrays, tiny_model
 
 EXPERIMENT = "experiments/verified"
 
@@ -96,30 +95,19 @@ def towers() -> None:
 
 
 def of_keras() -> None:
-    keras.utils.set_random_seed(3)
-    layers = [keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.3), keras.layers.Dense(2)]
-    model = keras.Sequential([keras.Input([4]), *layers])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-    arrays = tiny_arrays()
-    trainer = KerasTrainer(model, (arrays["x"], arrays["y"]), batch_size=8, experiment="experiments/keras")
+    from tests.keras.models import IMAGES, LABELS, convnet, made
+
+    data = (IMAGES, LABELS[:, None])
+    trainer = KerasTrainer(made(convnet), data, batch_size=8, experiment="experiments/keras")
     trainer.fit(epochs=100, verbose=0)
 
 
 def of_estimator() -> None:
-    from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
+    from prototrain.estimator import EvalSpec, RunConfig, TrainSpec, train_and_evaluate
+    from tests.estimator.programs import classifier, endless, named
 
-    def model_fn(features: dict[str, Any], labels: Any, mode: str) -> Any:
-        net = tiny_build({**features, "y": labels}, mode == "train")
-        return EstimatorSpec(mode, loss=net.loss, train_op=keras.optimizers.Adam(0.01))
-
-    def input_fn() -> tf.data.Dataset:
-        arrays = tiny_arrays()
-        data = tf.data.Dataset.from_tensor_slices(({"x": arrays["x"]}, arrays["y"]))
-        return data.shuffle(40).repeat().batch(8)
-
-    estimator = Estimator(model_fn, config=RunConfig(model_dir="experiments/estimator", save_checkpoints_steps=10))
-    train_and_evaluate(estimator, TrainSpec(input_fn, max_steps=30), EvalSpec(input_fn, steps=2))
+    estimator = classifier("experiments/estimator", config=RunConfig(save_checkpoints_steps=10))
+    train_and_evaluate(estimator, TrainSpec(endless, max_steps=30), EvalSpec(named, steps=2))
 
 
 def trainers() -> None:

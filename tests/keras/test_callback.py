@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from prototrain import KerasTrainer
 from prototrain.callbacks import Callback, KerasCallback, SaveOnExit, Validation
 from prototrain.errors import CallbackError
 from tests.keras.models import made
-from tests.tiny import CountingTrainer
+from tests.tiny import CountingTrainer, failing
 
 X = np.linspace(0, 1, 12, dtype=np.float32)[:, None]
 # Keras's own: it asks variables for arrays as NumPy 1 did.
@@ -181,32 +180,15 @@ def test_resume_within_an_epoch(tmp_path: Path) -> None:
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
-class Interrupt(Callback):
-    """Sends SIGINT at a step, or at the end of its epoch."""
-
-    def __init__(self, step: int, *, at_epoch: bool) -> None:
-        self.step, self.at_epoch = step, at_epoch
-
-    def _press(self, at_epoch: bool) -> None:
-        if self.trainer.global_step == self.step and at_epoch is self.at_epoch:
-            signal.raise_signal(signal.SIGINT)
-
-    def trigger_step(self) -> None:
-        self._press(at_epoch=False)
-
-    def trigger_epoch(self) -> None:
-        self._press(at_epoch=True)
-
-
-@pytest.mark.parametrize(("step", "at_epoch"), [(3, False), (4, False), (4, True)])
+@pytest.mark.parametrize(("hook", "step"), [("trigger_step", 3), ("trigger_step", 4), ("trigger_epoch", 4)])
 @pytest.mark.parametrize("first", [False, True])
-def test_stop_between_callbacks_skips_no_hook(tmp_path: Path, first: bool, step: int, at_epoch: bool) -> None:
+def test_stop_between_callbacks_skips_no_hook(tmp_path: Path, first: bool, hook: str, step: int) -> None:
     whole, begun, parts = (Hooks(*EPOCHS, *BATCHES) for _ in range(3))
     run(whole)
-    stop = Interrupt(step, at_epoch=at_epoch)
+    stop = failing(hook, step, None)
     with pytest.raises(KeyboardInterrupt):
         run(*([stop, begun] if first else [begun, stop]), experiment=tmp_path / "run")
-    run(parts, Interrupt(0, at_epoch=False), experiment=tmp_path / "run")
+    run(parts, failing(hook, 0, None), experiment=tmp_path / "run")
     assert parts.calls == whole.calls
 
 
