@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from prototrain.actions.restore import restore
 from prototrain.callbacks import JSONWriter, MinSaver, ModelSaver, SaveOnExit, Summaries, Validation
 from prototrain.cli import main
 from prototrain.errors import StorageError
-from prototrain.experiment import lock
+from prototrain.experiment import lock, remote
 from prototrain.experiment.rows import rows_of
 from prototrain.system.storage import Storage
 from tests.conftest import ROOT
@@ -75,7 +77,7 @@ def test_run_killed_during_an_upload_continues_elsewhere(
 ) -> None:
     url = f"{bucket}/runs/tiny"
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    code, said = Program(["-m", "tests.experiment.s3_run", url, "24", "2"], cwd=ROOT).finish()
+    code, said = Program(["-m", "tests.experiment.test_s3", url], cwd=ROOT).finish()
     assert code == -signal.SIGKILL, said
     names = [name.split("/") for name in Storage(url).listing()]
     begun = {name[1] for name in names if name[-1] == "model.index"}
@@ -113,3 +115,23 @@ def test_readers_of_a_bucket(bucket: str) -> None:
     for url in (f"{bucket}/data/b.csv", "s3://no-such-bucket/b.csv"):
         with pytest.raises(StorageError, match=rf"^there is no file {url}$"):
             readers.csv(url, features={"y": ("int64", [])})
+
+
+def train_and_die(url: str) -> None:
+    """Train, but kill the process right ahead of making the second checkpoint whole, when its other files are there."""
+    upload, whole = Storage.upload, []
+
+    def upload_or_die(self: Storage, paths: dict[str, Path]) -> None:
+        if any(name.endswith("/meta.json") for name in paths):
+            whole.append(paths)
+            if len(whole) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        upload(self, paths)
+
+    Storage.upload = upload_or_die  # type: ignore[method-assign,assignment]
+    remote.UPLOAD_SECONDS = 0.1
+    train(url, 24)
+
+
+if __name__ == "__main__":
+    train_and_die(sys.argv[1])

@@ -81,8 +81,8 @@ def test_model_trains_as_in_fit(case: str) -> None:
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5, err_msg=mine.path)
 
 
-def held() -> KerasTrainer:
-    return KerasTrainer(classifier(), (X, Y), validation=(X, Y), batch_size=20)
+def held(**config: Any) -> KerasTrainer:
+    return KerasTrainer(classifier(), (X, Y), validation=(X, Y), batch_size=20, config=config)
 
 
 def fit(*arguments: Any, **keywords: Any) -> Callable[[], Any]:
@@ -91,16 +91,8 @@ def fit(*arguments: Any, **keywords: Any) -> Callable[[], Any]:
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
     "zip": (lambda: KerasTrainer(classifier(), zip([X], [Y], strict=True)), DataError, "a zip can be read only once"),
-    "key of compile": (
-        lambda: KerasTrainer(classifier(), (X, Y), config={"model.optimizer.method": "sgd"}),
-        ConfigError,
-        "model.optimizer.method has no effect",
-    ),
-    "micro-batches": (
-        lambda: KerasTrainer(classifier(), (X, Y), config={"model.accumulate_steps": 2}),
-        ConfigError,
-        "give the optimizer gradient_accumulation_steps",
-    ),
+    "key of compile": (lambda: held(**{"model.optimizer.method": "sgd"}), ConfigError, "method has no effect"),
+    "micro-batches": (lambda: held(**{"model.accumulate_steps": 2}), ConfigError, "gradient_accumulation_steps"),
     "labels of a dataset": (fit(batches(X, Y), Y), DataError, "y, sample_weight and validation_split are for arrays"),
     "other data": (lambda: held().fit(X, Y), DataError, "has its data; make a new one"),
     "turns of no validation": (fit(X, Y, validation_steps=2), DataError, "no effect of validation_steps"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,24 @@ import pytest
 
 from prototrain.experiment import checkpoint_steps
 from tests.preloaded import Program
-from tests.ray_nodes import nodes
 from tests.sweeps.test_processes import SLOW
 from tests.tiny import environment
 
-__all__ = ["nodes"]
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A Ray cluster of two nodes on this machine."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    # Ray's workers have a low priority by default and would hardly run during other tests.
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    handler = signal.getsignal(signal.SIGTERM)
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+    signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
 
 
 @pytest.mark.slow

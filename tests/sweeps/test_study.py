@@ -27,20 +27,12 @@ def opens(tmp_path: Path) -> Iterator[Opens]:
     studies = []
 
     def open_study(
-        space: dict[str, Any] = GRID,
-        *,
-        trials: int | None = None,
-        machine: str = "here",
-        place: str | None = None,
-        pruner: str = "none",
-        objective: str = "vld/loss",
-        mode: Any = "min",
-        **config: Any,
+        space: Any = GRID, *, machine: str = "here", place: str = "", pruner: str = "none", **keywords: Any
     ) -> Study:
-        config = {"trainer__experiment_base_dir": str(tmp_path / machine), **config}
-        plan = Plan(
-            config=tiny_config(**config), space=from_mapping(space), trials=trials, objective=objective, mode=mode
-        )
+        usual = {"trials": None, "objective": "vld/loss", "mode": "min"}
+        wanted = {name: keywords.pop(name, value) for name, value in usual.items()}
+        config = tiny_config(**{"trainer__experiment_base_dir": str(tmp_path / machine), **keywords})
+        plan = Plan(config=config, space=from_mapping(space), **wanted)
         studies.append(Study(plan, storage=place or sqlite_url(tmp_path / "study.db"), pruner=pruner))
         return studies[-1]
 
@@ -73,7 +65,7 @@ def states(study: Study) -> list[str]:
 
 @pytest.mark.parametrize("journal", [False, True], ids=["database", "journal"])
 def test_several_processes_run_each_combination_once(journal: bool, opens: Opens, tmp_path: Path) -> None:
-    place = str(tmp_path / "journal") if journal else None
+    place = str(tmp_path / "journal") if journal else ""
     processes = [opens(place=place) for _ in range(3)]
     begun = [taken(processes[number % 3]) for number in range(6)]
     assert [process.next() for process in processes] == [None, None, None]
