@@ -164,7 +164,7 @@ def callbacks() -> list[Any]:
 
 
 class Indifferent(CountingTrainer):
-    """A callback that accepts any state, as a user's may."""
+    """A trainer whose steps do not depend on its state."""
 
     def run_step(self) -> dict[str, float]:
         return {"loss": 0.5}

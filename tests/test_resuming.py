@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, SimpleTrainer, Trainer
-from prototrain.callbacks import SaveOnExit
+from prototrain.callbacks import CallbackFactory, SaveOnExit
 from prototrain.errors import CheckpointError, ConfigError, PrototrainError
 from tests.tiny import classifier, failing, tiny_arrays, tiny_build, tiny_model, values
 
@@ -155,11 +155,7 @@ def test_refused_run_changes_no_file(stopped: Path, callbacks: list[Callback], d
 
 
 def test_early_lines_are_in_the_log(stopped: Path) -> None:
-    class Says(Callback):
-        def setup(self) -> None:
-            self.trainer.log("said in setup")
-
-    train(stopped, END, Says())
+    train(stopped, END, CallbackFactory(setup=lambda self: self.trainer.log("said in setup")))
     assert "said in setup" in (stopped / "train.log").read_text()
 
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import KerasTrainer
-from prototrain.callbacks import Callback, KerasCallback, SaveOnExit, Validation
+from prototrain.callbacks import KerasCallback, SaveOnExit, Validation
 from prototrain.errors import CallbackError
 from tests.keras.models import made
 from tests.tiny import CountingTrainer, failing
@@ -228,11 +228,7 @@ def test_errors() -> None:
 
 
 def test_on_train_end_is_called_once() -> None:
-    class Broken(Callback):
-        def trigger_epoch(self) -> None:
-            raise ValueError("on purpose")
-
     ended = Hooks(*ALL)
     with pytest.raises(ValueError, match="on purpose"):
-        run(ended, Broken())
+        run(ended, failing("trigger_epoch", 2, ValueError("on purpose")))
     assert ended.calls[0] == ("on_train_begin", None) and ("on_train_end", None) not in ended.calls
