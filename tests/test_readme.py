@@ -1,4 +1,4 @@
-"""The README is correct: its programs run, and its tables match the code."""
+"""The README and the notebooks are correct: their programs run, and tables match the code."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from matplotlib import pyplot
 from prototrain.cli import _parser
 from prototrain.config.schema import KERAS_OPTIMIZERS, SCHEMA, UNSET
 from tests.conftest import ROOT
+from tests.notebooks import execute
 from tests.pages import read_blocks
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -80,3 +81,19 @@ def test_quickstart_runs(scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys:
             exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
     assert names["trainer"].monitors.latest("vld/accuracy") > 0.95
     assert "outer ring? [False  True]" in capsys.readouterr().out
+
+
+def printed(cell: dict[str, Any]) -> str:
+    return "".join(output.get("text", "") for output in cell.get("outputs", []))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # inside Jupyter
+def test_interrupt_and_continue(tmp_path: Path) -> None:
+    cells = {cell.id: cell for cell in execute(ROOT / "docs" / "notebook.ipynb", tmp_path).cells}
+    assert "SIGINT: stopping after this step and saving" in printed(cells["train"])
+    assert "stopped by hand" in printed(cells["train"]) and "steps/s" in str(cells["train"].outputs)
+    stopped = re.search(r"stopped after step (\d+)", printed(cells["between"]))
+    assert stopped and f"continues from step {stopped[1]}" in printed(cells["continue"])
+    assert "has not improved in 4 measurements" in printed(cells["continue"])
+    assert any("image/png" in output.get("data", {}) for output in cells["curves"].outputs)

@@ -66,10 +66,8 @@ def test_class_names_of_stages() -> None:
 def test_parallel_reads_and_numbers_of_a_stage() -> None:
     batch = numbers()
     several = tf.data.TFRecordDataset("a", num_parallel_reads=2)
-    assert (
-        name_of(tf_private.wrapped_dataset(several)) == "ParallelInterleave"
-        and tf_private.wrapped_dataset(batch) is None
-    )
+    assert name_of(tf_private.wrapped_dataset(several)) == "ParallelInterleave"
+    assert tf_private.wrapped_dataset(batch) is None
     for one in (batch, tf.data.Dataset.range(8).padded_batch(2), batch.unbatch().batch(2, num_parallel_calls=2)):
         assert [tf_private.stage_number(one, name) for name in ("batch_size", "drop_remainder")] == [2, 0]
     assert [tf_private.stage_number(one, "count") for one in (batch.repeat(), batch)] == [-1, None]
@@ -87,11 +85,9 @@ def test_order_and_seeds_of_a_stage() -> None:
     drawn += [the("_Random", tf.data.Dataset.random(rerandomize_each_iteration=True))]
     assert [tf_private.reshuffles_each_pass(stage) for stage in drawn] == [False, False, True]
     for kind in (False, True, None):
-        parallel = plain.map(lambda x: x, num_parallel_calls=2, deterministic=kind)
-        batched = plain.batch(2, num_parallel_calls=2, deterministic=kind)
-        assert (
-            tf_private.is_declared_unordered(parallel) == tf_private.is_declared_unordered(batched) == (kind is False)
-        )
+        parallel = {"num_parallel_calls": 2, "deterministic": kind}
+        for stage in (plain.map(lambda x: x, **parallel), plain.batch(2, **parallel)):
+            assert tf_private.is_declared_unordered(stage) == (kind is False)
 
 
 # -- what TensorFlow keeps --------------------------------------------------------------------------------------------
