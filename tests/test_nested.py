@@ -64,15 +64,9 @@ def build_flat(inputs: Any, train_phase: bool) -> dict[str, Any]:
 
 
 def callbacks() -> list[Callback]:
-    runner = InferenceRunner("vld", ScalarStats("loss"), prefix="run")
-    watching = [DumpTensors(["user/age", "guess"]).every(steps=3), runner]
-    return [
-        Summaries().every(steps=3),
-        Validation().every(steps=3),
-        JSONWriter(),
-        *watching,
-        ModelSaver().every(steps=4),
-    ]
+    measuring = [Validation().every(steps=3), InferenceRunner("vld", ScalarStats("loss"), prefix="run")]
+    writing = [Summaries().every(steps=3), JSONWriter(), DumpTensors(["user/age", "guess"]).every(steps=3)]
+    return [*measuring, *writing, ModelSaver().every(steps=4)]
 
 
 def test_nested_equals_flat(tmp_path: Path) -> None:

@@ -46,13 +46,11 @@ class Noting(estimator.Exporter):
 
 @pytest.mark.usefixtures("forked_exports")
 def test_wide_and_deep_with_exporters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    v1 = tf.compat.v1.train
     made = estimator.DNNLinearCombinedClassifier(
         tmp_path,
         [kind, feature_column.crossed_column([halves, "kind"], 20)],
-        OptimizerSpec(
-            keras.optimizers.Ftrl(0.5),
-            learning_rate=lambda step: tf.compat.v1.train.exponential_decay(0.5, step, 10, 0.5),
-        ),
+        OptimizerSpec(keras.optimizers.Ftrl(0.5), lambda step: v1.exponential_decay(0.5, step, 10, 0.5)),
         [size, feature_column.embedding_column(kind, 2)],
         dnn_hidden_units=[4],
         config=RunConfig(tf_random_seed=1).replace(save_checkpoints_steps=10),

@@ -88,6 +88,7 @@ def test_sparse_and_empty_features() -> None:
 
 
 f = feature_column
+HASHED: Any = f.categorical_column_with_hash_bucket("word", 3)
 CASES: dict[str, Any] = {
     "no feature 'x' for its column; input_fn gives age, word": lambda: f.numeric_column("x").dense(FEATURES),
     r"numeric_column\('x'\): the feature is sparse or ragged": lambda: f.numeric_column("x").dense(
@@ -95,13 +96,8 @@ CASES: dict[str, Any] = {
     ),
     r"numeric_column\('x'\): an example has shape \(3,\)": lambda: f.numeric_column("x").dense({"x": tf.ones([2, 3])}),
     r"numeric_column\('word'\): the feature is text": lambda: f.numeric_column("word").dense(FEATURES),
-    "takes a numeric_column, not Hashed": lambda: f.bucketized_column(
-        f.categorical_column_with_hash_bucket("word", 3),  # type: ignore[arg-type]
-        [1],
-    ),
-    "'word' is categorical: a network of layers": lambda: f.input_layer(
-        FEATURES, [f.categorical_column_with_hash_bucket("word", 3)]
-    ),
+    "takes a numeric_column, not Hashed": lambda: f.bucketized_column(HASHED, [1]),
+    "'word' is categorical: a network of layers": lambda: f.input_layer(FEATURES, [HASHED]),
     "read the feature 'age' in different ways": lambda: f.make_parse_example_spec(
         [f.numeric_column("age"), f.numeric_column("age", shape=2)]
     ),

@@ -35,16 +35,12 @@ def test_binary_class_head() -> None:
         | {"recall/positive_threshold_0.25": 0.5},
         abs=1e-3,
     )
-    found = BinaryClassHead(label_vocabulary=["no", "yes"]).predictions(LOGITS)
-    assert list(found) == [
-        *("logits", "logistic", "probabilities", "class_ids", "classes", "all_class_ids", "all_classes")
-    ]
+    named = BinaryClassHead(label_vocabulary=["no", "yes"])
+    found = named.predictions(LOGITS)
+    assert " ".join(found) == "logits logistic probabilities class_ids classes all_class_ids all_classes"
     assert found["classes"].numpy().tolist() == [[b"yes"], [b"no"]] and found["class_ids"].shape == (2, 1)
     assert found["all_classes"].numpy().tolist() == [[b"no", b"yes"]] * 2
-    for head, labels in (
-        (BinaryClassHead(label_vocabulary=["no", "yes"]), ["yes"] * 2),
-        (BinaryClassHead(), [True] * 2),
-    ):
+    for head, labels in ((named, ["yes"] * 2), (BinaryClassHead(), [True] * 2)):
         assert float(head.loss(tf.constant(labels), LOGITS)) == 20.5
 
 
@@ -175,9 +171,8 @@ def test_two_optimizers_on_two_towers(tmp_path: Path) -> None:
     def read(size: int) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices((POINTS, POINTS.sum(1))).batch(size).repeat()
 
-    config = estimator.RunConfig(
-        train_distribute=tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), save_summary_steps=1
-    )
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    config = estimator.RunConfig(train_distribute=strategy, save_summary_steps=1)
     one = estimator.Estimator(two_optimizers, tmp_path / "one").train(lambda: read(20), steps=3)
     two = estimator.Estimator(two_optimizers, tmp_path / "two", config).train(lambda: read(10), steps=3)
     for name in ("hidden/kernel", "logits/kernel", "optimizer_2/learning_rate"):

@@ -35,23 +35,20 @@ def spec(mode: str, loss: tf.Tensor, **more: Any) -> EstimatorSpec:
     return EstimatorSpec(mode, **{"loss": loss, "train_op": keras.optimizers.SGD(), **more})
 
 
+v1 = tf.compat.v1.train
 CASES: list[tuple[type[Exception], str, Callable[[Path], Any]]] = [
     (ModelError, "must return an EstimatorSpec, not tuple", returning(lambda mode, loss: (loss, None))),
     (
         ModelError,
         "not GradientDescentOptimizer",
-        returning(lambda mode, loss: spec(mode, loss, train_op=tf.compat.v1.train.GradientDescentOptimizer(0.1))),
+        returning(lambda mode, loss: spec(mode, loss, train_op=v1.GradientDescentOptimizer(0.1))),
     ),
     (
         ModelError,
         r"eval_metric_ops\['a'\] must be a Keras metric or a scalar tensor, not tuple",
         returning(lambda mode, loss: spec(mode, loss, eval_metric_ops={"a": (loss, loss)})),
     ),
-    (
-        ModelError,
-        "collection of global_step, which is gone; see",
-        returning(lambda mode, loss: tf.compat.v1.train.get_global_step()),
-    ),
+    (ModelError, "collection of global_step, which is gone; see", returning(lambda *_: v1.get_global_step())),
     (DataError, "must return a tf.data.Dataset, not tuple", train(input_fn=lambda: next(iter(plain())))),
     (ModelError, "input_fn takes 'size', which is none of mode, params, config", train(input_fn=lambda size: plain())),
     (ConfigError, "train_distribute must be a .*MirroredStrategy, not OneDeviceStrategy", train_on_one_device),

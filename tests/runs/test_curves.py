@@ -43,14 +43,11 @@ def test_formats(name: str, start: bytes, capsys: pytest.CaptureFixture[str]) ->
 def test_scalars_of_several_runs_share_charts() -> None:
     scalars = ["--scalar", "vld/loss", "--scalar", "vld/rate", "--scalar", "trn/loss", "--scalar", "vld/loss"]
     assert plot("_b$x$", *scalars, "-o", "c.svg") == 0
-    assert texts(Path("c.svg").read_text()) == [
-        *["step", "loss", " vld/loss", " trn/loss"],
-        *["step", "vld/rate", " vld/rate"],
-    ]
+    shown = texts(Path("c.svg").read_text())
+    assert shown == ["step", "loss", " vld/loss", " trn/loss", "step", "vld/rate", " vld/rate"]
     assert plot("_b$x$", "a", "--scalar", "vld/loss", "--scalar", "trn/loss", "-o", "c.svg") == 0
-    assert texts(Path("c.svg").read_text()) == [
-        *["step", "loss", " _b$x$ vld/loss", " _b$x$ trn/loss", " a vld/loss", " a trn/loss"],
-    ]
+    shown = texts(Path("c.svg").read_text())
+    assert shown == ["step", "loss", " _b$x$ vld/loss", " _b$x$ trn/loss", " a vld/loss", " a trn/loss"]
     ElementTree.parse("c.svg")
 
 
