@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,18 @@ def test_signal_at_any_time_saves(where: str, signum: int, expected: int, straig
     assert values(again) == straight[0]
     if where != "the exit save":  # the step of a stop counts as the last one, at which all callbacks are due
         assert rows(tmp_path) == straight[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "step"), [(RuntimeError("boom"), 1), (RuntimeError("boom"), 8), (StopTraining("enough"), 10)]
+)
+def test_exits_from_a_callback_save_the_step(error: Exception, step: int, tmp_path: Path) -> None:
+    """After the first step, after a step with a checkpoint, and at the end of an epoch; it counts for `ModelSaver`."""
+    trainer = CountingTrainer(experiment=tmp_path)
+    saving = [ModelSaver(max_to_keep=1).every(steps=4), SaveOnExit()]
+    with pytest.raises(RuntimeError) if isinstance(error, RuntimeError) else nullcontext():
+        trainer.train([At(step, raising(error)), *saving], max_steps=STEPS, steps_per_epoch=5)
+    assert trainer.run.checkpoints.steps() == [step] == [trainer.global_step]
 
 
 def test_stop_request_in_another_thread(tmp_path: Path) -> None:
