@@ -104,6 +104,8 @@ def test_row_of_the_checkpoint_is_completed(experiment: Path) -> None:
 def test_full_disk_is_reported_once(last: int, experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer(experiment=experiment)  # 100 bytes: two rows and a part of the third
     trainer.train([Summaries().every(steps=1), JSONWriter(), FillsDisk(3, last, 100)], max_steps=9)
-    assert capsys.readouterr().out.count(f"WARNING: cannot write {experiment / 'metrics.jsonl'}") == 1
+    said = capsys.readouterr().out
+    assert said.count(f"WARNING: cannot write {experiment / 'metrics.jsonl'}") == 1
+    assert ("lacks the rows since step" in said) == (last == 99)
     resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
     assert [row["step"] for row in (rows(experiment) if last < 9 else run(experiment, 9))] == list(range(1, 10))
