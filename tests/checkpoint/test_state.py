@@ -346,22 +346,22 @@ def test_global_random_generators_of_a_callback_continue(tmp_path: Path) -> None
 # Non-finite values.
 
 
-VALUES: list[tuple[Any, str | None]] = [
-    (tf.Variable([1.0, math.nan]), "NaN"),
-    (tf.Variable([math.inf, math.nan], dtype=tf.float16), "NaN"),
-    (tf.constant([-math.inf], tf.bfloat16), "infinite"),
-    (np.array([1.0, -math.inf]), "infinite"),
-    (np.array([complex(0.0, math.inf)]), "infinite"),
-    (keras.Variable(np.array([math.nan])), "NaN"),
-    (tf.Variable(3e38), None),
-    (tf.Variable(np.zeros([0, 3])), None),
-    (tf.Variable([2**31 - 1]), None),
-    (tf.Variable([True]), None),
-    (tf.Variable(["nan"]), None),
-]
-
-
-@pytest.mark.parametrize(("value", "kind"), VALUES)
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (tf.Variable([1.0, math.nan]), "NaN"),
+        (tf.Variable([math.inf, math.nan], dtype=tf.float16), "NaN"),
+        (tf.constant([-math.inf], tf.bfloat16), "infinite"),
+        (np.array([1.0, -math.inf]), "infinite"),
+        (np.array([complex(0.0, math.inf)]), "infinite"),
+        (keras.Variable(np.array([math.nan])), "NaN"),
+        (tf.Variable(3e38), None),
+        (tf.Variable(np.zeros([0, 3])), None),
+        (tf.Variable([2**31 - 1]), None),
+        (tf.Variable([True]), None),
+        (tf.Variable(["nan"]), None),
+    ],
+)
 def test_each_dtype(value: Any, kind: str | None) -> None:
     assert not_finite({"x": value}) == ({} if kind is None else {"x": kind})
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.checkpoint.values import decode, encode, random_state, set_random_state
+from prototrain.checkpoint.values import decode, encode
 from prototrain.errors import CheckpointError
 
 SCALARS = [
@@ -88,10 +88,3 @@ def test_inexact_values_are_refused(value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"^x cannot be saved: .* would not come back as it is; use ") as caught:
         encode(value, "x")
     assert type(value).__name__ in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_global_random_generators_are_restored() -> None:
-    state = random_state()
-    expected = random.random(), np.random.random()
-    set_random_state(state)
-    assert (random.random(), np.random.random()) == expected

@@ -74,11 +74,15 @@ def test_weights_of_an_object_based_checkpoint(tmp_path: Path) -> None:
     assert mine["fc0/bias"].numpy().tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def save_by_name(place: Path, **tensors: Any) -> Path:
+    names = [name.replace("__", "/") for name in tensors]
+    slices = [""] * len(names)
+    tf.raw_ops.SaveV2(prefix=str(place), tensor_names=names, shape_and_slices=slices, tensors=[*tensors.values()])
+    return place
+
+
 def test_weights_of_a_name_based_checkpoint(tmp_path: Path) -> None:
-    tensors = {"fc0/kernel": tf.zeros([4, 6]), "fc0/bias": tf.zeros([6], tf.float64)}
-    tf.raw_ops.SaveV2(
-        prefix=str(tmp_path / "old"), tensor_names=list(tensors), shape_and_slices=["", ""], tensors=[*tensors.values()]
-    )
+    save_by_name(tmp_path / "old", fc0__kernel=tf.zeros([4, 6]), fc0__bias=tf.zeros([6], tf.float64))
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/old"')
     for place in ("old", "old.index", "old.data-00000-of-00001", "checkpoint", "."):
         report = load_weights(variables(**NET), tmp_path / place)
@@ -131,20 +135,21 @@ def test_name_mapping() -> None:
     assert report["loaded"] == ["fc0/kernel"] and report["not in the model"] == ["conv/b", "other/W"]
 
 
-def empty(place: Path) -> Path:
-    place.mkdir()
-    return place
-
-
-def other(place: Path) -> Path:
-    tensors = [tf.zeros([3])]
-    tf.raw_ops.SaveV2(prefix=str(place), tensor_names=["x"], shape_and_slices=[""], tensors=tensors)
-    return place
-
-
-def damaged(place: Path) -> Path:
+def without_index(place: Path) -> Path:
     place.with_name(place.name + ".index").write_text("no index")
     return place
+
+
+def with_flipped_bit(place: Path) -> Path:
+    path = Path(from_npz(place))
+    content = bytearray(path.read_bytes())
+    content[content.index(KERNEL.tobytes()[:64]) + 3] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def with_kernel(value: float) -> Any:
+    return lambda place: save_by_name(place, fc0__kernel=tf.fill([4, 6], value), fc0__bias=tf.zeros([6]))
 
 
 @pytest.mark.parametrize(
@@ -163,16 +168,14 @@ def damaged(place: Path) -> Path:
         ("pickle.npz", {}, "cannot read pickle.npz: Object arrays cannot be loaded"),
         ("bad.weights.h5", {}, "cannot read bad.weights.h5"),
         ("x.npy", {}, "not read from x.npy; write them to a .npz"),
-        (
-            lambda place: place,
-            {},
-            "no weights to load: no checkpoint at .*place; give an experiment's directory",
-        ),
-        (empty, {}, "no weights to load: no checkpoint at"),
+        (lambda place: place, {}, "no weights to load: no checkpoint at .*place; give an experiment's directory"),
+        (lambda place: place.mkdir() or place, {}, "no weights to load: no checkpoint at"),
         (lambda place: place.with_name("n" * 300), {}, "File name too long"),
         (lambda place: Path(f"{place}\0"), {}, "there is no checkpoint '.*: embedded null (byte|character)"),
-        (other, {}, "nothing in .*place matches a variable of the model"),
-        (damaged, {}, "cannot read the checkpoint"),
+        (lambda place: save_by_name(place, x=tf.zeros([3])), {}, "nothing in .*place matches a variable of the model"),
+        (without_index, {}, "cannot read the checkpoint"),
+        (with_flipped_bit, {}, "Bad CRC-32"),
+        (with_kernel(np.nan), {}, "fc0/kernel is NaN; take a checkpoint of an earlier step"),
     ],
 )
 def test_unusable_weights_are_one_line_and_change_nothing(
@@ -188,13 +191,8 @@ def test_unusable_weights_are_one_line_and_change_nothing(
     assert all(np.all(variable.numpy() == 1.0) for variable in mine.values())
 
 
-def test_damaged_npz(tmp_path: Path) -> None:
-    path = Path(from_npz(tmp_path))
-    content = bytearray(path.read_bytes())
-    content[content.index(KERNEL.tobytes()[:64]) + 3] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="Bad CRC-32"):
-        load_weights(variables(**NET), path)
+def test_infinite_weights_are_loaded(tmp_path: Path) -> None:
+    assert load_weights(variables(**NET), with_kernel(np.inf)(tmp_path / "x"))["loaded"] == ["fc0/kernel", "fc0/bias"]
 
 
 def test_several_sources_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,18 +222,3 @@ def test_prefix_inside_a_checkpoint_is_verified(name: str, source: Path, tmp_pat
     (place / "meta.json").unlink()
     with pytest.raises(CheckpointError, match="is damaged: No such file"):
         load_weights(variables(**NET), place / "model")
-
-
-def test_nan_is_refused_and_infinity_accepted(tmp_path: Path) -> None:
-    for value in (np.inf, np.nan):
-        place = tmp_path / str(value)
-        tensors = [tf.fill([4, 6], value), tf.zeros([6])]
-        names = ["fc0/kernel", "fc0/bias"]
-        tf.raw_ops.SaveV2(prefix=str(place), tensor_names=names, shape_and_slices=["", ""], tensors=tensors)
-        mine = variables(**NET)
-        if value == np.inf:
-            assert load_weights(mine, place)["loaded"] == names
-            continue
-        with pytest.raises(CheckpointError, match="fc0/kernel is NaN; take a checkpoint of an earlier step"):
-            load_weights(mine, place)
-        assert all(np.all(variable.numpy() == 1.0) for variable in mine.values())
