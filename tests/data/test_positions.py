@@ -12,9 +12,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.data.positions import read_state, write_state
 from prototrain.errors import CheckpointError
-from prototrain.tf_private import iterator_state, set_iterator_state
 from tests.data.reading import assert_exact, data, read, resume, save
 
 D = tf.data.Dataset
@@ -24,10 +22,7 @@ SPEC = {"x": tf.TensorSpec([], tf.int64)}
 class Flow:
     """A tensorpack DataFlow: `reset_state` sets its generator."""
 
-    resets = 0
-
     def reset_state(self) -> None:
-        self.resets += 1
         self.random = np.random.default_rng(3)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -102,20 +97,6 @@ def test_incomplete_state_is_replaced_by_an_earlier_one(tmp_path: Path) -> None:
             behind.append(save(source, tmp_path / "place")["behind"])
             read(source, 1)
         assert (max(behind) > 0) == (most > 0) and max(behind) <= most
-
-
-def test_state_is_a_copy(tmp_path: Path) -> None:
-    dataset = D.range(20).shuffle(5, seed=3).repeat().batch(3).prefetch(2)
-    iterator = iter(dataset)
-    for _ in range(4):
-        next(iterator)
-    state = iterator_state(iterator)
-    expected = [next(iterator).numpy().tolist() for _ in range(10)]
-    write_state(str(tmp_path / "data"), state)
-    del iterator
-    other = iter(dataset)
-    set_iterator_state(other, read_state(str(tmp_path / "data")))
-    assert [next(other).numpy().tolist() for _ in range(10)] == expected
 
 
 # Reading again.

@@ -11,20 +11,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.data.adapters import as_datasets
 from prototrain.data.iterator import OTHER_SIZES, DataIterator
 from prototrain.data.source import Share, bind_worker, shard_for_worker
 from prototrain.errors import CheckpointError, ConfigError, DataError
 from tests.data.reading import data, read, resume, save
-from tests.data.test_positions import SPEC, Flow, generated, rows
+from tests.data.test_adapters import Pairs, made
+from tests.data.test_positions import SPEC, generated, rows
 
 D = tf.data.Dataset
 X = {"x": ("float32", [])}
@@ -40,17 +39,6 @@ def test_python_data_is_built_once(make: Callable[[], D]) -> None:
     source = data(lambda: (calls.append(1), make())[1])
     found = read(source, 12)
     assert len(calls) == 2 and len({str(found[begin : begin + 2]) for begin in (0, 2, 4)}) in (1, 3)
-
-
-def test_dataflow_is_reset_once() -> None:
-    flows: list[Flow] = []
-
-    def make() -> D:
-        flows.append(Flow())
-        return readers.dataflow(flows[-1], spec=SPEC).batch(4)
-
-    found = read(data(make), 6)
-    assert found[:2] != found[2:4] != found[4:] and flows[-1].resets == 1
 
 
 def split() -> dict[str, D]:
@@ -220,27 +208,17 @@ def of_lines(lines: D) -> D:
     return lines.filter(lambda line: line != "x").map(lambda line: {"x": tf.strings.to_number(line)}).batch(4)
 
 
-def one_after_the_other(directory: Path) -> D:
-    return of_lines(tf.data.TextLineDataset(files(directory)))
+FILES: dict[str, tuple[Callable[[Path], D], bool]] = {
+    "by index": (lambda place: readers.csv(files(place), features=X, shuffle="index").batch(4), True),
+    "shuffled": (lambda place: of_lines(D.list_files(f"{place}/*.csv").interleave(tf.data.TextLineDataset)), True),
+    # The saved state of these has the names.
+    "one after the other": (lambda place: of_lines(tf.data.TextLineDataset(files(place))), False),
+    "in turns": (lambda place: of_lines(D.from_tensor_slices(files(place)).interleave(tf.data.TextLineDataset)), False),
+}
 
 
-def in_turns(directory: Path) -> D:
-    return of_lines(D.from_tensor_slices(files(directory)).interleave(tf.data.TextLineDataset))
-
-
-def shuffled_files(directory: Path) -> D:
-    return of_lines(D.list_files(f"{directory}/*.csv").interleave(tf.data.TextLineDataset))
-
-
-def by_index(directory: Path) -> D:
-    return readers.csv(files(directory), features=X, shuffle="index").batch(4)
-
-
-Make = Callable[[Path], D]
-
-
-@pytest.mark.parametrize("make", [by_index, shuffled_files, one_after_the_other, in_turns])
-def test_moved_and_changed_files(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "may_move"), FILES.values(), ids=FILES)
+def test_moved_and_changed_files(make: Callable[[Path], D], may_move: bool, tmp_path: Path) -> None:
     there, here = write(tmp_path / "there"), tmp_path / "a" / "here"
     before = data(lambda: make(there))
     read(before, 6)
@@ -251,30 +229,21 @@ def test_moved_and_changed_files(make: Make, tmp_path: Path) -> None:
     after = resume(lambda: make(there), tmp_path / "place", meta)
     assert after.caveat == OTHER_SIZES and after.offset == 6  # a record may have been repaired
     shutil.rmtree(there)
-    if make in (by_index, shuffled_files):
+    if may_move:
         after = resume(lambda: make(here), tmp_path / "place", meta)
         assert read(after, 20) == expected and after.caveat is None
-    else:  # the saved state has the names
+    else:
         with pytest.raises(CheckpointError, match="its files have other names, or are in another directory"):
             resume(lambda: make(here), tmp_path / "place", meta)
 
 
-class Constant(keras.utils.PyDataset):
-    alive: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive.add(self)
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": np.full([4], index)}
-
-
 def test_data_of_earlier_passes_is_freed() -> None:
-    source = data(lambda: as_datasets({"trn": Constant()}, {"model.batch_size": 4})["trn"])
-    read(source, 60)  # thirty passes, each of which calls `datasets()`
+    alive = weakref.WeakSet[Pairs]()
+
+    def make() -> D:
+        alive.add(pairs := Pairs())
+        return made(pairs)
+
+    read(data(make), 60)  # twelve passes, each of which calls `datasets()`
     gc.collect()
-    assert 0 < len(Constant.alive) < 6
+    assert 0 < len(alive) < 6
