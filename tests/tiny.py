@@ -168,13 +168,14 @@ class PressesCtrlC(Callback):
 
 
 class Losses(Callback):
-    """Keeps the loss of every step, which makes each compiled call one step long."""
+    """Keeps the loss, or another scalar, of every step, which makes each compiled call one step long."""
 
-    def __init__(self) -> None:
+    def __init__(self, scalar: str = "loss") -> None:
+        self.scalar = scalar
         self.by_step: dict[int, float] = {}
 
     def trigger_step(self) -> None:
-        self.by_step[self.trainer.global_step] = self.trainer.outputs["loss"]
+        self.by_step[self.trainer.global_step] = self.trainer.outputs[self.scalar]
 
 
 def rows(directory: str | Path) -> list[dict[str, Any]]:

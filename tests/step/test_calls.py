@@ -103,7 +103,7 @@ def test_call_ends_at_the_next_requested_step() -> None:
 
 
 def poisoned(step: int, *, gradient_only: bool = False, build: Any = tiny_build) -> Any:
-    """A build whose loss, or only the gradient of it, is NaN for the batch of one step."""
+    """A build whose loss is infinite, or only the gradient of it NaN, for the batch of one step."""
 
     def poisoned_build(inputs: Any, train_phase: bool) -> Any:
         net = build(inputs, train_phase)
@@ -113,7 +113,7 @@ def poisoned(step: int, *, gradient_only: bool = False, build: Any = tiny_build)
             zero = tf.reduce_sum(net.logits) * 0.0
             net.loss = net.loss + tf.where(bad, tf.sqrt(zero), zero)
         else:
-            net.loss = tf.where(bad, tf.constant(float("nan")), net.loss)
+            net.loss = tf.where(bad, np.inf, net.loss)
         return net
 
     return poisoned_build
@@ -142,7 +142,7 @@ def test_non_finite_step_changes_nothing(
 ) -> None:
     model = tiny_model(build=poisoned(8, gradient_only=gradient_only), datasets=numbered_datasets)
     trainer = SimpleTrainer(model, experiment=tmp_path)
-    with pytest.raises(NonFiniteError, match=r"step 8 \(.*loss"):
+    with pytest.raises(NonFiniteError, match=r"not finite in step 8 \(.*loss.*its update was not applied"):
         trainer.train([LearningRate(rate), StopOnNaN(), SaveOnExit(), *([Losses()] if alone else [])])
     assert trainer.global_step == 7
     assert values(trainer) == unpoisoned[0]
@@ -210,13 +210,13 @@ def once_datasets() -> dict[str, tf.data.Dataset]:
     return {"trn": tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)}
 
 
-def test_end_of_data_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_end_of_data_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = once_datasets()
-    trainer, recorder = SimpleTrainer(tiny_model(datasets=lambda: shared)), Recorder()
-    trainer.train([recorder.every(steps=100)], max_steps=50)
+    trainer, recorder = tiny_trainer(tmp_path, datasets=lambda: shared), Recorder()
+    trainer.train([recorder.every(steps=100), SaveOnExit()], max_steps=50)
     # Two batches were read before training; the remaining ones are used.
     assert 0 < trainer.global_step < 10
-    assert recorder.steps("trigger") == [trainer.global_step]
+    assert recorder.steps("trigger") == [trainer.global_step] == trainer.run.checkpoints.steps()
     assert "the training dataset ran out of data" in capsys.readouterr().out
 
 

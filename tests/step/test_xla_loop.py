@@ -119,11 +119,11 @@ def numbered() -> dict[str, Any]:
     return {"trn": numbered_datasets()["trn"].unbatch().batch(8, drop_remainder=True)}
 
 
-def test_nan_ends_the_run_without_the_update() -> None:
+def test_infinite_loss_ends_the_run_without_the_update() -> None:
     good = trainer(datasets=numbered, build=small_build)
     good.train([StopOnNaN()], max_steps=7)
     bad = trainer(datasets=numbered, build=poisoned(8, build=small_build))
-    with pytest.raises(NonFiniteError, match=r"in step 8 \(loss nan"):
+    with pytest.raises(NonFiniteError, match=r"in step 8 \(loss inf"):
         bad.train([StopOnNaN()], max_steps=STEPS)
     assert bad.global_step == 7 and values(bad) == values(good)
 

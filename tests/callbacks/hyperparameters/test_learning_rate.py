@@ -7,21 +7,14 @@ import keras
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback
 from prototrain.callbacks import LearningRate, SaveOnExit, ScheduledHyperParamSetter
 from prototrain.errors import ConfigError
 from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import tiny_model, tiny_trainer, values
+from tests.tiny import Losses, tiny_model, tiny_trainer, values
 
 
-class Rates(Callback):
-    """Records the rate of every step."""
-
-    def __init__(self) -> None:
-        self.rates: dict[int, float] = {}
-
-    def trigger_step(self) -> None:
-        self.rates[self.trainer.global_step] = self.trainer.outputs["learning_rate"]
+def noted() -> Losses:
+    return Losses("learning_rate")
 
 
 def halves(step: tf.Tensor) -> tf.Tensor:
@@ -45,9 +38,9 @@ def test_rate_of_each_step_also_after_a_resume(experiment: Path) -> None:
     whole = trainer()
     whole.train([LearningRate(halves)], max_steps=8)
     trainer(experiment).train([LearningRate(halves), SaveOnExit()], max_steps=3)
-    resumed, rates = trainer(experiment), Rates()
+    resumed, rates = trainer(experiment), noted()
     resumed.train([LearningRate(halves), SaveOnExit(), rates], max_steps=8)
-    assert rates.rates == {step: rate for step, rate in EXPECTED.items() if step > 3}
+    assert rates.by_step == {step: rate for step, rate in EXPECTED.items() if step > 3}
     assert values(resumed) == values(whole)
 
 
@@ -59,17 +52,17 @@ def test_rate_of_each_step_also_after_a_resume(experiment: Path) -> None:
     ],
 )
 def test_step_is_int_or_float_as_the_schedule_needs(schedule: Any, expected: Any) -> None:
-    rates = Rates()
+    rates = noted()
     tiny_trainer().train([LearningRate(schedule), rates], max_steps=3)
-    assert rates.rates == {step + 1: pytest.approx(expected(step)) for step in range(3)}
+    assert rates.by_step == {step + 1: pytest.approx(expected(step)) for step in range(3)}
 
 
 def test_constant_schedule_applies_before_the_first_step() -> None:
-    trainer, rates = tiny_trainer(), Rates()
+    trainer, rates = tiny_trainer(), noted()
     trainer.train([LearningRate(lambda step: 0.5)], max_steps=0)
     assert float(trainer.optimizer.learning_rate) == 0.5
     trainer.train([LearningRate(lambda step: 0.0), rates], max_steps=2)
-    assert rates.rates == {1: 0.0, 2: 0.0}
+    assert rates.by_step == {1: 0.0, 2: 0.0}
 
 
 def test_config_needs_no_schedule_if_a_callback_sets_the_rate(experiment: Path) -> None:
@@ -81,10 +74,10 @@ def test_config_needs_no_schedule_if_a_callback_sets_the_rate(experiment: Path) 
     trainer = without(experiment)
     with pytest.raises(ConfigError, match="needs a learning rate, of the config or of a callback such as LearningRate"):
         trainer.train([], max_steps=4)
-    trainer.train([rates := Rates(), LearningRate(halves), SaveOnExit()], max_steps=2)
+    trainer.train([rates := noted(), LearningRate(halves), SaveOnExit()], max_steps=2)
     again = without(experiment)
     again.train([rates, LearningRate(halves), SaveOnExit()], max_steps=4)
-    assert "changed" not in again.run.resume_line() and rates.rates == {s: EXPECTED[s] for s in range(1, 5)}
-    setter, constant = without(), Rates()
+    assert "changed" not in again.run.resume_line() and rates.by_step == {s: EXPECTED[s] for s in range(1, 5)}
+    setter, constant = without(), noted()
     setter.train([ScheduledHyperParamSetter("learning_rate", [(0, 0.25)]), constant], max_steps=1)
-    assert constant.rates == {1: 0.25}
+    assert constant.by_step == {1: 0.25}

@@ -53,37 +53,18 @@ def test_weights_that_a_callback_sets_at_the_end_are_saved(experiment: Path) -> 
 
 
 class Breaks(CountingTrainer):
-    """Fails in its fourth step, after it has changed its state; stops before."""
-
-    error: type[Exception] | None = None
+    """Returns a scalar that is not finite in its fourth step, after it has changed its state."""
 
     def run_step(self) -> dict[str, float]:
-        if self.global_step == 3 and self.error is StopTraining:
-            raise StopTraining("nothing left to do")
-        outputs = super().run_step()
-        if self.global_step == 3 and self.error is NonFiniteError:
-            return {"loss": 1.0, "other": -math.inf}
-        if self.global_step == 3 and self.error is not None:
-            raise self.error("on purpose")
-        return outputs
+        return {**super().run_step(), "other": -math.inf if self.global_step == 3 else 0.0}
 
 
-@pytest.mark.parametrize("error", [RuntimeError, NonFiniteError, StopTraining])
-def test_incomplete_step_is_saved_aside(
-    experiment: Path, error: type[Exception], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_incomplete_step_is_saved_aside(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     callbacks = [SaveOnExit(), ModelSaver().every(steps=2), StopOnNaN()]
-    trainer = Breaks(experiment=experiment)
-    trainer.error = error
-    if error is StopTraining:
-        trainer.train(callbacks, max_steps=6)
-        assert kept(experiment) == ["step-0000000002", "step-0000000003"]
-        assert "stopped after step 3: nothing left to do" in capsys.readouterr().out
-    else:
-        with pytest.raises(error):
-            trainer.train(callbacks, max_steps=6)
-        assert kept(experiment) == ["failed-0000000003", "step-0000000002"]
-        assert "a resume continues from the checkpoint of step 2" in capsys.readouterr().out
-    resumed = Breaks(experiment=experiment)
+    with pytest.raises(NonFiniteError):
+        Breaks(experiment=experiment).train(callbacks, max_steps=6)
+    assert kept(experiment) == ["failed-0000000003", "step-0000000002"]
+    assert "a resume continues from the checkpoint of step 2" in capsys.readouterr().out
+    resumed = CountingTrainer(experiment=experiment)
     resumed.train(callbacks, max_steps=6)
     assert resumed.state["total"] == 21
