@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from prototrain import Callback
 from prototrain.callbacks import CallbackFactory
+from prototrain.experiment import checkpoint_steps
 from tests.tiny import Recorder
 
 UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -35,6 +37,16 @@ class StepRecorder(Recorder):
 
     def trigger_step(self) -> None:
         self._note("trigger_step")
+
+
+def kept(experiment: Path) -> list[str]:
+    """The names of the checkpoints, also of those that were set aside."""
+    return sorted(path.name for path in (experiment / "checkpoints").iterdir())
+
+
+def kept_steps(experiment: Path) -> list[int]:
+    """The steps of the checkpoints that a resume can use."""
+    return checkpoint_steps(experiment / "checkpoints")
 
 
 class EachStep(Callback):

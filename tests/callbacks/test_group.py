@@ -72,6 +72,13 @@ def test_duplicate_state_keys_and_past_next_steps_are_errors() -> None:
         CountingTrainer().train([Confused()], max_steps=5)
 
 
+EVERY = pytest.mark.parametrize("every", [{"steps": 2}, {"epochs": 1}, {}])
+
+
+def timed(callbacks: list[Any], every: dict[str, int]) -> list[Callback]:
+    return [callback.every(**every) if every else callback for callback in callbacks]
+
+
 class Interrupts(Callback):
     """Asks the run to stop at one step, once, like a signal that arrives while callbacks run."""
 
@@ -84,21 +91,16 @@ class Interrupts(Callback):
             self.trainer.stop.request(signal.SIGINT)
 
 
-@pytest.mark.parametrize("every", [{"steps": 2}, {"epochs": 1}, {}])
+@EVERY
 @pytest.mark.parametrize("where", [Priority.EVALUATE - 1, Priority.DECIDE, Priority.SAVE + 1])
 def test_stop_between_callbacks_runs_each_once(every: dict[str, int], where: int, tmp_path: Path) -> None:
     order: list[str] = []
     once = [True]
 
     def callbacks() -> list[Callback]:
-        named: list[Callback] = [
-            Named("a", order, Priority.EVALUATE),
-            Named("b", order),
-            Interrupts(4, once=once, priority=where),
-            Named("c", order, Priority.WRITE),
-        ]
-        timed = [callback.every(**every) if every else callback for callback in named]
-        return [*timed, ModelSaver().every(steps=2), SaveOnExit()]
+        named = [Named("a", order, Priority.EVALUATE), Named("b", order), Named("c", order, Priority.WRITE)]
+        interrupts = Interrupts(4, once=once, priority=where)
+        return [*timed([*named, interrupts], every), ModelSaver().every(steps=2), SaveOnExit()]
 
     with pytest.raises(KeyboardInterrupt):
         CountingTrainer(experiment=tmp_path).train(callbacks(), steps_per_epoch=4, max_epoch=2)
@@ -106,8 +108,7 @@ def test_stop_between_callbacks_runs_each_once(every: dict[str, int], where: int
     CountingTrainer(experiment=tmp_path).train(again, steps_per_epoch=4, max_epoch=2)
     times = 4 if every == {"steps": 2} else 2
     assert "".join(order) == "abc" * times
-    counts = [callback.callback.count if every else callback.count for callback in (again[0], again[1], again[3])]
-    assert counts == [times] * 3
+    assert [(callback.callback if every else callback).count for callback in again[:3]] == [times] * 3  # type: ignore[attr-defined]
 
 
 class StopsInside(Named):
@@ -126,14 +127,14 @@ class StopsInside(Named):
             self.trainer.stop.check()
 
 
-@pytest.mark.parametrize("every", [{"steps": 2}, {"epochs": 1}, {}])
+@EVERY
 def test_stop_inside_a_callback_repeats_only_that_one(every: dict[str, int], tmp_path: Path) -> None:
     once = [True]
 
     def train() -> list[int]:
         named = [Named("a", []), StopsInside("b", once), Named("c", [])]
-        timed = [callback.every(**every) if every else callback for callback in named]
-        CountingTrainer(experiment=tmp_path).train([*timed, SaveOnExit()], steps_per_epoch=4, max_epoch=2)
+        callbacks = [*timed(named, every), SaveOnExit()]
+        CountingTrainer(experiment=tmp_path).train(callbacks, steps_per_epoch=4, max_epoch=2)
         return [callback.count for callback in named]
 
     with pytest.raises(KeyboardInterrupt):
@@ -149,14 +150,12 @@ class Saves(Named):
         self.trainer.save()
 
 
-@pytest.mark.parametrize("every", [{"steps": 2}, {"epochs": 1}, {}])
+@EVERY
 def test_resume_from_a_save_between_callbacks_runs_each_once(every: dict[str, int], tmp_path: Path) -> None:
     def train(steps: int) -> list[int]:
         named = [Named("a", []), Saves("b", []), Named("c", [], Priority.WRITE), Named("d", [], Priority.SAVE)]
-        timed = [callback.every(**every) if every else callback for callback in named]
-        CountingTrainer(experiment=tmp_path).train(
-            [*timed, ModelSaver().every(steps=2)], steps_per_epoch=4, max_steps=steps
-        )
+        callbacks = [*timed(named, every), ModelSaver().every(steps=2)]
+        CountingTrainer(experiment=tmp_path).train(callbacks, steps_per_epoch=4, max_steps=steps)
         return [callback.count for callback in named]
 
     train(4)
@@ -227,14 +226,10 @@ def test_callbacks_with_state_are_of_one_trainer(experiment: Path) -> None:
     assert experiment.with_name("second").joinpath("metrics.jsonl").exists()
 
 
-class Holder:
-    rate = 1.0
-
-
 def test_decision_is_made_once_if_a_later_callback_fails(tmp_path: Path) -> None:
     calls: list[tuple[str, int]] = []
 
-    def train(holder: Holder, *others: Callback) -> CountingTrainer:
+    def train(holder: Any, *others: Callback) -> CountingTrainer:
         halve = HyperParamSetterWithFunc(HyperParam(holder, "rate"), lambda epoch, rate: rate / 2)
         stopping = EarlyStopping("vld/loss", mode="min", patience=3)
         trainer = CountingTrainer(experiment=tmp_path)
@@ -243,8 +238,8 @@ def test_decision_is_made_once_if_a_later_callback_fails(tmp_path: Path) -> None
         return trainer
 
     with pytest.raises(RuntimeError, match="on purpose"):
-        train(Holder(), Fails(4))
-    holder = Holder()
+        train(SimpleNamespace(rate=1.0), Fails(4))
+    holder = SimpleNamespace(rate=1.0)
     trainer = train(holder)
     # The best value is measured at step 2; there is no improvement at 4, 6 and 8.
     assert trainer.global_step == 8 and holder.rate == 1 / 32  # halved at step 0 as well

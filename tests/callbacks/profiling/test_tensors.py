@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from prototrain.callbacks import (
     TensorBoardWriter,
     TensorSummary,
 )
-from tests.tiny import CountingTrainer, Losses, tiny_build, tiny_trainer, values
+from tests.tiny import CountingTrainer, Losses, rows, tiny_build, tiny_trainer, values
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -102,16 +101,16 @@ def test_files_and_numbers(experiment: Path) -> None:
     assert np.array_equal(pixels, np.rint(seen.by_step[4][0][3].astype(np.float64) * 255))
 
     monitors, array = trainer.monitors, np.array(kernel)
-    recorded = ("trn/x-mean", "trn/activation-summary/fc0-sparsity", "param-summary/fc0/kernel-rms")
-    assert all([step for step, _ in monitors.history(name)] == [2, 4] for name in recorded)
+    for name in ("trn/x-mean", "trn/activation-summary/fc0-sparsity", "param-summary/fc0/kernel-rms"):
+        assert [step for step, _ in monitors.history(name)] == [2, 4]
     assert np.array_equal(array * 8, np.round(array * 8))
     assert monitors.latest("param-summary/fc0/kernel-rms") == pytest.approx(np.sqrt(np.mean(array**2)))
-    rows = [json.loads(line) for line in (experiment / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert rows[0]["trn/loss_l1"] == pytest.approx(0.5 * (abs(start).sum() + abs(bias).sum()), rel=1e-5)
-    assert rows[0]["trn/loss_l2"] == pytest.approx(0.125 * (np.square(start).sum() + np.square(bias).sum()), rel=1e-5)
-    average = moving_average([row["trn/loss_total"] for row in rows], 0.5)
-    assert rows[-1]["trn/loss_total_average"] == pytest.approx(average)
+    found = rows(experiment)
+    assert [row["step"] for row in found] == [1, 2, 3, 4]
+    assert found[0]["trn/loss_l1"] == pytest.approx(0.5 * (abs(start).sum() + abs(bias).sum()), rel=1e-5)
+    assert found[0]["trn/loss_l2"] == pytest.approx(0.125 * (np.square(start).sum() + np.square(bias).sum()), rel=1e-5)
+    average = moving_average([row["trn/loss_total"] for row in found], 0.5)
+    assert found[-1]["trn/loss_total_average"] == pytest.approx(average)
 
 
 def moving_average(losses: list[float], decay: float) -> float:

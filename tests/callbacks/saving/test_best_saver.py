@@ -23,10 +23,9 @@ from prototrain.callbacks import (
 from prototrain.callbacks.base import Callback
 from prototrain.checkpoint.store import verify
 from prototrain.errors import CheckpointError
-from prototrain.experiment import checkpoint_steps
 from prototrain.model.built import BuiltModel
-from tests.callbacks.helpers import measures
-from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
+from tests.callbacks.helpers import kept_steps, measures
+from tests.tiny import CountingTrainer, rows, tiny_model, tiny_trainer, values
 
 VALUES = [5.0, 3.0, 4.0, 4.0, 1.0, 2.0, 2.0, 2.0]
 
@@ -35,8 +34,9 @@ def measure() -> Callback:
     return measures("vld/x", lambda step: VALUES[step - 1])
 
 
-def checkpoints(experiment: Path) -> list[int]:
-    return checkpoint_steps(experiment / "checkpoints")
+def note(experiment: Path, stat: str = "min-vld-x") -> dict[str, Any]:
+    """What is noted of the best checkpoint by a scalar."""
+    return json.loads((experiment / "checkpoints" / f"{stat}.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_kept_checkpoints(
 ) -> None:
     callbacks = [measure(), saver("vld/x").every(steps=1), *(other.every(steps=1) for other in others)]
     CountingTrainer(experiment=experiment).train(callbacks, max_steps=max_steps)
-    assert checkpoints(experiment) == kept
+    assert kept_steps(experiment) == kept
     mode = saver.__name__[:3].lower()
-    note = json.loads((experiment / "checkpoints" / f"{mode}-vld-x.json").read_text())
-    assert note["checkpoint"] == f"step-{kept[0]:010d}" and note["value"] == VALUES[kept[0] - 1]
+    found = note(experiment, f"{mode}-vld-x")
+    assert found["checkpoint"] == f"step-{kept[0]:010d}" and found["value"] == VALUES[kept[0] - 1]
 
 
 @pytest.mark.parametrize(("stop", "order"), [(1, 1), (5, -1), (6, 1)])
@@ -66,19 +66,15 @@ def test_resumed_run_keeps_the_same_checkpoints(stop: int, order: int, experimen
         trainer = CountingTrainer(experiment=experiment)
         trainer.train([measure(), *savers, SaveOnExit()], max_steps=max_steps)
         assert trainer.run.resume_line().startswith("resumed") or max_steps == stop
-    assert checkpoints(experiment) == [5, 7, 8]
-
-
-def best_note(experiment: Path) -> dict[str, Any]:
-    return json.loads((experiment / "checkpoints" / "min-vld-loss.json").read_text())
+    assert kept_steps(experiment) == [5, 7, 8]
 
 
 def check_note(experiment: Path) -> None:
     """The checkpoint contains the score for which it was kept."""
-    note, built = best_note(experiment), BuiltModel(tiny_model())
-    built.restore_weights(verify(experiment / "checkpoints" / note["checkpoint"]), cure="")
+    found, built = note(experiment, "min-vld-loss"), BuiltModel(tiny_model())
+    built.restore_weights(verify(experiment / "checkpoints" / found["checkpoint"]), cure="")
     outcome = built.evaluate("vld")
-    assert outcome is not None and outcome["loss"] == pytest.approx(note["value"], rel=1e-5)
+    assert outcome is not None and outcome["loss"] == pytest.approx(found["value"], rel=1e-5)
 
 
 def test_best_checkpoint_has_the_measured_weights(experiment: Path) -> None:
@@ -102,16 +98,17 @@ def test_best_checkpoint_has_the_measured_weights(experiment: Path) -> None:
     trainer = tiny_trainer(experiment)
     trainer.train(callbacks())
     stopped = trainer.global_step
-    assert best_note(experiment)["step"] == stopped < 20, "the very step at which other weights were put back"
+    assert note(experiment, "min-vld-loss")["step"] == stopped < 20, (
+        "the very step at which other weights were put back"
+    )
     check_note(experiment)
-    now = values(trainer)
-    rows = (experiment / "metrics.jsonl").read_text()
+    now, before = values(trainer), rows(experiment)
 
     again = tiny_trainer(experiment)  # the best weights are restored again, and the run stays stopped
     again.train(callbacks())
     assert again.global_step == stopped and values(again) == now
     assert "changed" not in again.run.resume_line()
-    assert len((experiment / "metrics.jsonl").read_text().splitlines()) == len(rows.splitlines())
+    assert len(rows(experiment)) == len(before)
     check_note(experiment)
     with pytest.raises(CheckpointError, match=r"needs an experiment|has no best checkpoint"):
         again.load_weights(experiment / "nothing", checkpoint="best")
@@ -125,27 +122,26 @@ def test_best_is_forgotten_if_a_run_resumes_before_it(experiment: Path) -> None:
         CountingTrainer(experiment=experiment).train([measure(), *savers], max_steps=max_steps)
 
     train(5)
-    note = experiment / "checkpoints" / "min-vld-x.json"
-    assert json.loads(note.read_text())["step"] == 5
+    assert note(experiment)["step"] == 5
     for step in (3, 4, 5):
         shutil.rmtree(experiment / "checkpoints" / f"step-{step:010d}")
     train(3)
-    assert json.loads(note.read_text()) == {"stat": "vld/x", "value": 3.0, "step": 2, "checkpoint": "step-0000000002"}
+    assert note(experiment) == {"stat": "vld/x", "value": 3.0, "step": 2, "checkpoint": "step-0000000002"}
     for step in (2, 3):
         shutil.rmtree(experiment / "checkpoints" / f"step-{step:010d}")
     train(1)
-    assert json.loads(note.read_text())["step"] == 1
+    assert note(experiment)["step"] == 1
 
 
 def test_checkpoint_of_the_user_is_not_deleted(experiment: Path) -> None:
     saves = CallbackFactory(trigger=lambda me: me.trainer.save() if me.trainer.global_step == 2 else None)
     callbacks = [measure(), saves.every(steps=1), MinSaver("vld/x").every(steps=1)]
     CountingTrainer(experiment=experiment).train(callbacks, max_steps=8)
-    assert checkpoints(experiment) == [2, 5]
+    assert kept_steps(experiment) == [2, 5]
 
 
 def test_rejected_state_is_not_saved_as_best(experiment: Path) -> None:
     reject = CallbackFactory(trigger=lambda self: self.trainer.run.reject_state())
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([measure(), reject.every(steps=2), MinSaver("vld/x").every(steps=1)], max_steps=2)
-    assert json.loads((experiment / "checkpoints" / "min-vld-x.json").read_text())["step"] == 1
+    assert note(experiment)["step"] == 1

@@ -11,15 +11,10 @@ import pytest
 from prototrain.callbacks import JSONWriter, ModelSaver, RunOp, SaveOnExit
 from prototrain.checkpoint.store import Checkpoints, Snapshot
 from prototrain.errors import CheckpointError
-from prototrain.experiment import checkpoint_steps
-from tests.callbacks.helpers import UNLIMITED, FillsDisk
+from tests.callbacks.helpers import UNLIMITED, FillsDisk, kept_steps
 from tests.tiny import CountingTrainer, tiny_trainer
 
 pytestmark = pytest.mark.usefixtures("disk")
-
-
-def kept(experiment: Path) -> list[int]:
-    return checkpoint_steps(experiment / "checkpoints")
 
 
 @pytest.mark.parametrize(
@@ -31,16 +26,16 @@ def test_newest_checkpoints_are_kept(
 ) -> None:
     saver = ModelSaver(max_to_keep=max_to_keep, asynchronous=asynchronous).every(steps=every)
     CountingTrainer(experiment=experiment).train([saver], max_steps=steps)
-    assert kept(experiment) == expected
+    assert kept_steps(experiment) == expected
     CountingTrainer(experiment=experiment).train([saver, SaveOnExit()], max_steps=9)  # also of the earlier run
-    assert len(kept(experiment)) <= max_to_keep
+    assert len(kept_steps(experiment)) <= max_to_keep
 
 
 def test_failing_save_at_the_end_is_an_error(experiment: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot save step 4"):
         CountingTrainer(experiment=experiment).train([SaveOnExit(), FillsDisk(3, 99, 100)], max_steps=4)
     resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
-    assert kept(experiment) == []
+    assert kept_steps(experiment) == []
 
 
 def test_automatic_interval_in_a_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +53,7 @@ def test_automatic_interval_in_a_run(experiment: Path, capsys: pytest.CaptureFix
     callbacks = [RunOp(tick, run_before=False).every(steps=1), JSONWriter(), saver]
     CountingTrainer(experiment=experiment).train(callbacks, steps_per_epoch=5, max_steps=18)
     # One minute until the first save, then sqrt(2 * 2 s * 1000 s) = 63 s (noticed after step 14), then the end.
-    assert kept(experiment) == [7, 15, 18]
+    assert kept_steps(experiment) == [7, 15, 18]
     assert capsys.readouterr().out.count("saving every 1 min 3 s: a save holds up the training for 2 s") == 1
     rows = map(json.loads, (experiment / "metrics.jsonl").read_text().splitlines())
     recorded = {row["step"]: row["checkpoint/interval"] for row in rows}
@@ -96,5 +91,5 @@ def test_failing_save_is_reported_and_the_next_succeeds(
     monkeypatch.setattr(Checkpoints, "start", fail)
     saver = ModelSaver(asynchronous=asynchronous).every(steps=2)
     CountingTrainer(experiment=experiment).train([saver], max_steps=8)
-    assert kept(experiment) == [2, 6, 8]
+    assert kept_steps(experiment) == [2, 6, 8]
     assert capsys.readouterr().out.count("WARNING: cannot save step 4: no room; training continues") == 1

@@ -11,12 +11,8 @@ import tensorflow as tf
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN
 from prototrain.errors import NonFiniteError
-from tests.callbacks.helpers import Fails
+from tests.callbacks.helpers import Fails, kept
 from tests.tiny import CountingTrainer, tiny_trainer
-
-
-def kept(experiment: Path) -> list[str]:
-    return sorted(path.name for path in (experiment / "checkpoints").iterdir())
 
 
 def test_last_checkpoint_counts_for_model_saver(experiment: Path) -> None:

@@ -18,7 +18,7 @@ from prototrain.callbacks import (
     StopAfter,
 )
 from prototrain.errors import NonFiniteError
-from tests.callbacks.helpers import EachStep, measures
+from tests.callbacks.helpers import EachStep, kept, measures
 from tests.tiny import CountingTrainer, tiny_trainer
 
 VALUES = [5.0, 3.0, 4.0, 2.9, 3.0, 2.0, 2.0, 2.0, 2.0, 1.0]
@@ -138,6 +138,5 @@ def test_check_numerics_ends_the_run_before_saving(experiment: Path) -> None:
     callbacks = [spoiler, CheckNumerics().every(steps=2), ModelSaver().every(steps=2), SaveOnExit()]
     with pytest.raises(NonFiniteError, match="after step 6, logits/kernel is NaN"):
         trainer.train(callbacks, max_steps=10)
-    kept = sorted(path.name for path in (experiment / "checkpoints").iterdir())
-    assert kept == ["failed-0000000006", "step-0000000002", "step-0000000004"]
+    assert kept(experiment) == ["failed-0000000006", "step-0000000002", "step-0000000004"]
     CountingTrainer().train([CheckNumerics().every(steps=2)], max_steps=4)

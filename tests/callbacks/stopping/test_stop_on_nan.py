@@ -17,8 +17,7 @@ from prototrain.callbacks import LearningRate, MinSaver, ModelSaver, SaveOnExit,
 from prototrain.checkpoint.state import not_finite
 from prototrain.checkpoint.store import verify
 from prototrain.errors import CheckpointError, NonFiniteError
-from prototrain.experiment import checkpoint_steps
-from tests.callbacks.helpers import Puts
+from tests.callbacks.helpers import Puts, kept, kept_steps
 from tests.tiny import At, tiny_build, tiny_model, tiny_trainer
 
 MEAN = "bn0/moving_mean"
@@ -46,14 +45,10 @@ def ends(trainer: Trainer, callbacks: list[Any], message: str, *, steps: int = 1
 
 def saved_steps(experiment: Path, own: str) -> list[int]:
     """Return the steps of the checkpoints, after checking that only `own` is not finite in them."""
-    found = checkpoint_steps(experiment / "checkpoints")
+    found = kept_steps(experiment)
     for step in found:
         assert list(not_finite(verify(experiment / f"checkpoints/step-{step:010d}").variables())) == [own] * bool(own)
     return found
-
-
-def kept_aside(experiment: Path) -> list[str]:
-    return sorted(path.name for path in (experiment / "checkpoints").iterdir() if not path.name.startswith("step-"))
 
 
 def masked_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> Any:
@@ -76,11 +71,12 @@ def test_non_finite_rates_and_statistics(make: Any, experiment: Path) -> None:
     """The model has a mask that is infinite from the start."""
     trainer = make(experiment)
     ends(trainer, saving(rate(5, math.nan)), "the learning rate is not finite in step 6 .*learning_rate nan")
-    assert trainer.global_step == 5 and saved_steps(experiment, "mask") == [2, 4, 5] and kept_aside(experiment) == []
+    assert trainer.global_step == 5 and saved_steps(experiment, "mask") == [2, 4, 5]
+    assert kept(experiment) == [f"step-{step:010d}" for step in (2, 4, 5)]
     trainer = make(experiment)
     ends(trainer, saving(rate(-1, 0.0), spoil(trainer, 7)), f"step 8 .*{MEAN} is NaN; .* the checkpoint of step 6")
     assert saved_steps(experiment, "mask") == [2, 4, 5, 6]
-    assert all(name.startswith("failed-") for name in kept_aside(experiment))
+    assert all(name.startswith(("step-", "failed-")) for name in kept(experiment))
 
 
 class Watches(Trainer):
@@ -114,7 +110,7 @@ def test_all_savers(
 ) -> None:
     if steps == [10]:
         Watches(experiment).train(callbacks, max_steps=10)
-        assert checkpoint_steps(experiment / "checkpoints") == steps
+        assert kept_steps(experiment) == steps
     else:
         goes_on = f"the checkpoint of step {steps[-1]}" if steps else "the start"
         ends(Watches(experiment), callbacks, f"w is NaN; a resume continues from {goes_on}")
@@ -129,10 +125,9 @@ def test_non_finite_checkpoint_is_not_resumed(experiment: Path, capsys: pytest.C
     ends(resumed, [SaveOnExit(), StopOnNaN()], "w is NaN; a resume continues from the checkpoint of step 4", steps=9)
     assert resumed.run.resume_line().startswith("resumed at step 4")
     said = capsys.readouterr().out
-    assert (
-        "step-0000000008 is not resumed from: w is NaN" in said and "falling back to the checkpoint of step 4" in said
-    )
-    assert kept_aside(experiment) == [".bad-step-0000000008", "failed-0000000009"]
+    assert "step-0000000008 is not resumed from: w is NaN" in said
+    assert "falling back to the checkpoint of step 4" in said
+    assert kept(experiment) == [".bad-step-0000000008", "failed-0000000009", "step-0000000004"]
     Watches(experiment).train([], max_steps=5)  # step 4 is finite
     for path in (experiment / "checkpoints").glob("step-*"):
         path.rename(experiment / "checkpoints/failed-0")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
-from prototrain import Callback, ModelDict, SimpleTrainer
+from prototrain import Callback, ModelDict
 from prototrain.callbacks import (
     GradientNorm,
     JSONWriter,
@@ -21,7 +20,7 @@ from prototrain.callbacks import (
     Summaries,
     TensorBoardWriter,
 )
-from tests.tiny import CountingTrainer, PressesCtrlC, tiny_build, tiny_model, tiny_trainer, values
+from tests.tiny import CountingTrainer, PressesCtrlC, rows, tiny_build, tiny_trainer, values
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -103,11 +102,7 @@ class Outputs(Callback):
 
 def test_means_do_not_depend_on_call_lengths(tmp_path: Path) -> None:
     def trainer(name: str) -> Any:
-        return SimpleTrainer(tiny_model(build=sometimes), experiment=tmp_path / name)  # type: ignore[arg-type]
-
-    def rows(name: str) -> list[dict[str, float]]:
-        found = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        return [{key: value for key, value in row.items() if key != "time"} for row in found]
+        return tiny_trainer(tmp_path / name, build=sometimes)
 
     each = Outputs()
     trainer("single").train([each, Summaries().every(steps=5), JSONWriter()], max_steps=20)
@@ -116,8 +111,9 @@ def test_means_do_not_depend_on_call_lengths(tmp_path: Path) -> None:
         callbacks = [Summaries().every(steps=5), PressesCtrlC(stop), JSONWriter(), SaveOnExit()]
         with pytest.raises(KeyboardInterrupt) if stop else nullcontext():
             trainer("parts").train(callbacks, max_steps=20)
-    assert rows("long") == rows("single") == rows("parts")
-    for row in rows("long"):
+    long, single, parts = (rows(tmp_path / name) for name in ("long", "single", "parts"))
+    assert long == single == parts
+    for row in long:
         steps = each.seen[int(row["step"]) - 5 : int(row["step"])]
         for name in ("loss", "positive", "twice"):
             values = [one[name] for one in steps if not math.isnan(one[name])]
