@@ -59,6 +59,18 @@ def nested(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     return outer(inputs["x"], training=train_phase)
 
 
+def functional(name: str) -> keras.Model:
+    given = keras.Input((4,))
+    return keras.Model(given, keras.layers.Dense(4, name="fc")(given), name=name)
+
+
+def of_models(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    x = functional("a")(inputs["x"]) + functional("b")(inputs["x"])
+    given = keras.Input((4,))
+    outer = keras.Model(given, keras.layers.Dense(4, name="out")(functional("inner")(given)), name="outer")
+    return keras.layers.Dense(2, name="fc")(outer(x))
+
+
 def by_hand(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     scale = tf.Variable(tf.ones([4]), name="scale")
     with tf.name_scope("inside"):
@@ -97,6 +109,11 @@ def with_optimizer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
         (
             nested,
             "inner/q/kernel inner/q/bias outer/dense/kernel outer/dense/bias outer/dense_1/kernel outer/dense_1/bias",
+        ),
+        (
+            of_models,
+            "a/fc/kernel a/fc/bias b/fc/kernel b/fc/bias outer/inner/fc/kernel outer/inner/fc/bias "
+            "outer/out/kernel outer/out/bias fc/kernel fc/bias",
         ),
         (by_hand, "scale inside/shift Variable"),
         (in_control_flow, "yes/kernel yes/bias"),

@@ -220,38 +220,6 @@ def test_random_numbers_differ_between_towers(make: Any, inline: bool) -> None:
     assert seen["mask_squared"] > seen["mask"] ** 2 + 1e-3, "the mean over towers that agree"
 
 
-def functional(name: str, width: int = 2) -> keras.Model:
-    given = keras.Input([4])
-    return keras.Model(given, L.Dense(width, name="fc")(given), name=name)
-
-
-def around(inner: keras.Model) -> keras.Model:
-    given = keras.Input([4])
-    return keras.Model(given, L.Dense(2, name="out")(inner(given)), name="outer")
-
-
-@pytest.mark.parametrize(
-    ("network", "kernels"),
-    [
-        (lambda x, training: keras.Sequential([L.Input([4]), L.Dense(2, name="fc")], name="d")(x), ["d/fc/kernel"]),
-        (lambda x, training: functional("a")(x) + functional("b")(x), ["a/fc/kernel", "b/fc/kernel"]),
-        (lambda x, training: L.Dense(2, name="fc")(functional("d")(x)), ["d/fc/kernel", "fc/kernel"]),
-        (lambda x, training: around(functional("inner"))(x), ["outer/inner/fc/kernel", "outer/out/kernel"]),
-    ],
-    ids=["sequential", "two of them", "and a layer", "within another"],
-)
-def test_variable_names_include_the_functional_model(network: Network, kernels: list[str], tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path / "e", build=classifier(network))
-    assert [name for name in trainer.variables if name.endswith("kernel")] == kernels
-    trainer.train([SaveOnExit()], max_steps=3)
-    again = tiny_trainer(tmp_path / "e", build=classifier(network))
-    again.train([SaveOnExit()], max_steps=5)
-    whole = tiny_trainer(build=classifier(network))
-    whole.train(max_steps=5)
-    for name, value in weights(whole).items():
-        np.testing.assert_array_equal(value, weights(again)[name])
-
-
 def variables_of_one_name(x: Any, training: bool) -> Any:
     for _ in range(2):
         x = x @ tf.Variable(lambda: tf.random.normal([4, 4])) + tf.Variable(tf.zeros([4]), name="shift")

@@ -173,13 +173,9 @@ def recurrent_build(inputs: Any, train_phase: bool) -> Any:
 
 
 def test_evaluation_does_not_change_the_seeds_of_training() -> None:
-    evaluations = [
-        Validation().every(steps=3),
-        InferenceRunner("vld", [ScalarStats("loss")], prefix="b").every(steps=3),
-    ]
     ends = []
-    for callbacks in ([], evaluations):
+    for callbacks in ([], [Validation(), InferenceRunner("vld", [ScalarStats("loss")], prefix="b")]):
         trainer = tiny_trainer(build=recurrent_build)
-        trainer.train(callbacks, max_steps=10)
+        trainer.train([callback.every(steps=3) for callback in callbacks], max_steps=10)
         ends.append(values(trainer))
     assert ends[0] == ends[1]

@@ -98,17 +98,16 @@ def test_best_checkpoint_has_the_measured_weights(experiment: Path) -> None:
     trainer = tiny_trainer(experiment)
     trainer.train(callbacks())
     stopped = trainer.global_step
-    assert note(experiment, "min-vld-loss")["step"] == stopped < 20, (
-        "the very step at which other weights were put back"
-    )
+    # The best step is the very one at which other weights were put back.
+    assert note(experiment, "min-vld-loss")["step"] == stopped < 20
     check_note(experiment)
-    now, before = values(trainer), rows(experiment)
+    now, recorded = values(trainer), rows(experiment)
 
     again = tiny_trainer(experiment)  # the best weights are restored again, and the run stays stopped
     again.train(callbacks())
     assert again.global_step == stopped and values(again) == now
     assert "changed" not in again.run.resume_line()
-    assert len(rows(experiment)) == len(before)
+    assert rows(experiment) == recorded
     check_note(experiment)
     with pytest.raises(CheckpointError, match=r"needs an experiment|has no best checkpoint"):
         again.load_weights(experiment / "nothing", checkpoint="best")
