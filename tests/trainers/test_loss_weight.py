@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -10,19 +9,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Config, SyncParameterServerTrainer, SyncReplicatedTrainer
+from prototrain import SyncParameterServerTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import Callback, InferenceRunner, ScalarStats
 from prototrain.errors import ConfigError, DataError, ModelError
 from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import tiny_config, tiny_model
+from tests.tiny import tiny_arrays, tiny_model, tiny_trainer
 
 Y = np.array([[1, 1, 1, 1], [9, 9, 9, 9]], np.float32)
 MASK = np.array([[1, 1, 1, 1], [1, 0, 0, 0]], np.float32)
 
 
-def masked(
-    batch_size: int = 2, *, y: Any = Y, mask: Any = MASK, regularizer: Any = None, **keys: Any
-) -> SimpleNamespace:
+def masked(batch_size: int = 2, *, y: Any = Y, mask: Any = MASK, regularizer: Any = None, **keys: Any) -> Any:
     """A number for each column, trained with a mean over the unmasked entries."""
 
     def datasets() -> dict[str, tf.data.Dataset]:
@@ -30,23 +27,16 @@ def masked(
         return {"trn": data.batch(len(y)), "vld": data.batch(batch_size)}
 
     def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
-        layer = keras.layers.Dense(
-            y.shape[1], use_bias=False, kernel_initializer="zeros", name="d", activity_regularizer=regularizer
-        )
+        options = {"use_bias": False, "kernel_initializer": "zeros", "activity_regularizer": regularizer}
+        layer = keras.layers.Dense(y.shape[1], name="d", **options)
         guess = layer(tf.ones_like(inputs["y"][:, :1]))
         weight = tf.reduce_sum(inputs["mask"])
         right = tf.reduce_sum(inputs["mask"] * inputs["y"]) / weight
         loss = tf.reduce_sum((guess - inputs["y"]) ** 2 * inputs["mask"]) / weight
         return {"loss": loss, "label": right, "loss_weight": weight}
 
-    config: dict[str, Any] = {
-        "model.num_steps": 2,
-        "model.batch_size": len(y),
-        "model.optimizer.method": "sgd",
-        "model.lr_schedule.constant.value": 0.1,
-    }
-    config |= {key.replace("__", "."): value for key, value in keys.items()}
-    return SimpleNamespace(config=tiny_config(**config), datasets=datasets, build=build, name="masked")
+    keys = {"model.num_steps": 2, "model.batch_size": len(y), "model.optimizer.method": "sgd", **keys}
+    return tiny_model(build=build, datasets=datasets, **{"model.lr_schedule.constant.value": 0.1, **keys})
 
 
 class Scalars(Callback):
@@ -156,10 +146,7 @@ def test_validation_with_weight_zero() -> None:
         trainer.evaluate("vld", 1)
 
 
-# -- the number of examples -------------------------------------------------------------------------------------------
-
-
-def graphs(names: tuple[str, str], *, weight: bool = False, **keys: Any) -> SimpleNamespace:
+def graphs(names: tuple[str, str], weight: bool) -> Any:
     """Two batches: two graphs with eight nodes, whose loss is 0.5, and two with two, whose loss is 2."""
 
     def datasets() -> dict[str, tf.data.Dataset]:
@@ -177,19 +164,14 @@ def graphs(names: tuple[str, str], *, weight: bool = False, **keys: Any) -> Simp
         found = {"loss": tf.reduce_mean(inputs[names[0]]) + tf.reduce_mean(rate)}
         return {**found, "loss_weight": tf.shape(inputs[names[0]])[0]} if weight else found
 
-    return SimpleNamespace(
-        config=tiny_config(**{"model.batch_size": 2, **keys}), datasets=datasets, build=build, name="graphs"
-    )
+    return tiny_model(build=build, datasets=datasets, model__batch_size=2)
 
 
 @pytest.mark.parametrize(("weight", "wanted"), [(False, 1.25), (True, 0.8)])
 @pytest.mark.parametrize("names", [("nodes", "y"), ("z", "y")])
 def test_batches_with_several_sizes_count_equally(names: tuple[str, str], weight: bool, wanted: float) -> None:
-    trainer = SimpleTrainer(graphs(names, weight=weight))
+    trainer = SimpleTrainer(graphs(names, weight))
     assert trainer.evaluate("vld") == {"loss": pytest.approx(wanted)}
-
-
-# -- the mean over many batches ---------------------------------------------------------------------------------------
 
 
 def test_means_over_many_batches_are_exact() -> None:
@@ -203,23 +185,8 @@ def test_means_over_many_batches_are_exact() -> None:
         keras.layers.Dense(1, name="d")(inputs["x"])
         return {"loss": tf.reduce_mean(inputs["x"])}
 
-    config = tiny_config(**{"model.batch_size": 1})
-    model = SimpleNamespace(config=config, datasets=datasets, build=build, name="many")
-    found = SimpleTrainer(model).evaluate("vld")
+    found = tiny_trainer(build=build, datasets=datasets, model__batch_size=1).evaluate("vld")
     assert found is not None and found["loss"] == pytest.approx(0.1, abs=1e-7)
-
-
-# -- model.batch_size -------------------------------------------------------------------------------------------------
-
-
-def line(make: Any, **keys: Any) -> SimpleNamespace:
-    def datasets() -> dict[str, tf.data.Dataset]:
-        return {"trn": make(tf.data.Dataset.from_tensor_slices({"x": tf.zeros([20, 1])}))}
-
-    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
-        return {"loss": tf.reduce_mean(keras.layers.Dense(1, name="line")(inputs["x"]))}
-
-    return SimpleNamespace(config=Config({**tiny_config(), **keys}), datasets=datasets, build=build, name="line")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +205,8 @@ def line(make: Any, **keys: Any) -> SimpleNamespace:
 def test_batch_size_must_match_the_config(
     make: Any, size: int, outcome: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = line(make, **{"model.batch_size": size})
+    model = tiny_model(datasets=lambda: {"trn": make(tf.data.Dataset.from_tensor_slices(tiny_arrays(20)))})
+    model.config["model.batch_size"] = size
     if outcome == "error":
         with pytest.raises(ConfigError, match=rf"model.batch_size is {size}.*'trn' have [48] examples"):
             SimpleTrainer(model)

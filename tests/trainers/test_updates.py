@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Config, KerasTrainer, SimpleTrainer, SyncReplicatedTrainer
+from prototrain import KerasTrainer, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import SaveOnExit, ScheduledHyperParamSetter, StopOnNaN
 from prototrain.errors import ConfigError, ModelError
 from prototrain.launch import default_callbacks
@@ -22,48 +22,44 @@ from tests.tiny import tiny_model
 RATE = 0.1
 
 
-def config(**more: Any) -> Config:
-    values: dict[str, Any] = {"model.batch_size": 4, "model.num_steps": 1, "trainer.experiment_name": "updates"}
-    return Config(values | {key.replace("__", "."): value for key, value in more.items()})
+def model(build: Any, batch: dict[str, Any], method: Any, **more: Any) -> Any:
+    """A model that is trained with one batch of four examples."""
+
+    def datasets() -> dict[str, tf.data.Dataset]:
+        return {"trn": tf.data.Dataset.from_tensors(batch).repeat()}
+
+    keys = {"model__batch_size": 4, "model__num_steps": 1, "model__lr_schedule__constant__value": RATE, **more}
+    return tiny_model(build=build, datasets=datasets, model__optimizer__method=method, **keys)
 
 
-class Rows:
+def rows(method: Any, **more: Any) -> Any:
     """The loss is the sum of one row of an embedding, taken four times."""
 
-    def __init__(self, method: Any, **more: Any) -> None:
-        self.config = config(model__optimizer__method=method, **more)
-
-    def datasets(self) -> dict[str, tf.data.Dataset]:
-        return {"trn": tf.data.Dataset.from_tensors({"ids": np.zeros(4, np.int32)}).repeat()}
-
-    def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         rows = keras.layers.Embedding(3, 1, name="rows", embeddings_initializer="ones")(inputs["ids"])
         return {"loss": tf.reduce_sum(rows)}
 
+    return model(build, {"ids": np.zeros(4, np.int32)}, method, **more)
 
-class Line:
+
+def line(method: Any = lambda: keras.optimizers.SGD(RATE), **more: Any) -> Any:
     """Learns y = 2 x from four points."""
 
-    def __init__(self, method: Any = None, **more: Any) -> None:
-        method = (lambda: keras.optimizers.SGD(RATE)) if method is None else method
-        self.config = config(model__optimizer__method=method, **more)
-
-    def datasets(self) -> dict[str, tf.data.Dataset]:
-        x = np.ones([4, 1], np.float32)
-        return {"trn": tf.data.Dataset.from_tensors({"x": x, "y": 2 * x}).repeat()}
-
-    def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         layer = keras.layers.Dense(1, name="line", kernel_initializer="zeros", use_bias=False)
         guess = tf.cast(layer(inputs["x"]), tf.float32)
         return {"loss": tf.reduce_mean((guess - inputs["y"]) ** 2)}
+
+    x = np.ones([4, 1], np.float32)
+    return model(build, {"x": x, "y": 2 * x}, method, **more)
 
 
 def weight(trainer: Any) -> float:
     return float(tf.reshape(tf.convert_to_tensor(next(iter(trainer.variables.values()))), [-1])[0])
 
 
-def two_towers(model: Any, base: type = SyncReplicatedTrainer) -> Any:
-    return base(model, towers="cpu:2")
+def two_towers(model: Any, **options: Any) -> Any:
+    return SyncReplicatedTrainer(model, towers="cpu:2", **options)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +73,7 @@ def two_towers(model: Any, base: type = SyncReplicatedTrainer) -> Any:
 )
 def test_duplicate_rows_are_summed(optimizer: Any, make: Any, keys: dict[str, Any]) -> None:
     parts = 2 if keys.get("model__accumulate_steps") or make is two_towers else 1
-    trainer = make(Rows(lambda: optimizer(RATE), **keys))
+    trainer = make(rows(lambda: optimizer(RATE), **keys))
     trainer.train(max_steps=1)
     dense, expected = tf.constant([[4.0 / parts], [0.0], [0.0]]), keras.Variable(np.ones([3, 1]))
     optimizer(RATE).apply([dense], [expected])
@@ -107,7 +103,7 @@ def test_duplicate_rows_of_a_keras_model_are_summed() -> None:
 )
 def test_settings_of_fit_are_refused(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        SimpleTrainer(Line(make))
+        SimpleTrainer(line(make))
 
 
 @pytest.mark.parametrize("make", [SimpleTrainer, two_towers])
@@ -117,7 +113,7 @@ def test_variables_excluded_from_weight_decay(make: Any) -> None:
         optimizer.exclude_from_weight_decay(var_names=["rows"])
         return optimizer
 
-    trainer = make(Rows(method))
+    trainer = make(rows(method))
     trainer.train(max_steps=1)
     assert weight(trainer) == pytest.approx(1 - RATE * (2.0 if make is two_towers else 4.0))
 
@@ -157,9 +153,7 @@ class PythonTrainer(SimpleTrainer):
 def test_unused_keys_are_named(
     trainer: Any, keys: dict[str, Any], named: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = Line()
-    model.config.update(keys)
-    trainer(model).train(max_steps=2)
+    trainer(line(**keys)).train(max_steps=2)
     out = capsys.readouterr().out
     assert [key for key in keys if f"WARNING: {key} is set" in out] == named
 
@@ -167,19 +161,14 @@ def test_unused_keys_are_named(
 @pytest.mark.parametrize("make", [SimpleTrainer, two_towers])
 def test_weights_are_loaded_only_at_a_fresh_start(make: Any, tmp_path: Path) -> None:
     path = tmp_path / "weights.npz"
-    first = SimpleTrainer(Line())
-    name = next(iter(first.variables))
-    np.savez(path, **{name: np.full([1, 1], 7.0, np.float32)})
+    np.savez(path, **{name: np.full([1, 1], 7.0, np.float32) for name in SimpleTrainer(line()).variables})
 
     def run(steps: int) -> float:
-        extra = {"experiment": tmp_path / "run"} if make is SimpleTrainer else {}
-        trainer = make(Line(model__weights_load_path=str(path)), **extra)
-        trainer.train([*default_callbacks(trainer.model), SaveOnExit()] if extra else [], max_steps=steps)
+        trainer = make(line(model__weights_load_path=str(path)), experiment=tmp_path / "run")
+        trainer.train([*default_callbacks(trainer.model), SaveOnExit()], max_steps=steps)
         return weight(trainer)
 
-    assert run(1) == pytest.approx(7 - RATE * 2 * 5)
-    if make is SimpleTrainer:
-        assert run(2) == pytest.approx(6 - RATE * 2 * 4)
+    assert [run(1), run(2)] == pytest.approx([7 - RATE * 2 * 5, 6 - RATE * 2 * 4])
 
 
 class Sometimes(TowerTrainer):
@@ -217,7 +206,7 @@ class SometimesOnTwo(Sometimes, SyncReplicatedTrainer):
 class TestUpdatesInSomeSteps:
     @pytest.mark.parametrize(("spoilt", "precision"), [(False, None), (True, "mixed_float16")])
     def test_the_value_is_that_of_the_updates_made(self, trainer: Any, spoilt: bool, precision: str | None) -> None:
-        made = trainer(Line(model__mixed_precision=precision))
+        made = trainer(line(model__mixed_precision=precision))
         made.spoilt = spoilt
         if made.loss_scale is not None:
             made.loss_scale.scale.assign(8.0)  # no gradient overflows
@@ -229,26 +218,22 @@ class TestUpdatesInSomeSteps:
         assert int(tf.convert_to_tensor(made.optimizer.iterations)) == 3
 
     def test_inside_of_a_branch_it_is_an_error(self, trainer: Any) -> None:
-        made = trainer(Line())
+        made = trainer(line())
         made.inside = True
         with pytest.raises(ModelError, match=r"inside a tf.cond.*when="):
             made.train(max_steps=1)
 
 
-# Settings of the optimizer.
-
-
 def test_warning_for_an_unused_schedule(capsys: pytest.CaptureFixture[str]) -> None:
-    steps = {"model__lr_schedule__method": "step", "model__lr_schedule__step__boundaries": [1]}
-    values = {"model__lr_schedule__step__values": [0.1, 0.01]}
+    schedule = {"method": "step", "step__boundaries": [1], "step__values": [0.1, 0.01]}
+    steps = {f"model__lr_schedule__{key}": value for key, value in schedule.items()}
     own = {"model__optimizer__method": lambda: keras.optimizers.SGD(0.1)}
     setter = ScheduledHyperParamSetter("learning_rate", [(1, 0.1)])
-    constant: dict[str, Any] = {}  # no required keys
     for change, callbacks, is_said in (
-        ({**steps, **values}, [], True),
-        ({**steps, **values, **own}, [], True),
-        ({**steps, **values}, [setter], False),
-        (constant, [], False),
+        (steps, [], True),
+        ({**steps, **own}, [], True),
+        (steps, [setter], False),
+        ({}, [], False),
     ):
         SimpleTrainer(tiny_model(**change)).train(callbacks, max_steps=2)
         said = "model.lr_schedule (step) is not followed: the learning rate stays at 0.1"
