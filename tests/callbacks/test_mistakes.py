@@ -61,6 +61,7 @@ def halves(step: Any) -> Any:
     [
         (CountingTrainer, [ModelSaver()], "ModelSaver needs a directory"),
         (tiny_trainer, [Validation(batches=-1)], "Validation: batches must be a whole number, 0 for all, got -1"),
+        (tiny_trainer, [Validation("val")], "did you mean 'vld'"),
         (CountingTrainer, [ScheduledHyperParamSetter("no_such", [(1, 1)])], "no variable 'no_such'"),
         (scheduled, [LearningRate(halves)], "made with a schedule"),
         (tiny_trainer, [ProcessTensors("lost", print).every(steps=1)], "no tensor 'lost' in the step; there are: x, y"),

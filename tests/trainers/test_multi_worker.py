@@ -21,15 +21,22 @@ from tests.trainers.test_replicated import endless, plain_build
 from tests.trainers.worker import from_files
 
 
-@pytest.mark.slow
-def test_workers_equal_one() -> None:
-    one = SimpleTrainer(tiny_model(build=plain_build, datasets=endless))
+def assert_equal_one(datasets: Any, **order: Any) -> None:
+    """Compare two workers with one trainer on the given datasets."""
+    one = SimpleTrainer(tiny_model(build=plain_build, datasets=datasets))
     one.train([LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)), StopOnNaN()], max_steps=12)
-    for result in run(plain=True, steps=12):
+    results = run(plain=True, steps=12, **order)
+    for result in results:
         assert result is not None and "error" not in result, result
         assert result["outputs"] == pytest.approx(dict(one.outputs), rel=1e-3, abs=1e-4)
+        assert result["weights"] == results[0]["weights"]  # type: ignore[index]
         for name, value in one.variables.items():
             np.testing.assert_allclose(result["weights"][name], value.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+def test_workers_equal_one() -> None:
+    assert_equal_one(endless)
 
 
 @pytest.mark.slow
@@ -177,18 +184,11 @@ def write_files(directory: Path) -> None:
 @pytest.mark.slow
 def test_global_batch_is_the_workers_parts_in_order(tmp_path: Path) -> None:
     write_files(tmp_path / "data")
-    order: dict[str, Any] = {"files": str(tmp_path / "data"), "config": {"model__data_sharding": "files"}}
-    results = run(plain=True, steps=12, **order)
+    place = str(tmp_path / "data")
 
     def datasets() -> dict[str, tf.data.Dataset]:
-        shares = [shard_for_worker(from_files(order["files"]), Share(i, 2, "files"), 4)["trn"] for i in range(2)]
+        shares = [shard_for_worker(from_files(place), Share(i, 2, "files"), 4)["trn"] for i in range(2)]
         both = tf.data.Dataset.zip(*shares)
         return {"trn": both.map(lambda one, other: {name: tf.concat([one[name], other[name]], 0) for name in one})}
 
-    alone = SimpleTrainer(tiny_model(build=plain_build, datasets=datasets))
-    alone.train([LearningRate(lambda step: 0.02 * 0.9 ** (step / 10))], max_steps=12)
-    for result in results:
-        assert result is not None and "error" not in result, result
-        assert result["weights"] == results[0]["weights"]  # type: ignore[index]
-        for name, variable in alone.variables.items():
-            np.testing.assert_allclose(result["weights"][name], variable.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
+    assert_equal_one(datasets, files=place, config={"model__data_sharding": "files"})
