@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -17,7 +16,7 @@ from prototrain.cli import main
 from prototrain.errors import ConfigError, ModelError, NonFiniteError
 from prototrain.trainers.optimization import rate
 from tests.models.exact import assert_resumes_exactly, train
-from tests.tiny import saved_variables, tiny_config
+from tests.tiny import saved_variables, tiny_model
 
 UNITS = {"model.generator_units": [6], "model.discriminator_units": [6]}
 SMALL = {**UNITS, "model.batch_size": 16, "model.noise_size": 3}
@@ -58,9 +57,7 @@ def plain_model(**config: Any) -> Any:
         return {"trn": tf.data.Dataset.from_tensor_slices({"x": x, "noise": noise}).batch(8)}
 
     chosen = {"model__optimizer__method": "sgd", "model__discriminator_updates": 2, "model__weight_decay__value": 0.1}
-    return SimpleNamespace(
-        config=tiny_config(**{**chosen, **config}), datasets=datasets, build=plain_build, name="plain"
-    )
+    return tiny_model(build=plain_build, datasets=datasets, **{**chosen, **config})
 
 
 def by_hand(trainer: GANTrainer, steps: int, rate: float) -> dict[str, Any]:

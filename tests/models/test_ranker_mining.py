@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -13,7 +12,7 @@ from models.ranker.mining import mine
 from prototrain import ModelDict
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import Losses, tiny_config
+from tests.tiny import Losses, tiny_model
 
 PAIRS, UNITS, MARGIN = 8, 4, 0.2
 PRODUCTS = np.array([0, 1, 2, 0, 3, 1, 4, 5], np.int32)  # some examples twice, in one tower or in two
@@ -77,9 +76,8 @@ def _model(mining: str, *, accumulate: int = 1) -> Any:
     def datasets() -> dict[str, tf.data.Dataset]:
         return {"trn": tf.data.Dataset.from_tensor_slices(arrays).batch(PAIRS)}
 
-    config = tiny_config(model__batch_size=PAIRS, model__optimizer__method="sgd", model__accumulate_steps=accumulate)
-    config["model.lr_schedule.constant.value"] = 0.3
-    return SimpleNamespace(config=config, build=build, datasets=datasets, name="linear")
+    keys = {"model__lr_schedule__constant__value": 0.3, "model__accumulate_steps": accumulate}
+    return tiny_model(build=build, datasets=datasets, model__optimizer__method="sgd", **keys)
 
 
 def _train(trainer: Any) -> tuple[list[float], dict[str, Any]]:
