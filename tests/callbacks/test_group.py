@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,32 +115,15 @@ def test_stop_between_callbacks_runs_each_once(every: dict[str, int], where: int
 class StopsInside(Named):
     """Is interrupted by a signal once, like a long validation."""
 
-    def __init__(self, letter: str, once: list[bool]) -> None:
-        super().__init__(letter, [])
-        self.once = once
+    once = True
 
     def trigger(self) -> None:
         super().trigger()
-        if self.trainer.global_step == 4 and self.once:
-            self.once.pop()
+        if self.trainer.global_step == 4 and StopsInside.once:
+            StopsInside.once = False
             self.count -= 1
             self.trainer.stop.request(signal.SIGINT)
             self.trainer.stop.check()
-
-
-@EVERY
-def test_stop_inside_a_callback_repeats_only_that_one(every: dict[str, int], tmp_path: Path) -> None:
-    once = [True]
-
-    def train() -> list[int]:
-        named = [Named("a", []), StopsInside("b", once), Named("c", [])]
-        callbacks = [*timed(named, every), SaveOnExit()]
-        CountingTrainer(experiment=tmp_path).train(callbacks, steps_per_epoch=4, max_epoch=2)
-        return [callback.count for callback in named]
-
-    with pytest.raises(KeyboardInterrupt):
-        train()
-    assert train() == [4 if every == {"steps": 2} else 2] * 3
 
 
 class Saves(Named):
@@ -151,14 +135,20 @@ class Saves(Named):
 
 
 @EVERY
-def test_resume_from_a_save_between_callbacks_runs_each_once(every: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [StopsInside, Saves])
+def test_resume_amid_the_callbacks_of_a_step_runs_each_once(
+    kind: type[Named], every: dict[str, int], tmp_path: Path
+) -> None:
     def train(steps: int) -> list[int]:
-        named = [Named("a", []), Saves("b", []), Named("c", [], Priority.WRITE), Named("d", [], Priority.SAVE)]
-        callbacks = [*timed(named, every), ModelSaver().every(steps=2)]
-        CountingTrainer(experiment=tmp_path).train(callbacks, steps_per_epoch=4, max_steps=steps)
+        named = [Named("a", []), kind("b", []), Named("c", [], Priority.WRITE), Named("d", [], Priority.SAVE)]
+        saver = SaveOnExit() if kind is StopsInside else ModelSaver().every(steps=2)
+        trainer = CountingTrainer(experiment=tmp_path)
+        trainer.train([*timed(named, every), saver], steps_per_epoch=4, max_steps=steps)
         return [callback.count for callback in named]
 
-    train(4)
+    StopsInside.once = True
+    with suppress(KeyboardInterrupt):
+        train(4)
     assert train(8)[:3] == [4 if every == {"steps": 2} else 2] * 3
 
 

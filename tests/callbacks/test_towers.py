@@ -47,46 +47,41 @@ def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
     return net
 
 
-class Run:
-    def __init__(self, experiment: Path, towers: int) -> None:
-        model: Any = tiny_model(build=build)
-        self.seen: list[Any] = []
-        self.trainer: Any = (
-            SimpleTrainer(model, experiment=experiment)
-            if towers == 1
-            else SyncReplicatedTrainer(model, experiment=experiment, towers=towers)
-        )
-        auc = KerasMetric(keras.metrics.AUC(name="auc"), "y", "probability")
-        self.trainer.train(
-            [
-                *(GradientNorm(), StopOnNaN(), TensorBoardWriter(), SaveOnExit()),
-                AssignVariables(lambda variable: tf.clip_by_value(variable, -0.5, 0.5), "logits/kernel"),
-                PeriodicCallback(ExponentialMovingAverage(0.9), every_k_steps=2),
-                ScheduledHyperParamSetter("learning_rate", [(4, 0.005)], step_based=True),
-                MovingAverageSummary("loss").every(steps=4),
-                Summaries().every(steps=4),
-                ProcessTensors(["x", "fc0", "loss"], lambda *arrays: self.seen.append(arrays)).every(steps=4),
-                Validation().every(steps=4),
-                InferenceRunner("vld", [ScalarStats("loss"), auc], prefix="inference").every(steps=4),
-                EarlyStopping("vld/loss", mode="min", patience=9, restore_best=True).every(steps=4),
-                MinSaver("vld/loss").every(steps=4),
-            ],
-            max_steps=12,
-        )
+def trained(trainer: Any) -> list[Any]:
+    """Train with callbacks of all kinds; returns the tensors that `ProcessTensors` has seen."""
+    seen: list[Any] = []
+    auc = KerasMetric(keras.metrics.AUC(name="auc"), "y", "probability")
+    trainer.train(
+        [
+            *(GradientNorm(), StopOnNaN(), TensorBoardWriter(), SaveOnExit()),
+            AssignVariables(lambda variable: tf.clip_by_value(variable, -0.5, 0.5), "logits/kernel"),
+            PeriodicCallback(ExponentialMovingAverage(0.9), every_k_steps=2),
+            ScheduledHyperParamSetter("learning_rate", [(4, 0.005)], step_based=True),
+            MovingAverageSummary("loss").every(steps=4),
+            Summaries().every(steps=4),
+            ProcessTensors(["x", "fc0", "loss"], lambda *arrays: seen.append(arrays)).every(steps=4),
+            Validation().every(steps=4),
+            InferenceRunner("vld", [ScalarStats("loss"), auc], prefix="inference").every(steps=4),
+            EarlyStopping("vld/loss", mode="min", patience=9, restore_best=True).every(steps=4),
+            MinSaver("vld/loss").every(steps=4),
+        ],
+        max_steps=12,
+    )
+    return seen
 
 
 def test_two_towers_equal_one(tmp_path: Path) -> None:
-    one, two = Run(tmp_path / "one", 1), Run(tmp_path / "two", 2)
-    names = one.trainer.monitors.names()
-    assert {"trn/gradient_norm", "trn/loss_average", "inference/auc", "vld/loss"} <= set(names)
-    for name in names:
-        mine, theirs = (dict(run.trainer.monitors.history(name)) for run in (one, two))
-        assert mine == pytest.approx(theirs, rel=1e-4), name
-    for mine, theirs in zip(one.seen, two.seen, strict=True):
+    one = SimpleTrainer(tiny_model(build=build), experiment=tmp_path / "one")
+    two = SyncReplicatedTrainer(tiny_model(build=build), "cpu:2", experiment=tmp_path / "two")
+    for mine, theirs in zip(trained(one), trained(two), strict=True):
         for a, b in zip(mine, theirs, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    mine, theirs = (averaged_weights(run.trainer.state) for run in (one, two))
-    for name, average in mine.items():
+    names = one.monitors.names()
+    assert {"trn/gradient_norm", "trn/loss_average", "inference/auc", "vld/loss"} <= set(names)
+    for name in names:
+        assert dict(one.monitors.history(name)) == pytest.approx(dict(two.monitors.history(name)), rel=1e-4), name
+    theirs = averaged_weights(two.state)
+    for name, average in averaged_weights(one.state).items():
         np.testing.assert_allclose(average.numpy(), theirs[name].numpy(), rtol=1e-4, atol=1e-6)
-    a, b = (run.trainer.get_predictor(["x"], ["logits"])(tiny_arrays(3)["x"])[0] for run in (one, two))
+    a, b = (trainer.get_predictor(["x"], ["logits"])(tiny_arrays(3)["x"])[0] for trainer in (one, two))
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

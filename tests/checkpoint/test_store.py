@@ -52,20 +52,30 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+TENSORS = {
+    "scalar": tf.constant(1.5, tf.float64),
+    "empty": tf.zeros([0, 3]),
+    "text": tf.constant([b"a", b"\0bc"]),
+    "half": tf.cast(tf.range(7), tf.bfloat16),
+    **{f"large/{number}": tf.random.stateless_normal([40, 10], [number, 0]) for number in range(5)},
+}
+
+
 def test_saved_checkpoint_is_read_back(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.newest() is None and checkpoints.steps() == []
-    path = checkpoints.start(snapshot(7, note=Note("hello")))()
-    assert path == tmp_path / "checkpoints" / "step-0000000007"
-    found = checkpoints.newest()
-    assert found is not None and found.step == 7 and found.path == path
-    read = found.variables()
-    assert sorted(read) == ["count", "w/kernel"]
-    np.testing.assert_array_equal(read["w/kernel"], np.full((2, 3), 7, np.float32))
-    assert read["count"].dtype == np.int64 and read["count"] == 7
-    note = Note("")
-    note.read(prefix_of(found.path, "note"), found.meta["parts"]["note"])
+    path = checkpoints.start(Snapshot(7, dict(TENSORS), {"note": Note("hello")}))()
+    found, note = checkpoints.newest(), Note("")
+    assert found is not None and found.step == 7
+    assert found.path == path == tmp_path / "checkpoints" / "step-0000000007"
+    note.read(prefix_of(path, "note"), found.meta["parts"]["note"])
     assert note.text == "hello"
+    read = found.variables()
+    assert read.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert read[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(read[name], tensor)
+        np.testing.assert_array_equal(tf.train.load_variable(str(path / "model"), name), tensor)  # as others read it
 
 
 @pytest.mark.parametrize("name", ["model.index", "meta", "", "..", "/etc/x", "%"])
@@ -275,22 +285,3 @@ def _kill_child(directory: Path, at: int) -> int:
         checkpoints.prune(1)
         os._exit(0)
     return os.waitpid(child, 0)[1]
-
-
-TENSORS = {
-    "scalar": tf.constant(1.5, tf.float64),
-    "empty": tf.zeros([0, 3]),
-    "text": tf.constant([b"a", b"\0bc"]),
-    "half": tf.cast(tf.range(7), tf.bfloat16),
-    **{f"large/{number}": tf.random.stateless_normal([40, 10], [number, 0]) for number in range(5)},
-}
-
-
-def test_tensors_are_read_back_by_any_reader(tmp_path: Path) -> None:
-    path = Checkpoints(tmp_path).start(Snapshot(1, dict(TENSORS)))()
-    read = verify(path).variables()
-    assert read.keys() == TENSORS.keys()
-    for name, tensor in TENSORS.items():
-        assert read[name].dtype == tensor.dtype
-        np.testing.assert_array_equal(read[name], tensor)
-        np.testing.assert_array_equal(tf.train.load_variable(str(path / "model"), name), tensor)  # as others read it

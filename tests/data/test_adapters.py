@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,10 @@ from prototrain.data.adapters import as_datasets
 from prototrain.data.iterator import OTHER_FIRST_BATCH
 from prototrain.errors import CheckpointError
 from tests.data.reading import assert_exact, data, read, resume, save
+from tests.readers.test_flows import Flow
 
 CONFIG = {"model.batch_size": 4}
 X = np.arange(22)
-
-
-class Flow:
-    """A tensorpack DataFlow of lists."""
-
-    def reset_state(self) -> None:
-        pass
-
-    def __len__(self) -> int:
-        return 2
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return iter([[np.ones([4, 2]), np.ones(4)], [np.ones([3, 2]), np.ones(3)]])
 
 
 class Pairs(keras.utils.PyDataset):
@@ -113,7 +101,7 @@ def test_batches_are_dicts() -> None:
     texts = {"x": ["a", "b"], "tags": tf.ragged.constant([[1], [2, 3]])}
     (batch,) = made(texts, "vld")
     assert batch["x"].numpy().tolist() == [b"a", b"b"] and batch["tags"].to_list() == [[1], [2, 3]]
-    flow = made(Flow())
+    flow = made(Flow([[np.ones([4, 2]), np.ones(4)], [np.ones([3, 2]), np.ones(3)]], 2))
     assert int(flow.cardinality()) == 2 and list(flow.element_spec) == ["x", "y"]
     assert [len(batch["x"]) for batch in flow] == [4, 3]
     weighted = made((X, {"a": X, "b": (X, X)}, X))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,6 @@ class Server:
     def __init__(self) -> None:
         self.runs: dict[str, list[tuple[str, int, float]]] = {}
         self.outcomes: list[Outcome] = []
-        self.is_down = False
-
-    def stop(self) -> None:
-        self.is_down = True
-
-    def start(self) -> None:
         self.is_down = False
 
 
@@ -84,9 +79,10 @@ def test_one_tracker_run_per_run(experiment: Path) -> None:
 
 def test_failed_uploads_are_retried(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = Server()
-    run(experiment, server, At(2, server.stop), At(4, server.start))
+    goes, comes_back = (partial(setattr, server, "is_down", down) for down in (True, False))
+    run(experiment, server, At(2, goes), At(4, comes_back))
     assert steps_of(server) == [1, 2, 3, 4, 5, 6]
-    run(experiment, server, At(8, server.stop), steps=9, resume=False)
+    run(experiment, server, At(8, goes), steps=9, resume=False)
     with pytest.raises(CallbackError, match="Writer cannot begin: ConnectionError: no answer"):
         run(experiment, server)
     said = capsys.readouterr().out
