@@ -167,15 +167,22 @@ class PressesCtrlC(Callback):
         return self.step if step < self.step else None
 
 
-class Losses(Callback):
-    """Keeps the loss, or another scalar, of every step, which makes each compiled call one step long."""
+class Records(Callback):
+    """Keeps what a function of the trainer returns after each step; makes each compiled call one step long."""
 
-    def __init__(self, scalar: str = "loss") -> None:
-        self.scalar = scalar
-        self.by_step: dict[int, float] = {}
+    def __init__(self, get: Callable[[Any], Any]) -> None:
+        self.get = get
+        self.by_step: dict[int, Any] = {}
 
     def trigger_step(self) -> None:
-        self.by_step[self.trainer.global_step] = self.trainer.outputs[self.scalar]
+        self.by_step[self.trainer.global_step] = self.get(self.trainer)
+
+
+class Losses(Records):
+    """Keeps the loss, or another scalar, of every step."""
+
+    def __init__(self, scalar: str = "loss") -> None:
+        super().__init__(lambda trainer: trainer.outputs[scalar])
 
 
 def rows(directory: str | Path) -> list[dict[str, Any]]:

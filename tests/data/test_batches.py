@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.data.batches import (
-    batch_size,
-    by_path,
-    check_dataset,
-    first_part,
-    limited,
-    split_batch,
-)
+from prototrain.data.batches import batch_size, by_path, check_dataset, first_part, limited, split_batch
 from prototrain.errors import DataError
 
 X = np.ones([4, 2], np.float32)

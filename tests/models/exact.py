@@ -26,15 +26,7 @@ def train(trainer: TowerTrainer, steps: int) -> TowerTrainer:
 
 
 def assert_resumes_exactly(make: Callable[[Path], Any], directory: Path) -> TowerTrainer:
-    """Compare a run of `END` steps with one of another trainer that resumes from the checkpoint after `CUT`.
-
-    Args:
-        make: makes a trainer of the experiment in a directory.
-        directory: does not exist yet.
-
-    Returns:
-        the second trainer.
-    """
+    """Compare a run of `END` steps with one of another trainer, which is returned, that resumes after `CUT`."""
     whole = values_of_towers(train(make(directory), END))
     for checkpoint in (directory / "checkpoints").glob("step-*"):
         if checkpoint.name != f"step-{CUT:010}":

@@ -28,7 +28,6 @@ def test_towers_update_shared_variables() -> None:
 
 
 def test_first_tower_equals_simple_trainer() -> None:
-    """One tower, step by step."""
     two, simple = AsyncTrainer(tiny_model(), 2, scale_gradient=False), SimpleTrainer(tiny_model())
     losses = []
     for trainer in (two, simple):

@@ -13,7 +13,7 @@ from prototrain import SyncParameterServerTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import Callback, InferenceRunner, ScalarStats
 from prototrain.errors import ConfigError, DataError, ModelError
 from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import tiny_arrays, tiny_model, tiny_trainer
+from tests.tiny import Records, tiny_arrays, tiny_model, tiny_trainer
 
 Y = np.array([[1, 1, 1, 1], [9, 9, 9, 9]], np.float32)
 MASK = np.array([[1, 1, 1, 1], [1, 0, 0, 0]], np.float32)
@@ -39,20 +39,10 @@ def masked(batch_size: int = 2, *, y: Any = Y, mask: Any = MASK, regularizer: An
     return tiny_model(build=build, datasets=datasets, **{"model.lr_schedule.constant.value": 0.1, **keys})
 
 
-class Scalars(Callback):
-    """Keeps the scalars of each step."""
-
-    def __init__(self) -> None:
-        self.found: list[dict[str, float]] = []
-
-    def trigger_step(self) -> None:
-        self.found.append({name: float(value) for name, value in self.trainer.outputs.items()})
-
-
-def trained(trainer: Any, callbacks: Any = ()) -> tuple[list[dict[str, float]], np.ndarray[Any, Any]]:
-    scalars = Scalars()
-    trainer.train([scalars, *callbacks])
-    return scalars.found, np.asarray(trainer.variables["d/kernel"])
+def trained(trainer: Any) -> tuple[list[dict[str, float]], np.ndarray[Any, Any]]:
+    outputs = Records(lambda trainer: {name: float(value) for name, value in trainer.outputs.items()})
+    trainer.train([outputs])
+    return list(outputs.by_step.values()), np.asarray(trainer.variables["d/kernel"])
 
 
 class Own(SyncReplicatedTrainer):

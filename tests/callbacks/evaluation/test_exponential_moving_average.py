@@ -18,18 +18,11 @@ from prototrain.callbacks import (
     Validation,
     averaged_weights,
 )
-from tests.tiny import tiny_trainer, values
+from tests.tiny import Records, tiny_trainer, values
 
 
-class Weights(Callback):
-    def __init__(self) -> None:
-        self.by_step: dict[int, dict[str, Any]] = {}
-
-    def before_train(self) -> None:
-        self.trigger_step()
-
-    def trigger_step(self) -> None:
-        self.by_step[self.trainer.global_step] = {n: v.numpy() for n, v in self.trainer.trainable.items()}
+def trainable(trainer: Any) -> dict[str, Any]:
+    return {name: v.numpy() for name, v in trainer.trainable.items()}
 
 
 def averages(trainer: Any) -> dict[str, Any]:
@@ -37,9 +30,9 @@ def averages(trainer: Any) -> dict[str, Any]:
 
 
 def test_averages_weights_and_restarts_from_loaded_weights() -> None:
-    trainer, average, weights = tiny_trainer(), ExponentialMovingAverage(0.8), Weights()
+    trainer, average, weights = tiny_trainer(), ExponentialMovingAverage(0.8), Records(trainable)
+    expected = trainable(trainer)
     trainer.train([average, weights, StopOnNaN()], max_steps=6)
-    expected = weights.by_step[0]
     for step in range(1, 7):
         expected = {name: 0.8 * e + 0.2 * weights.by_step[step][name] for name, e in expected.items()}
     found = averages(trainer)
@@ -61,7 +54,7 @@ def test_averages_belong_to_the_runs_with_the_callback() -> None:
         np.testing.assert_array_equal(value, kept[name])
     trainer.train([], max_steps=8)
     assert averages(trainer) == {}
-    now = {name: variable.numpy() for name, variable in trainer.trainable.items()}
+    now = trainable(trainer)
     trainer.train([ExponentialMovingAverage(0.9)], max_steps=8)
     for name, value in averages(trainer).items():
         np.testing.assert_array_equal(value, now[name])
@@ -73,7 +66,7 @@ def test_only_evaluation_uses_the_averages(experiment: Path) -> None:
 
     def measure(self: CallbackFactory) -> None:
         with average.applied():
-            inside.append({n: v.numpy() for n, v in self.trainer.trainable.items()})
+            inside.append(trainable(self.trainer))
             inside.append(self.trainer.evaluate("vld")["loss"])
 
     def callbacks() -> list[Callback]:

@@ -10,7 +10,6 @@ import keras
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback
 from prototrain.callbacks import (
     CallbackFactory,
     HumanHyperParamSetter,
@@ -22,18 +21,7 @@ from prototrain.callbacks import (
     StatMonitorParamSetter,
 )
 from tests.callbacks.helpers import measures
-from tests.tiny import CountingTrainer, Losses, tiny_trainer
-
-
-class InForce(Callback):
-    """Records the value of each step."""
-
-    def __init__(self, get: Callable[[], float]) -> None:
-        self._get = get
-        self.by_step: dict[int, float] = {}
-
-    def trigger_step(self) -> None:
-        self.by_step[self.trainer.global_step] = self._get()
+from tests.tiny import CountingTrainer, Losses, Records, tiny_trainer
 
 
 def knob(value: float = 1.0) -> SimpleNamespace:
@@ -65,7 +53,7 @@ def test_targets() -> None:
 def test_schedules(options: dict[str, Any], expected: list[float]) -> None:
     target, trainer = knob(), CountingTrainer()
     setter = ScheduledHyperParamSetter(HyperParam(target, "value"), **options)
-    in_force = InForce(lambda: target.value)
+    in_force = Records(lambda _: target.value)
     trainer.train([in_force, setter], steps_per_epoch=2, max_steps=8)
     assert list(in_force.by_step.values()) == expected
     changes = [(step, b) for step, (a, b) in enumerate(pairwise(expected), 1) if a != b]
@@ -84,7 +72,7 @@ SETTERS: list[Callable[[HyperParam], HyperParamSetter]] = [
 def test_resumed_run_has_the_same_values(make: Callable[[HyperParam], HyperParamSetter], tmp_path: Path) -> None:
     def run(experiment: Path, max_steps: int) -> tuple[dict[int, float], list[tuple[int, float]]]:
         target, trainer = knob(), CountingTrainer(experiment=experiment)
-        in_force = InForce(lambda: target.value)
+        in_force = Records(lambda _: target.value)
         measure = measures("vld/loss", lambda step: max(10 - 3 * step, 4))
         callbacks = [make(HyperParam(target, "value")), measure, in_force, SaveOnExit()]
         trainer.train(callbacks, steps_per_epoch=2, max_steps=max_steps)

@@ -38,29 +38,19 @@ def test_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines == ["time left: 1 min 20 s", "time left: 3 min 15 s", "time left: 5 min 10 s", "time left: 3 min 20 s"]
 
 
-class Nvml:
+def nvml(count: int = 2) -> Any:
     """The driver's module, with two GPUs."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, count: int = 2) -> None:
-        self.count = count
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetCount(self) -> int:
-        return self.count
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=10 * handle + 5)
+    return SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: count,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=10 * handle + 5),
+    )
 
 
 def test_host_memory_and_busy_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
     monkeypatch.setattr(trackers, "_SAMPLE_SECONDS", 3600)
     trainer = CountingTrainer()
     trainer.train([GPUUtilizationTracker().every(steps=2), HostMemoryTracker().every(steps=4)], max_steps=4)
@@ -71,11 +61,9 @@ def test_host_memory_and_busy_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
-@pytest.mark.parametrize(("nvml", "reason"), [(Nvml(0), "no GPU; it needs"), (None, "import of pynvml halted")])
-def test_no_gpus(
-    nvml: Nvml | None, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+@pytest.mark.parametrize(("module", "reason"), [(nvml(0), "no GPU; it needs"), (None, "import of pynvml halted")])
+def test_no_gpus(module: Any, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
     trainer = CountingTrainer()
     trainer.train([GPUMemoryTracker().every(steps=1), GPUUtilizationTracker().every(steps=1)], max_steps=2)
     printed = capsys.readouterr().out

@@ -19,7 +19,7 @@ from prototrain.callbacks import (
 )
 from prototrain.errors import NonFiniteError
 from tests.callbacks.helpers import EachStep, kept, measures
-from tests.tiny import CountingTrainer, tiny_trainer
+from tests.tiny import CountingTrainer, Records, tiny_trainer
 
 VALUES = [5.0, 3.0, 4.0, 2.9, 3.0, 2.0, 2.0, 2.0, 2.0, 1.0]
 
@@ -55,21 +55,18 @@ def test_patience_is_resumed(stop: int, experiment: Path) -> None:
     assert [train(stop), train(10), train(10), train(10, patience=5)] == [stop, 8, 8, 10]
 
 
-class Weights(Callback):
-    def __init__(self) -> None:
-        self.by_step: dict[int, dict[str, bytes]] = {}
-
-    def trigger_step(self) -> None:
-        self.by_step[self.trainer.global_step] = bits(self.trainer.model_variables)
-
-
 def bits(variables: Mapping[str, Any]) -> dict[str, bytes]:
     return {name: np.asarray(variable).tobytes() for name, variable in variables.items()}
 
 
+def noted() -> Records:
+    """Keeps the weights of each step."""
+    return Records(lambda trainer: bits(trainer.model_variables))
+
+
 @pytest.mark.parametrize("stops", [[10], [2, 7, 10]])
 def test_best_weights_are_restored(stops: list[int], experiment: Path) -> None:
-    seen = Weights()
+    seen = noted()
     for max_steps in stops:
         trainer = tiny_trainer(experiment)
         stopping = EarlyStopping("vld/x", mode="min", patience=2, restore_best=True)
@@ -91,12 +88,12 @@ def test_only_kept_weights_are_restored(experiment: Path, capsys: pytest.Capture
     for max_steps, restores in ((7, False), (10, True), (10, False)):
         trainer = tiny_trainer(experiment)
         stopping = EarlyStopping("vld/x", mode="min", patience=2, restore_best=restores)
-        before = Weights()
+        before = noted()
         trainer.train([measure(), stopping.every(steps=1), before, SaveOnExit()], max_steps=max_steps)
     assert trainer.global_step == 8
     saved = trainer.run.checkpoints.newest().variables()
     trainer = tiny_trainer()
-    trainer.train([seen := Weights()], max_steps=8)
+    trainer.train([seen := noted()], max_steps=8)
     assert {name: bits(saved)[name] for name in seen.by_step[8]} == seen.by_step[8]
     printed = capsys.readouterr().out
     assert printed.count("best at step 6, 2.0") == 2 and printed.count("its weights were not kept") == 1
@@ -104,7 +101,7 @@ def test_only_kept_weights_are_restored(experiment: Path, capsys: pytest.Capture
 
 def test_weights_that_a_best_saver_keeps_are_not_replaced(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run ends at a step that is the best one by another scalar."""
-    trainer, seen = tiny_trainer(experiment), Weights()
+    trainer, seen = tiny_trainer(experiment), noted()
     stopping = EarlyStopping("vld/x", mode="min", patience=2, restore_best=True).every(steps=1)
     best = MaxSaver("vld/step").every(steps=1)
     trainer.train([measure(), measures("vld/step", float), stopping, best, seen, SaveOnExit()], max_steps=10)

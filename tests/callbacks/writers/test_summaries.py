@@ -11,16 +11,9 @@ import pytest
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
-from prototrain import Callback, ModelDict
-from prototrain.callbacks import (
-    GradientNorm,
-    JSONWriter,
-    SaveOnExit,
-    StopOnNaN,
-    Summaries,
-    TensorBoardWriter,
-)
-from tests.tiny import CountingTrainer, PressesCtrlC, rows, tiny_build, tiny_trainer, values
+from prototrain import ModelDict
+from prototrain.callbacks import GradientNorm, JSONWriter, SaveOnExit, StopOnNaN, Summaries, TensorBoardWriter
+from tests.tiny import CountingTrainer, PressesCtrlC, Records, rows, tiny_build, tiny_trainer, values
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -90,21 +83,11 @@ def sometimes(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
     return net
 
 
-class Outputs(Callback):
-    """Records the scalars of each step."""
-
-    def __init__(self) -> None:
-        self.seen: list[dict[str, float]] = []
-
-    def trigger_step(self) -> None:
-        self.seen.append(dict(self.trainer.outputs))
-
-
 def test_means_do_not_depend_on_call_lengths(tmp_path: Path) -> None:
     def trainer(name: str) -> Any:
         return tiny_trainer(tmp_path / name, build=sometimes)
 
-    each = Outputs()
+    each = Records(lambda trainer: dict(trainer.outputs))
     trainer("single").train([each, Summaries().every(steps=5), JSONWriter()], max_steps=20)
     trainer("long").train([Summaries().every(steps=5), JSONWriter(), StopOnNaN()], max_steps=20)
     for stop in (3, 0):  # within an interval
@@ -114,7 +97,7 @@ def test_means_do_not_depend_on_call_lengths(tmp_path: Path) -> None:
     long, single, parts = (rows(tmp_path / name) for name in ("long", "single", "parts"))
     assert long == single == parts
     for row in long:
-        steps = each.seen[int(row["step"]) - 5 : int(row["step"])]
+        steps = [each.by_step[step] for step in range(row["step"] - 4, row["step"] + 1)]
         for name in ("loss", "positive", "twice"):
             values = [one[name] for one in steps if not math.isnan(one[name])]
             assert row[f"trn/{name}"] == (pytest.approx(fmean(values), rel=1e-12) if values else None)
