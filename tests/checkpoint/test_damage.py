@@ -110,11 +110,9 @@ def changed(change: Callable[[Path], None]) -> Damage:
     return lambda bench, newest: change(newest)
 
 
-WHOLE: list[Damage] = [
+DAMAGES: list[Damage] = [
     *(of_another_run, of_another_step),
     *(changed(change) for change in (make_empty, make_file, make_dangling)),
-]
-OF_FILES: list[Damage] = [
     *(truncated(name, left) for name in FILES for left in (0.5, -2)),
     *(deleted(name) for name in FILES),
     *(exchanged(name, f"other/checkpoints/{NEWEST}") for name in FILES if not name.endswith(".index")),
@@ -122,7 +120,7 @@ OF_FILES: list[Damage] = [
 ]
 
 
-@pytest.mark.parametrize("damage", [*WHOLE, *OF_FILES])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_checkpoint_falls_back_to_the_previous(
     bench: Bench, capsys: pytest.CaptureFixture[str], damage: Damage
 ) -> None:

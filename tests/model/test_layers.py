@@ -135,13 +135,6 @@ def assigns_a_layer(x: Any, training: bool) -> Any:
     return logits
 
 
-def twice(x: Any, training: bool) -> Any:
-    def judge(x: Any) -> Any:
-        return L.Dense(2, name="line")(x)
-
-    return judge(x) + judge(x + 1.0)
-
-
 class Judge(L.Layer):  # type: ignore[misc]
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -160,7 +153,10 @@ def twice_a_layer_with_children(x: Any, training: bool) -> Any:
     [
         (assigns_a_layer, r"assigns a computed value to the trainable variable fc/kernel, .* in every step"),
         (twice_a_layer_with_children, r"two layers named 'judge'"),
-        (twice, r"two layers named 'line', .* make the layer once and call it twice, otherwise give .* another name"),
+        (
+            lambda x, training: L.Dense(2, name="line")(x) + L.Dense(2, name="line")(x + 1.0),
+            r"two layers named 'line', .* make the layer once and call it twice, otherwise give .* another name",
+        ),
     ],
 )
 def test_errors(network: Network, message: str) -> None:
@@ -191,7 +187,6 @@ def test_second_trainer_uses_the_same_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("make", "inline"), [(SyncReplicatedTrainer, False), (SyncParameterServerTrainer, True)])
 def test_random_numbers_differ_between_towers(make: Any, inline: bool) -> None:
     kept = L.Dropout(0.5, seed=1, name="drop")
-    seen: dict[str, Any] = {}
 
     def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         drop = L.Dropout(0.5, seed=1, name="drop") if inline else kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -361,3 +362,29 @@ def test_failed_step_restores_the_newest_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError):
         trainer.train([begun_first, At(5, lambda: trainer.save()), StopOnNaN(), SaveOnExit()])
     assert (tmp_path / "checkpoints" / "step-0000000007").is_dir()
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    from tensorflow.python.framework.config import disable_op_determinism
+
+    tf.config.experimental.enable_op_determinism()
+    yield
+    disable_op_determinism()
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_run_with_op_determinism_trains_and_resumes(tmp_path: Path) -> None:
+    """Also with a sparse gradient and with summaries."""
+
+    def build(inputs: Any, train_phase: bool) -> Any:
+        words = tf.cast(tf.abs(inputs["x"]) * 10, tf.int32) % 7
+        rows = keras.layers.Embedding(7, 3, name="embedding")(words)
+        tf.summary.histogram("rows", rows)
+        return tiny_build({**inputs, "x": tf.reshape(rows, [-1, 12])}, train_phase)
+
+    for steps in (4, 6):
+        trainer = tiny_trainer(tmp_path, build=build, model__clip_gradients__global_norm=1.0, model__accumulate_steps=2)
+        watching = [Validation().every(steps=4), Summaries().every(steps=2)]
+        trainer.train([LearningRate(rate), *watching, StopOnNaN(), SaveOnExit()], max_steps=steps)
+    assert trainer.global_step == 6 and trainer.run.resume_line().startswith("resumed at step 4")

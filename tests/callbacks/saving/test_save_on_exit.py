@@ -8,24 +8,19 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback
-from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN
+from prototrain.callbacks import CallbackFactory, ModelSaver, SaveOnExit, StopOnNaN
 from prototrain.errors import NonFiniteError
 from tests.callbacks.helpers import kept
 from tests.tiny import CountingTrainer, tiny_trainer
 
 
-class Averages(Callback):
-    """Changes the weights at the end of the run."""
-
-    def after_train(self) -> None:
+def test_weights_that_a_callback_sets_at_the_end_are_saved(experiment: Path) -> None:
+    def average(self: CallbackFactory) -> None:
         for variable in self.trainer.trained_variables.values():
             variable.assign(tf.ones_like(variable))
 
-
-def test_weights_that_a_callback_sets_at_the_end_are_saved(experiment: Path) -> None:
     trainer = tiny_trainer(experiment)
-    trainer.train([Averages(), ModelSaver().every(steps=2), SaveOnExit()], max_steps=4)
+    trainer.train([CallbackFactory(after_train=average), ModelSaver().every(steps=2), SaveOnExit()], max_steps=4)
     path = trainer.run.checkpoints.path(4)
     saved = trainer.run.checkpoints.newest().variables()
     assert all((saved[name] == 1).all() for name in trainer.trainable)

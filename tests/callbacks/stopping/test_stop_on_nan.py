@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, SyncReplicatedTrainer, Trainer
+from prototrain import SyncReplicatedTrainer, Trainer
 from prototrain.callbacks import LearningRate, MinSaver, ModelSaver, SaveOnExit, StopOnNaN
 from prototrain.checkpoint.state import not_finite
 from prototrain.checkpoint.store import verify
@@ -25,12 +25,6 @@ MEAN = "bn0/moving_mean"
 
 def rate(step: int, value: float) -> LearningRate:
     return LearningRate(lambda now: tf.where(tf.equal(now, step), value, 0.01))
-
-
-def spoil(trainer: Trainer, step: int) -> Callback:
-    """Writes NaN into a variable after a step."""
-    variable = trainer.state[MEAN]
-    return At(step, lambda: variable.assign(np.full(variable.shape, math.nan)))
 
 
 def saving(*more: Any) -> list[Any]:
@@ -74,7 +68,9 @@ def test_non_finite_rates_and_statistics(make: Any, experiment: Path) -> None:
     assert trainer.global_step == 5 and saved_steps(experiment, "mask") == [2, 4, 5]
     assert kept(experiment) == [f"step-{step:010d}" for step in (2, 4, 5)]
     trainer = make(experiment)
-    ends(trainer, saving(rate(-1, 0.0), spoil(trainer, 7)), f"step 8 .*{MEAN} is NaN; .* the checkpoint of step 6")
+    mean = trainer.state[MEAN]
+    spoil = At(7, lambda: mean.assign(tf.fill(mean.shape, math.nan)))
+    ends(trainer, saving(rate(-1, 0.0), spoil), f"step 8 .*{MEAN} is NaN; .* the checkpoint of step 6")
     assert saved_steps(experiment, "mask") == [2, 4, 5, 6]
     assert all(name.startswith(("step-", "failed-")) for name in kept(experiment))
 
