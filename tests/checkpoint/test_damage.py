@@ -20,6 +20,7 @@ from tests.checkpoint.test_store import make_dangling, make_empty, make_file, re
 from tests.tiny import CountingTrainer, tiny_trainer, values
 
 PREVIOUS, NEWEST = "step-0000000003", "step-0000000006"
+OTHER = f"other/checkpoints/{NEWEST}"
 FILES = ["data.data-00000-of-00001", "data.index", "meta.json", "model.data-00000-of-00001", "model.index"]
 
 
@@ -96,14 +97,12 @@ def exchanged(name: str, source: str) -> Damage:
     return lambda bench, newest: shutil.copy(bench.run.parent / source / name, newest / name)
 
 
-def of_another_run(bench: Bench, newest: Path) -> None:
-    shutil.rmtree(newest)
-    shutil.copytree(bench.other / "checkpoints" / NEWEST, newest)
+def replaced(source: str) -> Damage:
+    def damage(bench: Bench, newest: Path) -> None:
+        shutil.rmtree(newest)
+        shutil.copytree(bench.run.parent / source, newest)
 
-
-def of_another_step(bench: Bench, newest: Path) -> None:
-    shutil.rmtree(newest)
-    shutil.copytree(newest.with_name(PREVIOUS), newest)
+    return damage
 
 
 def changed(change: Callable[[Path], None]) -> Damage:
@@ -111,11 +110,11 @@ def changed(change: Callable[[Path], None]) -> Damage:
 
 
 DAMAGES: list[Damage] = [
-    *(of_another_run, of_another_step),
+    *(replaced(source) for source in (OTHER, f"run/checkpoints/{PREVIOUS}")),
     *(changed(change) for change in (make_empty, make_file, make_dangling)),
     *(truncated(name, left) for name in FILES for left in (0.5, -2)),
     *(deleted(name) for name in FILES),
-    *(exchanged(name, f"other/checkpoints/{NEWEST}") for name in FILES if not name.endswith(".index")),
+    *(exchanged(name, OTHER) for name in FILES if not name.endswith(".index")),
     *(exchanged(name, f"run/checkpoints/{PREVIOUS}") for name in FILES if not name.endswith(".index")),
 ]
 
@@ -145,7 +144,7 @@ def test_flipped_bits(bench: Bench, capsys: pytest.CaptureFixture[str], name: st
     falls_back(bench, checkpoints, capsys)
 
 
-@pytest.mark.parametrize("damage", [of_another_run, changed(make_file)])
+@pytest.mark.parametrize("damage", [replaced(OTHER), changed(make_file)])
 def test_error_if_all_are_damaged(bench: Bench, damage: Damage) -> None:
     checkpoints = bench.copy()
     damage(bench, checkpoints / NEWEST)
