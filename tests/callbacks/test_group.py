@@ -136,9 +136,7 @@ class Saves(Named):
 
 @EVERY
 @pytest.mark.parametrize("kind", [StopsInside, Saves])
-def test_resume_amid_the_callbacks_of_a_step_runs_each_once(
-    kind: type[Named], every: dict[str, int], tmp_path: Path
-) -> None:
+def test_resume_amid_callbacks_runs_each_once(kind: type[Named], every: dict[str, int], tmp_path: Path) -> None:
     def train(steps: int) -> list[int]:
         named = [Named("a", []), kind("b", []), Named("c", [], Priority.WRITE), Named("d", [], Priority.SAVE)]
         saver = SaveOnExit() if kind is StopsInside else ModelSaver().every(steps=2)

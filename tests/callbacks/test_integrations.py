@@ -14,7 +14,7 @@ from prototrain.callbacks import CallbackFactory, InjectShell, SendMonitorData, 
 from prototrain.callbacks.integrations import DebugShell
 from prototrain.errors import CallbackError
 from tests.callbacks.helpers import Puts
-from tests.tiny import CountingTrainer, tiny_trainer
+from tests.tiny import At, CountingTrainer, tiny_trainer
 
 
 def test_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,21 +42,12 @@ def test_shell_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("is_terminal", "opened"), [(True, [4]), (False, [])])
 def test_shell_when_the_file_appears(
-    is_terminal: bool,
-    opened: list[int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    is_terminal: bool, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: is_terminal))
     file, steps = tmp_path / "INJECT", []
-
-    def ask(self: CallbackFactory) -> None:
-        if self.trainer.global_step == 3:
-            file.touch()
-
     monkeypatch.setattr(integrations, "open_shell", lambda trainer: steps.append(trainer.global_step))
-    callbacks = [InjectShell(file).every(steps=1), CallbackFactory(trigger=ask).every(steps=1)]
+    callbacks = [InjectShell(file).every(steps=1), At(3, file.touch)]
     CountingTrainer().train(callbacks, max_steps=6)
     assert steps == opened and not file.exists()
     assert capsys.readouterr().out.count("this run has no terminal") == (not is_terminal)

@@ -120,9 +120,7 @@ DAMAGES: list[Damage] = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_checkpoint_falls_back_to_the_previous(
-    bench: Bench, capsys: pytest.CaptureFixture[str], damage: Damage
-) -> None:
+def test_damaged_checkpoint(bench: Bench, capsys: pytest.CaptureFixture[str], damage: Damage) -> None:
     checkpoints = bench.copy()
     damage(bench, checkpoints / NEWEST)
     falls_back(bench, checkpoints, capsys)
@@ -168,9 +166,7 @@ def test_error_if_all_are_damaged(bench: Bench, damage: Damage) -> None:
         *(methodcaller("pop", key) for key in ("values", "callbacks", "monitors", "outputs", "random", "facts")),
     ],
 )
-def test_valid_checkpoint_of_another_form_changes_nothing(
-    bench: Bench, change: Callable[[dict[str, Any]], Any]
-) -> None:
+def test_valid_checkpoint_of_another_form_changes_nothing(bench: Bench, change: Callable[[Any], Any]) -> None:
     checkpoints = bench.copy()
     rewrite_meta(checkpoints / NEWEST, change)
     live = values(bench.trainer)

@@ -343,9 +343,6 @@ def test_global_random_generators_of_a_callback_continue(tmp_path: Path) -> None
     assert draws(tmp_path / "two", 4, 8) == expected
 
 
-# Non-finite values.
-
-
 @pytest.mark.parametrize(
     ("value", "kind"),
     [

@@ -178,9 +178,7 @@ def with_kernel(value: float) -> Any:
         (with_kernel(np.nan), {}, "fc0/kernel is NaN; take a checkpoint of an earlier step"),
     ],
 )
-def test_unusable_weights_are_one_line_and_change_nothing(
-    given: Any, options: Any, message: str, scratch: Path
-) -> None:
+def test_unusable_weights_change_nothing(given: Any, options: Any, message: str, scratch: Path) -> None:
     for name in ("bad.npz", "bad.weights.h5", "x.npy"):
         Path(name).write_text("no such file")
     np.savez("pickle.npz", **{"fc0/bias": np.array([None])})

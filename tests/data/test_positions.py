@@ -87,9 +87,6 @@ def test_replay_is_exact(make: Callable[[], D], tmp_path: Path) -> None:
     assert assert_exact(make, tmp_path, (7,), 8).mode == "replay"
 
 
-# The state of an iterator.
-
-
 def test_incomplete_state_is_replaced_by_an_earlier_one(tmp_path: Path) -> None:
     for examples, most in ((21, 0), (20, 6)):  # without and with a partial batch
         source, behind = data(lambda examples=examples: numbers(examples)), []  # type: ignore[misc]
@@ -97,9 +94,6 @@ def test_incomplete_state_is_replaced_by_an_earlier_one(tmp_path: Path) -> None:
             behind.append(save(source, tmp_path / "place")["behind"])
             read(source, 1)
         assert (max(behind) > 0) == (most > 0) and max(behind) <= most
-
-
-# Reading again.
 
 
 def test_stop_during_replay_keeps_the_position(tmp_path: Path) -> None:
@@ -132,9 +126,6 @@ def test_missing_batches_are_detected(tmp_path: Path) -> None:
     again = resume(make, tmp_path / "0", save(source, tmp_path / "0"))
     assert again.catch_up() and "fewer batches" in str(again.caveat)
     assert read(again, 1) == [[0, 1, 2, 3]]
-
-
-# Changed data.
 
 
 def in_any_order(examples: int) -> D:

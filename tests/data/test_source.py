@@ -30,9 +30,6 @@ X = {"x": ("float32", [])}
 calls = count()
 
 
-# Passes.
-
-
 @pytest.mark.parametrize("make", [lambda: rows().batch(4), lambda: rows().shuffle(8).batch(4)])
 def test_python_data_is_built_once(make: Callable[[], D]) -> None:
     calls: list[int] = []
@@ -84,9 +81,6 @@ def test_validation_examples_are_never_trained_on(
     assert drawn == (random.random(), np.random.random())  # the run's own generators are left as they are
 
 
-# The first batch.
-
-
 def test_failing_first_batch_is_an_error() -> None:
     def generate() -> Iterator[int]:
         raise ValueError("no such table")
@@ -117,9 +111,6 @@ def test_live_data() -> None:
     source.stop_reading()
     with pytest.raises(DataError, match="Played is live, so it cannot be looked at"):
         readers.dataflow(flow, live=True)
-
-
-# Workers.
 
 
 def text_files(directory: Path) -> list[str]:
@@ -187,9 +178,6 @@ def test_worker_replays_its_share(tmp_path: Path) -> None:
     third.read("not used", meta)
     assert third.total == 6 and third.caveat is not None
     assert "each of 3 workers reads its own files of the training data, and not as before (each" in third.caveat
-
-
-# Files.
 
 
 def write(directory: Path, rows: int = 20) -> Path:

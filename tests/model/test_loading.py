@@ -26,9 +26,6 @@ def write(**files: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-# -- ModelDict --------------------------------------------------------------------------------------------------------
-
-
 def test_items_and_attributes_are_the_same() -> None:
     net = ModelDict(first=1)
     net.second = 2
@@ -59,9 +56,6 @@ def test_dict_methods_are_not_attributes(name: str) -> None:
         setattr(net, name, 1)
     net[name] = 1
     assert net[name] == 1
-
-
-# -- load_model -------------------------------------------------------------------------------------------------------
 
 
 def test_package_of_three_modules() -> None:

@@ -38,19 +38,14 @@ def test_callbacks_do_not_change_results(reference: dict[str, bytes]) -> None:
     assert values(trainer) == reference
 
 
-def convolutions(x: Any) -> Any:
-    x = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(tf.tile(tf.reshape(x, [-1, 2, 2, 1]), [1, 4, 4, 1]))
-    return keras.layers.GlobalAveragePooling2D(name="pool")(keras.layers.MaxPooling2D(2, name="max")(x))
-
-
-def recurrence(x: Any) -> Any:
-    words = tf.cast(tf.abs(x) * 10, tf.int32) % 7
-    return keras.layers.LSTM(5, name="lstm")(keras.layers.Embedding(7, 3, name="embedding")(words))
-
-
 def test_single_steps_equal_long_calls() -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
-        x = tf.concat([convolutions(inputs["x"]), recurrence(inputs["x"])], 1)
+        """A network with convolutions and recurrence."""
+        x = tf.tile(tf.reshape(inputs["x"], [-1, 2, 2, 1]), [1, 4, 4, 1])
+        x = keras.layers.MaxPooling2D(2, name="max")(keras.layers.Conv2D(4, 3, activation="relu", name="conv")(x))
+        words = tf.cast(tf.abs(inputs["x"]) * 10, tf.int32) % 7
+        read = keras.layers.LSTM(5, name="lstm")(keras.layers.Embedding(7, 3, name="embedding")(words))
+        x = tf.concat([keras.layers.GlobalAveragePooling2D(name="pool")(x), read], 1)
         return tiny_build({**inputs, "x": x}, train_phase)
 
     ends = []
@@ -131,22 +126,17 @@ def test_non_finite_step_changes_nothing(gradient_only: bool, alone: bool, tmp_p
         assert values(repaired) == unpoisoned(20)
 
 
-def failing(step: int) -> Any:
-    """A build with an assertion that fails for the batch of one step."""
-
+def test_failing_model_names_the_line_and_saves_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
+        """Has an assertion that fails for the batch of the sixth step."""
         net = tiny_build(inputs, train_phase)
         if train_phase:
-            check = tf.debugging.assert_less(inputs["number"], tf.cast(step - 1, tf.int64), message="too large")
+            check = tf.debugging.assert_less(inputs["number"], tf.constant(5, tf.int64), message="too large")
             with tf.control_dependencies([check] if check is not None else []):
                 net.loss = tf.identity(net.loss)
         return net
 
-    return build
-
-
-def test_failing_model_names_the_line_and_saves_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = SimpleTrainer(tiny_model(build=failing(6), datasets=numbered_datasets), experiment=tmp_path)
+    trainer = tiny_trainer(tmp_path, build=build, datasets=numbered_datasets)
     with pytest.raises(StepError, match=r"step 6 failed in the model: .*too large.* \(test_calls.py, line \d+\)$"):
         trainer.train([StopOnNaN(), SaveOnExit()])
     assert trainer.global_step == 5
@@ -174,22 +164,16 @@ def test_failing_data_can_be_repaired(tmp_path: Path) -> None:
     assert trainer.global_step == 5
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000005"]
     file.write_text("\n".join(good))
-    repaired = SimpleTrainer(tiny_model(datasets=datasets), experiment=tmp_path)
-    repaired.train([], max_steps=20)
-    straight = SimpleTrainer(tiny_model(datasets=datasets))
-    straight.train([], max_steps=20)
+    repaired, straight = tiny_trainer(tmp_path, datasets=datasets), tiny_trainer(datasets=datasets)
+    for trainer in (repaired, straight):
+        trainer.train([], max_steps=20)
     assert values(repaired) == values(straight)
 
 
-def once_datasets() -> dict[str, tf.data.Dataset]:
-    """Yields its ten batches only once."""
-    batches = iter([{"x": tiny_arrays(8)["x"], "y": tiny_arrays(8)["y"]}] * 10)
-    spec = {"x": tf.TensorSpec((8, 4), tf.float32), "y": tf.TensorSpec((8,), tf.int32)}
-    return {"trn": tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)}
-
-
 def test_end_of_data_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shared = once_datasets()
+    batches = iter([tiny_arrays(8)] * 10)  # can be read only once
+    spec = {"x": tf.TensorSpec((8, 4), tf.float32), "y": tf.TensorSpec((8,), tf.int32)}
+    shared = {"trn": tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)}
     trainer, recorder = tiny_trainer(tmp_path, datasets=lambda: shared), Recorder()
     trainer.train([recorder.every(steps=100), SaveOnExit()], max_steps=50)
     # Two batches were read before training; the remaining ones are used.

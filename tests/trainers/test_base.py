@@ -333,9 +333,6 @@ def test_no_op_trainer(experiment: Path) -> None:
     assert trainer.global_step == 9 and trainer.outputs == {} and recorder.steps("trigger") == [6, 8, 9]
 
 
-# Counters in traced code and elsewhere.
-
-
 def stepping_build(inputs: Any, train_phase: bool) -> Any:
     net = tiny_build(inputs, train_phase)
     net.now = tf.cast(current_tower().global_step, tf.float32)

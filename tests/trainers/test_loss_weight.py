@@ -192,9 +192,7 @@ def test_means_over_many_batches_are_exact() -> None:
         (lambda d: d.batch(64), 64, ""),
     ],
 )
-def test_batch_size_must_match_the_config(
-    make: Any, size: int, outcome: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_batch_size_of_the_config(make: Any, size: int, outcome: str, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model(datasets=lambda: {"trn": make(tf.data.Dataset.from_tensor_slices(tiny_arrays(20)))})
     model.config["model.batch_size"] = size
     if outcome == "error":

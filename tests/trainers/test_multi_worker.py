@@ -172,19 +172,13 @@ class TestCluster:
         assert len({port // 32 for port in ports}) == 4 and all(12000 <= port < 32000 for port in ports)
 
 
-def write_files(directory: Path) -> None:
-    """The tiny classifier's examples in three files that are not equally long."""
-    directory.mkdir()
-    arrays = tiny_arrays()
-    lines = [",".join(map(str, [*x, y])) for x, y in zip(arrays["x"], arrays["y"], strict=True)]
-    for number, part in enumerate((lines[:9], lines[9:20], lines[20:])):
-        (directory / f"{number}.csv").write_text("\n".join(part) + "\n")
-
-
 @pytest.mark.slow
 def test_global_batch_is_the_workers_parts_in_order(tmp_path: Path) -> None:
-    write_files(tmp_path / "data")
-    place = str(tmp_path / "data")
+    """The examples are in three files that are not equally long."""
+    lines = [",".join(map(str, [*x, y])) for x, y in zip(*tiny_arrays().values(), strict=True)]
+    for number, part in enumerate((lines[:9], lines[9:20], lines[20:])):
+        (tmp_path / f"{number}.csv").write_text("\n".join(part) + "\n")
+    place = str(tmp_path)
 
     def datasets() -> dict[str, tf.data.Dataset]:
         shares = [shard_for_worker(from_files(place), Share(i, 2, "files"), 4)["trn"] for i in range(2)]

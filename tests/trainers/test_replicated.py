@@ -243,9 +243,6 @@ def test_towers_option(tmp_path: Path) -> None:
         launch(model, trainer=SimpleTrainer, towers=2)
 
 
-# The mean over towers.
-
-
 def test_mean_of_tensors_of_all_shapes_and_dtypes(monkeypatch: Any) -> None:
     monkeypatch.setattr(placement, "PACKED_ELEMENTS", 6)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())

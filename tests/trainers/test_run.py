@@ -76,11 +76,7 @@ NEVER_SAVED: dict[str, tuple[Callable[[], list[Callback]], Callable[[Path], obje
 
 @pytest.mark.parametrize(("make", "then", "words"), NEVER_SAVED.values(), ids=NEVER_SAVED)
 def test_run_without_checkpoints_begins_again(
-    make: Callable[[], list[Callback]],
-    then: Callable[[Path], object],
-    words: str,
-    experiment: Path,
-    capsys: pytest.CaptureFixture[str],
+    make: Any, then: Callable[[Path], object], words: str, experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     CountingTrainer(experiment=experiment).train(make()[:2], max_steps=6)
     then(experiment)
@@ -128,9 +124,6 @@ def test_deleted_lock_is_harmless(experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([SaveOnExit(), At(3, lambda: os.remove(experiment / ".lock"))], max_steps=8)
     assert trainer.run.checkpoints.steps() == [8]
-
-
-# Out-of-memory errors.
 
 
 _PETABYTES = 10**16  # more than the address space

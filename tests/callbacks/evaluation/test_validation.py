@@ -161,18 +161,17 @@ def test_rehearsal_changes_no_state(experiment: Path) -> None:
     assert state(late.every(steps=50), directory=experiment) == state(directory=experiment)
 
 
-def recurrent_build(inputs: Any, train_phase: bool) -> Any:
-    """A GRU, for which Keras draws dropout masks without training, too."""
-    words = tf.cast(tf.abs(inputs["x"]) * 10, tf.int32) % 7
-    embedded = keras.layers.Embedding(7, 3, name="embedding")(words)
-    state = keras.layers.GRU(4, dropout=0.2, recurrent_dropout=0.2, name="gru")(embedded, training=train_phase)
-    return tiny_build({**inputs, "x": state}, train_phase)
-
-
 def test_evaluation_does_not_change_the_seeds_of_training() -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        """A GRU, for which Keras draws dropout masks without training, too."""
+        words = tf.cast(tf.abs(inputs["x"]) * 10, tf.int32) % 7
+        embedded = keras.layers.Embedding(7, 3, name="embedding")(words)
+        state = keras.layers.GRU(4, dropout=0.2, recurrent_dropout=0.2, name="gru")(embedded, training=train_phase)
+        return tiny_build({**inputs, "x": state}, train_phase)
+
     ends = []
     for callbacks in ([], [Validation(), InferenceRunner("vld", [ScalarStats("loss")], prefix="b")]):
-        trainer = tiny_trainer(build=recurrent_build)
+        trainer = tiny_trainer(build=build)
         trainer.train([callback.every(steps=3) for callback in callbacks], max_steps=10)
         ends.append(values(trainer))
     assert ends[0] == ends[1]

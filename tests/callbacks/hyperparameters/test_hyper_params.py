@@ -140,9 +140,7 @@ def test_human_edits_the_file(experiment: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("before", [[(0, 0.5), (2, 0.25)], [(0, 0.5), (2, 0.125), (5, 0.0625)], None])
-def test_changed_schedule_takes_effect_in_a_resumed_run(
-    before: list[tuple[int, float]] | None, experiment: Path
-) -> None:
+def test_changed_schedule_takes_effect_in_a_resumed_run(before: Any, experiment: Path) -> None:
     for schedule, max_steps in ((before, 4), ([(0, 0.5), (2, 0.125), (5, 0.0625)], 6)):
         mine = [] if schedule is None else [ScheduledHyperParamSetter("learning_rate", schedule, step_based=True)]
         rates = Losses("learning_rate")

@@ -48,9 +48,7 @@ def note(experiment: Path, stat: str = "min-vld-x") -> dict[str, Any]:
         (MaxSaver, [ModelSaver(max_to_keep=1)], 8, [1, 8]),
     ],
 )
-def test_kept_checkpoints(
-    saver: type, others: list[Callback], max_steps: int, kept: list[int], experiment: Path
-) -> None:
+def test_kept_checkpoints(saver: type, others: list[Any], max_steps: int, kept: list[int], experiment: Path) -> None:
     callbacks = [measure(), saver("vld/x").every(steps=1), *(other.every(steps=1) for other in others)]
     CountingTrainer(experiment=experiment).train(callbacks, max_steps=max_steps)
     assert kept_steps(experiment) == kept

@@ -49,11 +49,9 @@ def test_resumed_run_shows_every_step_once(experiment: Path, save_every: int, ki
     assert scalars(summaries) == {"alone": kept}
 
 
-@pytest.mark.parametrize("full", [(3, 7, 60), (1, 7, 10)])
-def test_full_disk_is_reported_once(
-    full: tuple[int, int, int], experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    summaries = run(experiment, 9, FillsDisk(*full))
+@pytest.mark.parametrize(("first", "size"), [(3, 60), (1, 10)])
+def test_full_disk_is_said_once(first: int, size: int, experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summaries = run(experiment, 9, FillsDisk(first, 7, size))
     assert [step for step, _ in scalars(summaries / "trn")["loss"]] == list(range(1, 10))
     assert capsys.readouterr().out.count("WARNING: cannot write") == 1
 
