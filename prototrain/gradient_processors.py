@@ -22,6 +22,9 @@ from prototrain.tf_private import KerasVariable
 Pair = tuple[Any, Any]
 """(gradient: tf.Tensor, tf.IndexedSlices or None; variable: tf.Variable or keras.Variable)."""
 
+NAME = "name_in_model"
+"""An attribute of a model's variable: its name in `trainer.variables`, which TensorFlow's may differ from."""
+
 GradientProcessor = Callable[[Sequence[Pair]], list[Pair]]
 
 
@@ -70,7 +73,12 @@ class ClipByGlobalNorm:
         """Return the pairs with scaled gradients."""
         if not drop_missing(pairs):
             return list(pairs)
-        clipped, _ = tf.clip_by_global_norm([summed(gradient) for gradient, _ in pairs], self.norm)
+        gradients = [summed(gradient) for gradient, _ in pairs]
+        if len({gradient.dtype for gradient in gradients if gradient is not None}) == 1:
+            clipped, _ = tf.clip_by_global_norm(gradients, self.norm)
+        else:
+            factor = self.norm / tf.maximum(global_norm(pairs), self.norm)
+            clipped = [on_values(lambda one: one * tf.cast(factor, one.dtype), gradient) for gradient in gradients]
         return [(gradient, variable) for gradient, (_, variable) in zip(clipped, pairs, strict=True)]
 
 
@@ -242,5 +250,6 @@ def _values(gradient: Any) -> tf.Tensor:
 
 def variable_name(variable: Any) -> str:
     """Return the name of a variable, without the ``:0``, for matching with regular expressions."""
-    name = variable.path if isinstance(variable, KerasVariable) else variable.name
+    held = variable.value if isinstance(variable, KerasVariable) else variable
+    name = getattr(held, NAME, None) or (variable.path if held is not variable else variable.name)
     return str(name).removesuffix(":0")

@@ -295,6 +295,11 @@ def call_by(variable: Any, path: str) -> None:
     variable._path = path
 
 
+def held_by(variable: Any) -> Any:
+    """Return the `tf.Variable` in a Keras variable, also while a layer with mixed precision reads a cast value."""
+    return variable._value
+
+
 def hold(variable: Any, value: tf.Variable) -> None:
     """Replace the `tf.Variable` in a Keras variable."""
     variable._value  # noqa: B018  (fails in a version that stores the value elsewhere)

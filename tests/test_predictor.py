@@ -84,6 +84,7 @@ def test_other_inputs(trainer: SimpleTrainer) -> None:
         (["x"], ["logits"], [np.ones([2, 5])], r"cannot handle 'x' of shape \(2, 5\)"),
         (["x", "state"], ["state"], [np.ones([2, 4]), np.ones([3, 6])], r"cannot handle .*'state' of shape \(3, 6\)"),
         (["x", "y"], ["logits"], [np.ones([2, 4]), [0.0, 0.7]], "'y' takes whole numbers"),
+        (["x", "y"], ["logits"], [np.ones([2, 4]), [0, 2**32]], "'y' is int32 .* cannot hold 4294967296"),
     ],
 )
 def test_mistakes(trainer: SimpleTrainer, inputs: Any, outputs: Any, given: Any, message: str) -> None:

@@ -148,11 +148,10 @@ def describe_length(dataset: tf.data.Dataset) -> str:
 def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
     """Check that ``model.batch_size`` divides evenly into towers and micro-batches; raises a ConfigError if not."""
     if batch_size % (towers * micro_batches):
-        into = f"{towers} towers" + (f" with {micro_batches} micro-batches each" if micro_batches > 1 else "")
+        parts = [f"{towers} towers"] * (towers > 1) + [f"{micro_batches} micro-batches"] * (micro_batches > 1)
         nearest = -(-batch_size // (towers * micro_batches)) * towers * micro_batches
         raise ConfigError(
-            f"model.batch_size: {batch_size} examples do not divide evenly into {into}; {nearest} would, "
-            'or batch="per_tower" gives each tower its own batch'
+            f"model.batch_size: {batch_size} examples do not divide evenly into {' of '.join(parts)}; {nearest} would"
         )
 
 
@@ -160,12 +159,35 @@ def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
 
 
 def split_batch(inputs: Batch, parts: int) -> list[Batch]:
-    """Split every tensor of a batch evenly along its first dimension; scalars go to every part. Traced or eager."""
+    """Split every tensor of a batch evenly along its first dimension; scalars go to every part. Traced or eager.
+
+    Raises:
+        DataError: tensors have different static first dimensions. Others are compared when the batch is split.
+    """
     if parts == 1:
         return [inputs]
+    with tf.control_dependencies(_check_alike(inputs, parts)):
+        inputs = tf.nest.map_structure(tf.identity, inputs, expand_composites=True)
     paths = {id(value): path for path, value in by_path(inputs).items()}
     divided = [_split(value, parts, paths[id(value)]) for value in tf.nest.flatten(inputs)]
     return [tf.nest.pack_sequence_as(inputs, [values[index] for values in divided]) for index in range(parts)]
+
+
+def _check_alike(inputs: Batch, parts: int) -> list[tf.Operation]:
+    """Return ops that check that all tensors have the same first dimension; traced or eager."""
+    (first, size), *others = first_dimensions(inputs).items()
+    checks = []
+    for path, other in others:
+        known = [tf.get_static_value(one) for one in (size, other)]
+        if None not in known and known[0] == known[1]:
+            continue
+        rows = "" if None in known else f" ({known[1]} and {known[0]})"
+        message = f"{path} has another number of rows than {first}{rows}, so the batch has no {parts} equal parts"
+        if None not in known:
+            raise DataError(f"{message}; use one tower and no micro-batches")
+        check = tf.debugging.assert_equal(tf.cast(other, tf.int64), tf.cast(size, tf.int64), message)
+        checks += [] if check is None else [check]
+    return checks
 
 
 def _split(value: Any, parts: int, path: str) -> list[Any]:

@@ -136,7 +136,9 @@ class Source:
             datasets = self._make()
             self._follows_pass = is_asked()
         if not isinstance(datasets, dict) or "trn" not in datasets:
-            given = ", ".join(map(repr, datasets)) if isinstance(datasets, dict) else type(datasets).__name__
+            given = (
+                ", ".join(map(repr, datasets)) or "nothing" if isinstance(datasets, dict) else type(datasets).__name__
+            )
             raise DataError(
                 f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}; write "
                 'return {"trn": ..., "vld": ...}'

@@ -30,6 +30,7 @@ from prototrain.tf_private import (
     Functional,
     KerasVariable,
     forget_losses,
+    held_by,
     history,
     in_stateless_scope,
     raw_handle,
@@ -254,7 +255,8 @@ class BuildCall:
 
     def assign(self, variable: Any, value: Any, assign: Callable[[Any, Any], Any]) -> Any:
         """Assign a value to a Keras variable, unless it is a one-time assignment of the first call."""
-        if variable.value.synchronization == tf.VariableSynchronization.ON_READ:  # the variable of a metric
+        held = held_by(variable)
+        if held.synchronization == tf.VariableSynchronization.ON_READ:  # the variable of a metric
             if self.updates_metrics is False:
                 return value
             if self.updates_metrics is None and not self._in_layer:
@@ -276,7 +278,7 @@ class BuildCall:
             return value
         with self.ignoring():
             assigned = assign(variable, value)
-        for part in components(variable.value):
+        for part in components(held):
             self._before.pop(id(raw_handle(part)), None)  # keep the assigned value
         return assigned
 
@@ -502,6 +504,7 @@ def _install() -> None:
         (keras.Sequential, "add", _add),
         (keras.Sequential, "pop", _once),
         *((getattr(keras.layers, name), "adapt", _once) for name in adapting),
+        *((getattr(keras.layers, name), "enable_lora", _once) for name in ("Dense", "EinsumDense", "Embedding")),
     ]
     for owner, name, hook in hooks:
         setattr(owner, name, _with_hook(getattr(owner, name), hook))

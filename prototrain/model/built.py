@@ -260,6 +260,7 @@ class BuiltModel:
         """Load the matching weights and return a table of them; see `prototrain.checkpoint.weights.load_weights`."""
         report = load_weights(self.variables, source, **options)
         self.layers.note_loaded(report["loaded"])
+        self.refresh()
         where = f"{len(source)} arrays" if isinstance(source, Mapping) else source
         return f"weights from {where}\n{load_report_table(report)}"
 
@@ -281,6 +282,15 @@ class BuiltModel:
         check_fit(self.variables, mine, where, cure=cure)
         for name, value in mine.items():
             self.variables[name].assign(value)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Make layers compute with the present values of their variables, after these were loaded or restored."""
+        normalizing = [one for one in self.layers.all_layers() if isinstance(one, keras.layers.Normalization)]
+        for layer in normalizing:  # its call uses constants
+            layer.finalize_state()
+        if normalizing:
+            self._evaluations.clear()  # their traces contain the old constants
 
     # -- facts --------------------------------------------------------------------------------------------------------
 

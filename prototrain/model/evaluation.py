@@ -14,7 +14,7 @@ from prototrain.data.iterator import bounded
 from prototrain.data.pipeline import reshuffles
 from prototrain.errors import DataError, StepError
 from prototrain.step.trace import compiled
-from prototrain.step.variables import StopVariable
+from prototrain.step.variables import StopVariable, is_scratch
 from prototrain.system.signals import StopRequest, run_interruptibly
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause, failed_stage
@@ -43,11 +43,13 @@ class CompiledPass:
     def run(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
         """Return the number of batches and the sums, or None if a stop was requested before the end.
 
-        The pass leaves the seeds of random layers as they are, so that training does not depend on it. `batches` is the
-        maximum number of batches; 0 for all.
+        The pass leaves the seeds and states of layers as they are, so that training does not depend on it. `batches` is
+        the maximum number of batches; 0 for all.
         """
-        seeds = [variable for variable in self._graph().variables if is_seed(variable.name, variable)]
-        with preserve_values(seeds):  # Keras's recurrent layers draw their dropout masks in evaluations, too
+        # A metric, whose variables are combined when they are read, keeps what it measures.
+        on_read = tf.VariableSynchronization.ON_READ
+        variables = [one for one in self._graph().variables if not one.trainable and not is_scratch(one)]
+        with preserve_values(v for v in variables if v.synchronization != on_read or is_seed(v.name, v)):
             return self._run(self._dataset.take(batches) if batches else self._dataset, stop)
 
     def _graph(self) -> Any:

@@ -6,9 +6,10 @@ calls get the objects of the first call instead of new ones; see `build_call`.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +19,7 @@ import tensorflow as tf
 from prototrain.checkpoint.state import describe_variable, unique_name
 from prototrain.checkpoint.values import preserve_random_state
 from prototrain.errors import ModelError
+from prototrain.gradient_processors import NAME
 from prototrain.model.build_call import BuildCall, Objects, base_name
 from prototrain.step.variables import is_scratch
 from prototrain.tf_private import Functional, KerasVariable, call_by, hold, layers_within, own_weights
@@ -143,6 +145,7 @@ class LayerCache:
                     self._weights.setdefault(id(variable.value), variable)
 
         prefixes = _model_names([item for item in named if isinstance(item, Functional)])
+        kinds = {_snake_case(type(layer).__name__) for layer in self.all_layers()}
         owners: dict[int, Any] = {}  # the innermost layer with a given name, by the id of each variable
         of_layers = [item for item in named if isinstance(item, keras.layers.Layer)]  # metrics may have equal names
         for layer in sorted(of_layers, key=lambda one: len(one.variables)):
@@ -152,9 +155,10 @@ class LayerCache:
         outer = {id(v.value): v.value for key, layer in called.items() if key not in made for v in layer.variables}
         known = {id(variable): variable for variable in [*self._created, *before]}
         mine = [variable for variable in self._created if id(variable) not in outer]
-        last = {key: known[key] for key in [*outer, *map(id, before)] if key in known}
+        last = {key: known.get(key, outer.get(key)) for key in [*outer, *map(id, before)]}
         for variable in [*mine, *last.values()]:
-            wanted = "/".join(filter(None, (prefixes.get(id(variable)), base_name(variable))))
+            own_name = _name_with_layers(variable, self._weights.get(id(variable)), kinds)
+            wanted = "/".join(filter(None, (prefixes.get(id(variable)), own_name)))
             owner, first = owners.get(id(variable)), owners.get(id(self.variables.get(wanted)))
             if owner is not None and first is not None and owner is not first:
                 raise ModelError(
@@ -167,6 +171,8 @@ class LayerCache:
         for name, holder in self.holders.items():
             if isinstance(holder, KerasVariable) and paths[holder.path] > 1:
                 call_by(holder, name)  # unlike Keras's path, the name includes the scope
+        for name, variable in self.variables.items():
+            setattr(variable, NAME, name)
 
     # -- what Keras knows of the variables ----------------------------------------------------------------------------
 
@@ -225,6 +231,23 @@ class LayerCache:
         call: BuildCall | None = getattr(self._thread, "call", None)
         losses = [] if call is None else call.losses_left([v for v in self._weights.values() if v.trainable])
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else None
+
+
+def _name_with_layers(variable: Any, holder: Any, kinds: Collection[str]) -> str:
+    """Return a variable's name with those of the layers inside of a layer, which TensorFlow's name may lack.
+
+    An automatic name, such as ``dense_3``, loses its number, which depends on what the process has made before. `kinds`
+    are the automatic names without a number.
+    """
+    name, path = base_name(variable).split("/"), getattr(holder, "path", "").split("/")
+    if path[0] not in name or len(path) <= len(name) - name.index(path[0]):
+        return "/".join(name)
+    inner = [plain if (plain := re.sub(r"_\d+$", "", one)) in kinds else one for one in path[1:-1]]
+    return "/".join([*name[: name.index(path[0]) + 1], *inner, path[-1]])
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)).lower()
 
 
 def _sum(variable: Any) -> bytes:

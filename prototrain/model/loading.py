@@ -118,6 +118,10 @@ def check_model(model: Any) -> None:
         raise ModelError(f"the model is the class {model.__name__}; write it with parentheses, {model.__name__}()")
     if missing:
         raise ModelError(f"a {type(model).__name__} is no model: it has no {' and no '.join(missing)}")
+    try:
+        inspect.signature(model.build).bind({}, True)
+    except TypeError as error:
+        raise ModelError(f"build() is called as build(inputs, train_phase): {error}") from error
 
 
 def load_model(name: str) -> Model:
@@ -200,7 +204,7 @@ def import_user_module(name: str, *, what: str) -> ModuleType | None:
             return None
         sys.stderr.write(format_error(error))
         if missing is not None:
-            raise ModelError(f"{what} {name} needs the module {missing!r}, which there is not") from error
+            raise ModelError(f"{what} {name} needs the module {missing!r}, which is not installed") from error
         raise ModelError(f"importing the {what} {name} failed: {type(error).__name__}: {error}") from error
 
 

@@ -177,7 +177,10 @@ class DatasetPredictor:
         found = list(self)
         if not found:
             raise DataError("the dataset is empty")
-        return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        try:
+            return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        except ValueError as error:  # scalars, ragged tensors, or different shapes
+            raise ModelError(f"the outputs of the batches cannot be concatenated: {error}") from error
 
     def _inputs(self, batch: Any) -> list[Any]:
         names = self._predictor.input_names
@@ -225,4 +228,8 @@ def _convert(name: str, spec: Any, value: Any) -> Any:
     array = np.asarray(value)
     if spec.dtype.is_integer and array.dtype.kind == "f" and not np.array_equal(array, np.trunc(array)):
         raise ModelError(f"input {name!r} takes whole numbers, as in a training batch, not {array.dtype}")
+    if spec.dtype.is_integer and array.dtype.kind in "iu" and array.size:
+        for number in (array.min(), array.max()):
+            if not spec.dtype.min <= int(number) <= spec.dtype.max:
+                raise ModelError(f"input {name!r} is {spec.dtype.name} in a training batch, which cannot hold {number}")
     return tf.convert_to_tensor(array, spec.dtype)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from prototrain.errors import PrototrainError
+from prototrain.errors import PrototrainError, StepError
 from prototrain.system.terminal import one_line
 
 _OURS = str(Path(__file__).parent.parent) + os.sep
@@ -82,7 +82,8 @@ def source_line(error: BaseException, graph: Any = None) -> str | None:
     if not frames and nodes and graph is not None:
         from prototrain.tf_private import all_operations  # this module must not import TensorFlow
 
-        ops = [op for op in all_operations(graph) if f"/{nodes[-1]}".endswith(f"/{op.name}")]
+        name = nodes[-1].replace("gradient_tape/", "")  # the name of a gradient begins with that of its op
+        ops = [op for op in all_operations(graph) if f"/{op.name}/" in f"/{name}/"]
         made = max(ops, key=lambda op: len(op.name)).traceback if ops else []
         frames = [(frame.filename, frame.lineno) for frame in made]
     return _last_line(frames)
@@ -122,7 +123,8 @@ def out_of_memory(error: BaseException | None) -> str | None:
 
 def _raised_at(error: BaseException) -> str:
     """Return the user's line and the callback's hook that raised an error, in brackets, unless its message has them."""
-    text, line = str(error), user_line(error)
+    # A step fails in traced code, whose line is part of the message if it is known.
+    text, line = str(error), None if isinstance(error, StepError) else user_line(error)
     hooks = [note for note in getattr(error, "__notes__", ()) if note.startswith(_HOOK)][:1]
     found = [line] if line is not None and line not in text else []
     found += [note for note in hooks if note.rpartition(" of ")[2] not in text or found]

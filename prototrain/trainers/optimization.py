@@ -115,9 +115,10 @@ def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tenso
     decayed, l2, l1 = list(variables), config["model.weight_decay.value"], config["model.weight_decay.l1"]
     found = {}
     if decayed and l2:
-        found["loss_l2"] = l2 * tf.add_n([tf.nn.l2_loss(variable) for variable in decayed])
+        found["loss_l2"] = l2 * tf.add_n([tf.cast(tf.nn.l2_loss(variable), tf.float32) for variable in decayed])
     if decayed and l1:
-        found["loss_l1"] = l1 * tf.add_n([tf.reduce_sum(tf.abs(variable)) for variable in decayed])
+        sums = [tf.cast(tf.reduce_sum(tf.abs(variable)), tf.float32) for variable in decayed]
+        found["loss_l1"] = l1 * tf.add_n(sums)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -669,10 +669,13 @@ class TowerTrainer(Trainer):
         """The Keras layers that `build` creates or calls, by name."""
         return self.built.layers.layers
 
-    def _around_restore(self, facts: Mapping[str, Any]) -> AbstractContextManager[None]:
+    @contextmanager
+    def _around_restore(self, facts: Mapping[str, Any]) -> Iterator[None]:
         self._xla.recall(facts)
         self._read_blocks()
-        return self._optimizers.around_restore(facts.get("optimizers") or {}, self.callbacks)
+        with self._optimizers.around_restore(facts.get("optimizers") or {}, self.callbacks):
+            yield
+        self.built.refresh()
 
     # -- description and recorded facts --------------------------------------------------------------------------------
 

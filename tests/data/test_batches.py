@@ -86,6 +86,20 @@ def test_uneven_parts() -> None:
     assert first_part({"x": tf.ones([2, 3])}, 4)["x"].shape == (1, 3)  # not empty
 
 
+@tf.function
+def in_two(batch: Any) -> Any:
+    return split_batch(batch, 2)
+
+
+def test_tensors_with_other_numbers_of_rows_are_not_divided() -> None:
+    batch = {"x": tf.zeros([8, 2]), "negatives": tf.zeros([6, 2])}
+    with pytest.raises(DataError, match=r"negatives has another number of rows than x \(6 and 8\)"):
+        split_batch(batch, 2)
+    specs = {name: tf.TensorSpec([None, 2]) for name in batch}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="negatives has another number of rows than x"):
+        in_two.get_concrete_function(specs)(batch)
+
+
 def test_limited_data() -> None:
     def datasets() -> dict[str, tf.data.Dataset]:
         return {"trn": tf.data.Dataset.range(10).shuffle(10).batch(4), "vld": tf.data.Dataset.range(10).batch(3)}

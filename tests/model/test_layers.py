@@ -14,6 +14,7 @@ import tensorflow as tf
 from prototrain import Config, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import CallbackFactory, SaveOnExit
 from prototrain.errors import ModelError
+from prototrain.gradient_processors import ScaleGradient
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import scalars
 from prototrain.model.variables import select
@@ -327,3 +328,91 @@ def test_reserved_names_of_other_tensors() -> None:
     trainer = tiny_trainer(build=lambda *given: {**tiny_build(*given), "learning_rate": tf.ones([2])})
     trainer.train(max_steps=1)
     assert trainer.outputs["learning_rate"] == pytest.approx(0.01)
+
+
+class Blocks(keras.Model):  # type: ignore[misc]
+    """Layers that are built when they are called, one of them without a name."""
+
+    def __init__(self) -> None:
+        super().__init__(name="net")
+        self.parts = [L.Dense(4, name="enc"), L.Dense(4), L.Dense(2, name="out")]
+
+    def call(self, x: Any) -> Any:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+@pytest.mark.parametrize("make", [SimpleTrainer, lambda model: SyncReplicatedTrainer(model, "cpu:2")])
+def test_variables_of_layers_inside_of_layers(make: Any) -> None:
+    L.Dense(1)  # so that automatic names have numbers
+
+    def network(x: Any, training: bool) -> Any:
+        with tf.name_scope("left"):
+            return Blocks()(x)
+
+    trainer = make(tiny_model(build=classifier(network)))
+    layers = ("left/net/enc", "left/net/dense", "left/net/out")
+    assert list(trainer.variables) == [f"{layer}/{kind}" for layer in layers for kind in ("kernel", "bias")]
+    trainer.gradient_processors.append(ScaleGradient({"left/net/out/.*": 0.0}))
+    assert moved(trainer) == {name for name in trainer.variables if "/out/" not in name}
+
+
+def test_normalization_computes_with_loaded_statistics(tmp_path: Path) -> None:
+    def trainer(scale: float, directory: Path | None = None) -> SimpleTrainer:
+        def network(x: Any, training: bool) -> Any:
+            normalization = L.Normalization(name="norm")
+            normalization.adapt(tiny_arrays()["x"] * scale)
+            return L.Dense(2, name="out")(normalization(x))
+
+        return tiny_trainer(directory, build=classifier(network))
+
+    first = trainer(1.0, tmp_path)
+    first.train([SaveOnExit()], max_steps=3)
+    loaded, resumed = trainer(100.0), trainer(100.0, tmp_path)
+    assert loaded.evaluate("vld") != first.evaluate("vld")  # traces the evaluation
+    loaded.load_weights(tmp_path)
+    resumed.train(max_steps=3)
+    assert loaded.evaluate("vld") == resumed.evaluate("vld") == first.evaluate("vld")
+
+
+def test_statistics_of_a_layer_that_existed_before_are_saved() -> None:
+    normalization = L.Normalization(name="norm")
+    normalization.adapt(tiny_arrays()["x"])
+    build = classifier(lambda x, training: L.Dense(2, name="out")(normalization(x)))
+    names = {"out/kernel", "out/bias", "norm/mean", "norm/variance", "norm/count"}
+    assert tiny_trainer(build=build).variables.keys() == names
+    assert SyncReplicatedTrainer(tiny_model(build=build), "cpu:2").variables.keys() == names
+
+
+def test_layers_that_assign_floats_in_mixed_precision() -> None:
+    def network(x: Any, training: bool) -> Any:
+        return L.SpectralNormalization(L.Dense(2, name="out"), name="norm")(x, training=training)
+
+    trainer = tiny_trainer(build=classifier(network), model__mixed_precision="mixed_bfloat16")
+    assert "norm/vector_u" in moved(trainer)
+
+
+def test_evaluations_keep_the_state_of_layers() -> None:
+    def network(x: Any, training: bool) -> Any:
+        return L.Dense(2, name="out")(L.LSTM(3, stateful=True, name="lstm")(tf.ensure_shape(x, [4, 4])[:, :, None]))
+
+    def datasets() -> dict[str, tf.data.Dataset]:
+        return dict.fromkeys(("trn", "vld"), tf.data.Dataset.from_tensor_slices(tiny_arrays()).batch(4))
+
+    trainer = tiny_trainer(build=classifier(network), datasets=datasets, model__batch_size=4)
+    trainer.train(max_steps=3)
+    before = values(trainer)
+    trainer.evaluate("vld")
+    assert values(trainer) == before
+
+
+def test_adapters_are_added_once() -> None:
+    def network(x: Any, training: bool) -> Any:
+        layer = L.Dense(2, name="out")
+        layer.build(x.shape)
+        layer.enable_lora(1)
+        return layer(x)
+
+    trainer = tiny_trainer(build=classifier(network))
+    assert moved(trainer) == {"out/bias", "out/lora_kernel_a", "out/lora_kernel_b"}

@@ -199,3 +199,11 @@ def test_failed_download_leaves_nothing(url: str, cache: Path, monkeypatch: pyte
         readers.csv(f"{url}/a.csv", features=Y)
     assert not [path for path in cache.rglob("*") if path.is_file()]
     assert labels(readers.csv(f"{url}/a.csv", features=Y)) == [1]
+
+
+@pytest.mark.parametrize("feature", [("int32", []), ("int64", [None])])
+def test_features_that_records_cannot_hold(feature: Any, scratch: Path) -> None:
+    with tf.io.TFRecordWriter("a.tfrecord") as file:
+        file.write(b"")
+    with pytest.raises(DataError, match="use float32, int64 or string with a fixed shape"):
+        readers.tfrecords("a.tfrecord", features={"n": feature})

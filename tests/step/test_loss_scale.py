@@ -41,7 +41,7 @@ def test_micro_batches_give_the_same_step(towers: int, count: int, build: Any) -
         np.testing.assert_allclose(weights(divided)[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
     if build is dense_build:
         assert divided.outputs["examples"] == 8 / towers / count
-        with pytest.raises(ConfigError, match="2 towers with 3 micro-batches each; 12 would"):
+        with pytest.raises(ConfigError, match="2 towers of 3 micro-batches; 12 would"):
             make(2, model__accumulate_steps=3)
 
 

@@ -17,7 +17,7 @@ from prototrain.errors import ConfigError, ModelError
 from prototrain.launch import default_callbacks
 from prototrain.trainers.async_towers import AsyncTrainer
 from prototrain.trainers.tower import TowerTrainer
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, weights
 
 RATE = 0.1
 
@@ -238,3 +238,25 @@ def test_warning_for_an_unused_schedule(capsys: pytest.CaptureFixture[str]) -> N
         SimpleTrainer(tiny_model(**change)).train(callbacks, max_steps=2)
         said = "model.lr_schedule (step) is not followed: the learning rate stays at 0.1"
         assert (said in capsys.readouterr().out) is is_said
+
+
+def test_weight_decay_and_clipping_with_several_dtypes() -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        wide = keras.layers.Dense(3, dtype="float64", name="wide")(inputs["x"])
+        out = keras.layers.Dense(2, dtype="float32", name="out")(wide)
+        return {"loss": tf.reduce_mean(out**2)}
+
+    keys = {
+        "model__weight_decay__value": 0.1,
+        "model__clip_gradients": True,
+        "model__clip_gradients__global_norm": 1e-3,
+    }
+    trainer = SimpleTrainer(model(build, {"x": np.ones([4, 2])}, lambda: keras.optimizers.SGD(1.0), **keys))
+    before = weights(trainer)
+    trainer.train(max_steps=1)
+    kernels = [value for name, value in before.items() if "kernel" in name]
+    assert float(trainer.outputs["loss_l2"]) == pytest.approx(
+        0.05 * sum(np.sum(value**2) for value in kernels), rel=1e-5
+    )
+    moves = [np.sum((value - before[name]) ** 2) for name, value in weights(trainer).items()]
+    assert np.sqrt(sum(moves)) == pytest.approx(1e-3 * RATE, rel=1e-3)
