@@ -144,6 +144,21 @@ def from_config(config: Config) -> Schedule | None:
     return warmup(_of_method(config, method), steps, start)
 
 
+def late_warmup(config: Config) -> str | None:
+    """Return a warning if the warm-up of a cosine or polynomial lasts until its end, where it has its final value."""
+    method, steps = config.get("model.lr_schedule.method"), config["model.lr_schedule.warmup_steps"]
+    if not steps or method not in ("cosine", "polynomial"):
+        return None
+    end = config[f"model.lr_schedule.{method}.decay_steps"] or config.total_steps()
+    if steps < end:
+        return None
+    final = config[f"model.lr_schedule.{method}.final"]
+    return (
+        f"WARNING: model.lr_schedule.warmup_steps is {steps}, but the {method} reaches its final value {final:g} at "
+        f"step {end}: the learning rate does not exceed that"
+    )
+
+
 def _of_method(config: Config, method: str) -> Schedule:
     prefix = f"model.lr_schedule.{method}"
 

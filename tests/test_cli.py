@@ -90,9 +90,11 @@ def test_fast_dev_run_and_unused_values(capfd: pytest.CaptureFixture[str]) -> No
     assert main(["run", "m", "--fast-dev-run", "-c", "c.json", "--trainer", "simple", "--overfit-batches", "1"]) == 0
     said = capfd.readouterr().out
     assert "WARNING: model.optimizer.adam.beta1 has no effect: model.optimizer.method is 'sgd'" in said
-    assert "step 2 of 2" in said and said.endswith("fast dev run: it came to its end; nothing was kept\n")
+    assert "step 2 of 2" in said and said.endswith("fast dev run: completed; its directory is deleted\n")
     assert not Path("experiments").exists()
-    assert "leaves the experiment alone" in fails(capfd, "run", "m", "--fast-dev-run", "--fresh")
+    for more in (["--fresh"], ["--steps", "7"], ["--limit-batches", "1"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["run", "m", "--fast-dev-run", *more])
 
 
 @pytest.mark.parametrize(

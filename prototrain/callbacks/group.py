@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback, chain, innermost
@@ -173,8 +174,8 @@ class CallbackGroup:
             due = callback.next_step(step)
             if due is None:
                 continue
-            if due <= step:
-                raise CallbackError(f"{callback.name}.next_step({step}) returned {due!r}, which is over")
+            if not isinstance(due, Integral) or due <= step:
+                raise CallbackError(f"{callback.name}.next_step({step}) returned {due!r}, not an int after {step}")
             self._due.append((callback, due))
             nearest = min(nearest, due)
         if self.watchers:
@@ -390,5 +391,5 @@ def _by_state_key(callbacks: Iterable[Callback]) -> dict[str, Callback]:
             key = callback.state_key or callback.name
             other = keys.setdefault(key, callback)
             if other is not callback:
-                raise CallbackError(f"{other!r} and {callback!r} both save {key!r}; give one another state_key")
+                raise CallbackError(f"{other!r} and {callback!r} both save {key!r}; give one of them another state_key")
     return keys

@@ -14,6 +14,7 @@ from prototrain.callbacks.monitor import Best, Mode
 from prototrain.checkpoint.state import CALLBACK_PREFIX
 from prototrain.checkpoint.weights import AVERAGES
 from prototrain.errors import CallbackError, NonFiniteError, StopTraining
+from prototrain.system.terminal import format_number
 
 
 class EarlyStopping(Callback):
@@ -107,7 +108,8 @@ class EarlyStopping(Callback):
     def _stop_if_done(self, what: str = "") -> None:
         if self._waited >= self.patience:
             found = self.best.step is not None
-            best = f"it was best at step {self.best.step}, {self.best.value}" if found else "all of them were NaN"
+            value = "" if self.best.value is None else format_number(self.best.value)
+            best = f"it was best at step {self.best.step}, {value}" if found else "all of them were NaN"
             raise StopTraining(f"{self.stat} has not improved in {self._waited} measurements; {best}{what}")
 
     def state_dict(self) -> dict[str, Any]:

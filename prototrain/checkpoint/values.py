@@ -71,7 +71,9 @@ def _encode(value: Any, where: str, loose: bool) -> Any:
     if loose and (near := _nearest(value)) is not value:
         return _encode(near, where, loose)
     dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray | np.generic) else ""
-    raise CheckpointError(f"{where} cannot be saved: a {kind.__name__}{dtype} would not come back as it is; {_CURE}")
+    raise CheckpointError(
+        f"{where} cannot be saved: a value of type {kind.__name__}{dtype} would not come back as it is; {_CURE}"
+    )
 
 
 def _nearest(value: Any) -> Any:

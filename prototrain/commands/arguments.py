@@ -103,9 +103,6 @@ def load(
         configure(model.config)
     model.config.override(values)
     model.config.validate(to_train=to_train)
-    for key in (text.partition("=")[0].strip() for text in values):
-        if (why := model.config.why_without_effect(key)) is not None:
-            print(f"WARNING: {key} has no effect: {why}")
     return model
 
 

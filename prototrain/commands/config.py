@@ -37,7 +37,7 @@ def _config(options: argparse.Namespace) -> None:
     own = dict(config)
     config.override(given(options))
     found = {key: _facts(key, config, own) for key in dict.fromkeys([*SCHEMA, *config])}
-    shown = {key: facts for key, facts in found.items() if options.all or config.why_without_effect(key) is None}
+    shown = {key: facts for key, facts in found.items() if options.all or config.why_not_chosen(key) is None}
     if options.json:
         print(json.dumps(shown, indent=2))
         return

@@ -151,17 +151,20 @@ def _shortened(options: argparse.Namespace) -> Iterator[None]:
     if not options.fast_dev_run:
         yield
         return
-    if options.fresh:
-        raise ConfigError("--fast-dev-run leaves the experiment alone: leave out --fresh")
+    for name in ("fresh", "steps", "epochs", "limit_batches"):
+        if getattr(options, name):
+            options.wrong_usage(
+                f"--fast-dev-run has its own length and directory: leave out --{name.replace('_', '-')}"
+            )
     load_tensorflow()  # before the directory exists, which Ctrl-C could leave behind
     with TemporaryDirectory() as directory:
         values = {"experiment_base_dir": json.dumps(directory), "limit_batches": 2, "validation_batches": 0}
         intervals = ("validation_step", "summary_save", "print", "checkpoint_save")
         values |= dict.fromkeys((f"{name}_interval" for name in intervals), 2)
         options.set += [f"trainer.{name}={value}" for name, value in values.items()] + ["model.num_steps=2"]
-        print("fast dev run: two steps and a validation, in a directory that is deleted behind them")
+        print("fast dev run: two steps and a validation, in a temporary directory")
         yield
-    print("fast dev run: it came to its end; nothing was kept")
+    print("fast dev run: completed; its directory is deleted")
 
 
 def _repeat(options: argparse.Namespace) -> None:

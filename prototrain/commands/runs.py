@@ -67,7 +67,7 @@ def _list(options: argparse.Namespace) -> None:
     elif found:
         show(table(found, options.scalar))
     elif runs:
-        say(f"none of the {len(runs)} experiments in {where} is like that")
+        say(f"none of the {len(runs)} experiments in {where} matches")
     else:
         say(f"there are no experiments in {where}")
 

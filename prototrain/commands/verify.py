@@ -51,7 +51,7 @@ def _verify(options: argparse.Namespace) -> None:
     if program[:1] == ["--"] and len(program) > 1:
         program = [program[1:]]
     elif not program or program[0].startswith("-"):
-        options.wrong_usage("name a model, or a command behind --")
+        options.wrong_usage("name a model, or a command after --")
     elif program[0].endswith(".py"):
         options.wrong_usage(f"{program[0]} is a script; say prototrain verify -- python {' '.join(program)}")
     else:  # the options may also come after the model

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from prototrain.config.schema import LOCATION_KEYS, SCHEMA, UNSET, checked, is_strict, of_same_type, show
+from prototrain.config.schema import LOCATION_KEYS, NEEDS, SCHEMA, UNSET, checked, is_strict, of_same_type, show
 from prototrain.config.values import FUNCTIONS_KEY, decode, encode, is_plain, read_object, read_value, stands_for_other
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
@@ -158,6 +158,13 @@ class Config(UserDict[str, Any]):
 
     def why_without_effect(self, key: str) -> str | None:
         """Return why a key has no effect, such as an argument of another optimizer; None if it has an effect."""
+        effective = {name: self.data.get(name, SCHEMA[name].default) for name in NEEDS.get(key, ())}
+        if effective and not any(effective.values()):
+            return f"{' and '.join(effective)} {'is' if len(effective) == 1 else 'are'} not set"
+        return self.why_not_chosen(key)
+
+    def why_not_chosen(self, key: str) -> str | None:
+        """Return why a key is an argument of an optimizer or schedule that is not chosen; None for any other key."""
         owner, _, method = key.rpartition(".")[0].rpartition(".")
         if owner not in ("model.optimizer", "model.lr_schedule"):
             return None
@@ -194,7 +201,7 @@ class Config(UserDict[str, Any]):
         plain = self.to_plain()
         groups: dict[str, list[tuple[str, str]]] = {}
         for key in dict.fromkeys([*SCHEMA, *self]):
-            if key not in self and (SCHEMA[key].default is UNSET or self.why_without_effect(key) is not None):
+            if key not in self and (SCHEMA[key].default is UNSET or self.why_not_chosen(key) is not None):
                 continue
             value = json.dumps(plain[key] if key in self else SCHEMA[key].default, ensure_ascii=False)
             group = groups.setdefault(".".join(key.split(".")[:-1][:2]), [])
@@ -250,8 +257,8 @@ class Config(UserDict[str, Any]):
                 raise ConfigError(f"{path}: {error}") from error
         self.data = read.data
 
-    def unread(self) -> list[str]:
-        """Return the keys that were set to a value other than the default but have not been read.
+    def without_effect(self) -> dict[str, str | None]:
+        """Return the keys that were set to a value other than the default in vain, with the reason; None if not read.
 
         The defaults are the model's own if it was loaded by name, else those of the schema, without the model's own
         keys. Required keys are left out, because scripts must set them, and so is the place of experiments.
@@ -261,7 +268,9 @@ class Config(UserDict[str, Any]):
         else:
             changed = [key for key, value in self.data.items() if key in SCHEMA and value != SCHEMA[key].default]
         left_out = {*LOCATION_KEYS, *(key for key, spec in SCHEMA.items() if spec.required)}
-        return [key for key in changed if key not in self._read and key not in left_out]
+        changed = [key for key in changed if key not in left_out and not key.startswith("actions.")]
+        reasons = {key: self.why_without_effect(key) for key in changed}
+        return {key: why for key, why in reasons.items() if why is not None or key not in self._read}
 
     def keep_defaults(self) -> None:
         """Store the current values as the model's own defaults, at the first call only."""

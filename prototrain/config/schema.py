@@ -229,6 +229,18 @@ SCHEMA: Final[dict[str, Key]] = {
 }
 
 
+_WEIGHT_DECAY = ("model.weight_decay.value", "model.weight_decay.l1")
+NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "trainer.keep_best.mode": ("trainer.keep_best",),
+    **{f"trainer.early_stopping.{name}": ("trainer.early_stopping",) for name in ("mode", "patience", "min_delta")},
+    "trainer.early_stopping.restore_best": ("trainer.early_stopping",),
+    **{f"model.weight_decay.filter_{kind}": _WEIGHT_DECAY for kind in ("fn", "regex")},
+    **{f"model.clip_gradients.{name}": ("model.clip_gradients",) for name in ("minval", "maxval")},
+    "model.lr_schedule.warmup_start": ("model.lr_schedule.warmup_steps",),
+}
+"""Keys that have an effect only if one of some other keys is set."""
+
+
 def intervals(value: int | str) -> dict[str, Any]:
     """Return the value of an interval as arguments for `Callback.every`.
 

@@ -60,10 +60,11 @@ class Attempt:
 class RunRecord:
     """Writes the attempt of this process into a run.json. If the file cannot be written, it only announces a warning.
 
-    `facts` are attributes of `Attempt` that are known at the start.
+    `setup` is the time, in seconds, that the attempt has taken so far. `facts` are attributes of `Attempt` that are
+    known at the start.
     """
 
-    def __init__(self, path: Path, announce: Callable[[str], None], **facts: Any) -> None:
+    def __init__(self, path: Path, announce: Callable[[str], None], setup: float = 0.0, **facts: Any) -> None:
         self._path = path
         self._announce = announce
         self._earlier: list[Attempt] = []
@@ -75,8 +76,8 @@ class RunRecord:
             if self._earlier and self._earlier[-1].seconds is None and isinstance(time_of_row, int | float):
                 seconds = round(max(0.0, time_of_row - self._earlier[-1].started), 3)
                 self._earlier[-1] = replace(self._earlier[-1], seconds=seconds)
-        self._attempt = Attempt(started=round(time.time(), 3), **facts)
-        self._began = time.monotonic()
+        self._attempt = Attempt(started=round(time.time() - setup, 3), **facts)
+        self._began = time.monotonic() - setup
         self._lock = threading.Lock()
 
     def note(self, **facts: Any) -> None:

@@ -27,8 +27,15 @@ class SweepReporter(Callback):
 
     def __init__(self, report: Callable[[Newest], bool]) -> None:
         self._report = report
+        self._has_reported = False
+
+    def after_train(self) -> None:
+        trainer = self.trainer
+        if not self._has_reported and trainer.run.has_nothing_to_do and trainer.callbacks.failure is None:
+            self.trigger()  # an earlier sweep has trained this trial, with another objective
 
     def trigger(self) -> None:
+        self._has_reported = True
         monitors = self.trainer.monitors
         if self._report({name: monitors.history(name)[-1] for name in monitors.names()}):
             raise StopTraining("the sweep has pruned this trial")

@@ -19,7 +19,7 @@ _ORDER = (
 
 def opening(trainer: Any) -> str:
     """Return the table at the start of a run, or one line if there is nothing to do."""
-    if 0 < trainer.global_step >= trainer.total_steps and not trainer.callbacks.unfinished:
+    if trainer.run.has_nothing_to_do:
         what = "raise max_steps or use fresh=True"
         if (config := trainer.config) is not None:
             what = f"raise model.num_{'steps' if config['model.num_epochs'] is None else 'epochs'} or use --fresh"

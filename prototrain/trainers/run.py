@@ -127,7 +127,7 @@ class Run:
             with restore_errors(f"the facts in checkpoint {self.checkpoint.path}"):
                 changed = changes(dict(self.checkpoint.meta["facts"]), self._facts)
             self._resumed += [f"changed: {', '.join(changed)}"] if changed else []
-        if experiment is not None:
+        if experiment is not None and not self.has_nothing_to_do:  # the record is of the run that made the steps
             if self._fresh:
                 with announcing(f"deleting what is in {experiment}", trainer.log):
                     experiment.delete()
@@ -143,7 +143,9 @@ class Run:
                     origin={**trainer._origin(), "facts": {n: f for n, f in self._facts.items() if n not in known}},
                 )
             facts = trainer._attempt_facts() | {"changes": None if config is None else config.changes()}
-            self._record = RunRecord(experiment.record, trainer.log, **facts)
+            self._record = RunRecord(
+                experiment.record, trainer.log, trainer.times.clock() - trainer.times.began, **facts
+            )
         self.is_accepted = True
         said, self._unwritten = self._unwritten, []
         for text in said:
@@ -180,6 +182,12 @@ class Run:
                 self._record.end(self._outcome, step=self._trainer.global_step, **times)
                 self._record = None
             self._upload_rest(error)
+
+    @property
+    def has_nothing_to_do(self) -> bool:
+        """Whether the restored run has already made all steps."""
+        trainer = self._trainer
+        return 0 < trainer.global_step >= trainer.total_steps and not trainer.callbacks.unfinished
 
     @property
     def is_fresh(self) -> bool:
@@ -494,9 +502,9 @@ class Run:
                 f"{experiment} has been a run of {steps} steps, but its checkpoints are gone from "
                 f"{experiment.checkpoints}; put one back, start again with {FRESH}, or take another directory"
             )
-        came = f"came to step {steps}" if steps else "was killed"
+        came = f"reached step {steps}" if steps else "was killed"
         rows = "; its rows in metrics.jsonl are superseded" if experiment.metrics.exists() else ""
-        self.log(f"WARNING: the attempt before {came} and left no checkpoint: the run begins again at step 0{rows}")
+        self.log(f"WARNING: the previous attempt {came} and left no checkpoint: the run begins again at step 0{rows}")
 
     def _load(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint completely or, if a part of it does not fit, not at all."""

@@ -491,9 +491,9 @@ class TowerTrainer(Trainer):
     def _warn_of_unused_keys(self) -> None:
         """Warn about config keys that are set but not used by the step."""
         own = "run_step" if not self.is_compiled else "train_step"
-        unread = [key for key in self.config.unread() if not key.startswith(STEP_KEYS)]
-        if unread:
-            self.run.log_once(f"WARNING: the config sets {', '.join(unread)}, which nothing in this run reads")
+        for key, why in self.config.without_effect().items():
+            if why is not None or not key.startswith(STEP_KEYS):
+                self.run.log_once(f"WARNING: {key} has no effect: {why or 'nothing in this run reads it'}")
         for key, name, cure in unused_keys(self.config, self._used, scales=self.loss_scale is not None):
             self.run.log_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
 

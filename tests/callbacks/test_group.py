@@ -63,14 +63,17 @@ def test_order_by_priority_then_list() -> None:
 
 def test_duplicate_state_keys_and_past_next_steps_are_errors() -> None:
     class Confused(Callback):
+        due: Any = 3
+
         def next_step(self, step: int) -> int | None:
-            return 3
+            return self.due
 
     for second in (Named("a", []), Named("a", []).every(steps=1)):
         with pytest.raises(CallbackError, match="state_key"):
             CountingTrainer().train([Named("a", []), second], max_steps=1)
-    with pytest.raises(CallbackError, match=r"Confused.next_step\(3\) returned 3"):
-        CountingTrainer().train([Confused()], max_steps=5)
+    for Confused.due in (3, 4.5, "4"):
+        with pytest.raises(CallbackError, match=rf"Confused.next_step\(.\) returned {Confused.due!r}"):
+            CountingTrainer().train([Confused()], max_steps=5)
 
 
 EVERY = pytest.mark.parametrize("every", [{"steps": 2}, {"epochs": 1}, {}])

@@ -221,7 +221,7 @@ def test_nested_entries_keep_their_identity(tmp_path: Path) -> None:
 def test_invalid_entry_is_named_and_nothing_is_saved(experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
     trainer.state["x"] = {}
-    with pytest.raises(CheckpointError, match=r"state\['x'\]\['inner'\] cannot be saved: a set would not come back"):
+    with pytest.raises(CheckpointError, match=r"state\['x'\]\['inner'\] cannot be saved: a value of type set would"):
         trainer.train([At(2, lambda: trainer.state["x"].update(inner={1})), SaveOnExit()], max_steps=3)
     assert not trainer.run.checkpoints.steps()
 
@@ -295,10 +295,10 @@ def test_random_generators_continue(make: Callable[[int], Any], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: {1, 2}, "a set would not come back as it is"),
+        (lambda: {1, 2}, "set would not come back as it is"),
         (spawning, "a random generator that has spawned others cannot be saved"),
-        (lambda: {"inner": np.random.default_rng(1)}, "a Generator would not come back"),
-        (lambda: tf.zeros([2]), r"state\['x'\] cannot be saved: a EagerTensor would not"),
+        (lambda: {"inner": np.random.default_rng(1)}, "Generator would not come back"),
+        (lambda: tf.zeros([2]), r"state\['x'\] cannot be saved: a value of type EagerTensor would not"),
         (lambda: [tf.Variable(1.0)], r"state\['x'\]\[0\] cannot be saved: .* would not come back"),
         (lambda: keras.layers.Dense(2), r"state\['x'\] has no variables yet"),
         (lambda: keras.optimizers.Adam(), "has no variables yet"),

@@ -159,12 +159,21 @@ def test_arguments_of_other_methods_have_no_effect() -> None:
     assert config.why_without_effect("model.width.of.all") is None
 
 
-def test_unread_keys() -> None:
-    config = Config({"model.batch_size": 4, "trainer.print_interval": 7, "trainer.summary_save_interval": 50})
+def test_keys_without_effect() -> None:
+    left_out = {"model.batch_size": 4, "trainer.summary_save_interval": 50, "actions.export.inputs": ["x"]}
+    config = Config({**left_out, "trainer.print_interval": 7})
     config.to_json(), config.copy()["trainer.print_interval"]
-    assert config.unread() == ["trainer.print_interval"]  # model.batch_size is required, and the other has its default
+    assert config.without_effect() == {"trainer.print_interval": None}
     assert config.get("trainer.print_interval") == 7
-    assert config.unread() == []
+    assert config.without_effect() == {}
+    clip, decay = "model.clip_gradients", "model.weight_decay"
+    unused = {f"{clip}.maxval": 0.1, f"{decay}.filter_regex": "a", "model.lr_schedule.warmup_start": 0.1}
+    config = Config({**unused, "trainer.keep_best.mode": "max"})
+    reasons = config.without_effect()
+    assert reasons.keys() == {*unused, "trainer.keep_best.mode"}
+    assert reasons[f"{decay}.filter_regex"] == f"{decay}.value and {decay}.l1 are not set"
+    config.update({clip: True, f"{decay}.l1": 0.1, "model.lr_schedule.warmup_steps": 5, "trainer.keep_best": "x"})
+    assert not any(map(config.why_without_effect, unused))
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_plain_attributes_are_saved(tmp_path: Path) -> None:
 def test_errors() -> None:
     with pytest.raises(CallbackError, match="is not a callback of Keras"):
         KerasCallback(Validation())  # type: ignore[arg-type]
-    with pytest.raises(CallbackError, match="give one another state_key"):
+    with pytest.raises(CallbackError, match="give one of them another state_key"):
         run(*(keras.callbacks.LambdaCallback() for _ in "ab"))
 
 

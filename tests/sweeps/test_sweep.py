@@ -64,6 +64,14 @@ def test_grid_is_trained_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(mine).monitors.latest("vld/loss") == result.best.objective
 
 
+def test_corrected_objective_counts_for_a_trained_trial() -> None:
+    mine = model(model__num_steps=2)
+    with pytest.raises(SweepError, match="no scalar 'vld/los'"):
+        prototrain.sweep(mine, SPACE, objective="vld/los")
+    result = prototrain.sweep(mine, SPACE)
+    assert [trial.state for trial in result.trials] == ["finished"] * 2
+
+
 def test_failed_trial_does_not_end_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
         net = tiny_build(inputs, train_phase)

@@ -68,7 +68,7 @@ def test_set_aside_checkpoints_are_not_missing(experiment: Path) -> None:
 
 
 NEVER_SAVED: dict[str, tuple[Callable[[], list[Callback]], Callable[[Path], object], str]] = {
-    "no saver": (writers, lambda experiment: None, "came to step 6 and left no checkpoint: the run begins again"),
+    "no saver": (writers, lambda experiment: None, "reached step 6 and left no checkpoint: the run begins again"),
     "killed early": (lambda: [*writers(), ModelSaver().every(steps=100)], killed, "and left no checkpoint"),
     "killed at once": (list, killed, "was killed and left no checkpoint"),
 }
@@ -162,3 +162,13 @@ def test_out_of_memory_in_build() -> None:
 
     with pytest.raises(OutOfMemoryError, match=r"building the model: OOM when .*\(test_run.py, line \d+\)"):
         tiny_trainer(build=build)
+
+
+def test_a_run_with_nothing_to_do_keeps_the_record(experiment: Path) -> None:
+    def train(steps: int, **config: Any) -> None:
+        tiny_trainer(experiment, **config).train([*writers(), SaveOnExit()], max_steps=steps)
+
+    train(6)
+    record = {name: (experiment / name).read_bytes() for name in ("config.json", "run.json", "environment.json")}
+    train(4, model__lr_schedule__constant__value=0.5)
+    assert {name: (experiment / name).read_bytes() for name in record} == record

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-from prototrain.callbacks.monitor import Monitor, split_name
+from prototrain.callbacks.monitor import RETRY_SECONDS, Monitor, split_name
 from prototrain.callbacks.pictures import text_summary
 from prototrain.system.tracebacks import cause
 
@@ -37,6 +37,7 @@ class TensorBoardWriter(Monitor):
         self._directory = self.trainer.require_experiment("TensorBoardWriter").summaries
         self._sub_runs: dict[str, _SubRun] | None = None
         self._has_failed = False
+        self._retry_at = 0.0  # after a failed write, when to write again
 
     def before_train(self) -> None:
         self._open()
@@ -62,6 +63,8 @@ class TensorBoardWriter(Monitor):
         sub_runs[prefix].events.append(event.SerializeToString())
 
     def flush(self) -> None:
+        if time.monotonic() < self._retry_at:
+            return
         try:
             for sub_run in (self._sub_runs or {}).values():
                 sub_run.flush(self._clock())
@@ -70,8 +73,10 @@ class TensorBoardWriter(Monitor):
                 text = f"WARNING: cannot write to {self._directory}: {cause(error)}; trying again later"
                 self.trainer.log(text)
             self._has_failed = True
+            self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def after_train(self) -> None:
+        self._retry_at = 0.0
         self.flush()
         for sub_run in (self._sub_runs or {}).values():
             sub_run.close()
