@@ -74,12 +74,10 @@ class ClipByGlobalNorm:
         if not drop_missing(pairs):
             return list(pairs)
         gradients = [summed(gradient) for gradient, _ in pairs]
-        if len({gradient.dtype for gradient in gradients if gradient is not None}) == 1:
-            clipped, _ = tf.clip_by_global_norm(gradients, self.norm)
-        else:
-            factor = self.norm / tf.maximum(global_norm(pairs), self.norm)
-            clipped = [on_values(lambda one: one * tf.cast(factor, one.dtype), gradient) for gradient in gradients]
-        return [(gradient, variable) for gradient, (_, variable) in zip(clipped, pairs, strict=True)]
+        in_float32 = [None if gradient is None else tf.cast(gradient, tf.float32) for gradient in gradients]
+        clipped, _ = tf.clip_by_global_norm(in_float32, self.norm)
+        back = [None if one is None else tf.cast(one, old.dtype) for one, old in zip(clipped, gradients, strict=True)]
+        return [(gradient, variable) for gradient, (_, variable) in zip(back, pairs, strict=True)]
 
 
 class _ByName:

@@ -49,8 +49,9 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         batches=config["trainer.validation_batches"], rehearse=config["trainer.rehearse_validation"]
     )
     printing = intervals(config["trainer.print_interval"])
-    saving, per_day = config["trainer.checkpoint_save_interval"], config["trainer.failures_per_day"]
-    when: dict[str, Any] = {"interval": "auto", "failures_per_day": per_day} if saving == "auto" else {}
+    saving, when = config["trainer.checkpoint_save_interval"], {}
+    if saving == "auto":
+        when = {"interval": "auto", "failures_per_day": config["trainer.failures_per_day"]}
     saver = ModelSaver(max_to_keep=config["trainer.max_checkpoints_to_keep"], asynchronous=True, **when)
     schedule = from_config(config)
     found: list[Callback] = [

@@ -140,23 +140,8 @@ def from_config(config: Config) -> Schedule | None:
     method = config.get("model.lr_schedule.method")
     if method is None:
         return None
-    steps, start = (config[f"model.lr_schedule.warmup_{name}"] for name in ("steps", "start"))
-    return warmup(_of_method(config, method), steps, start)
-
-
-def late_warmup(config: Config) -> str | None:
-    """Return a warning if the warm-up of a cosine or polynomial lasts until its end, where it has its final value."""
-    method, steps = config.get("model.lr_schedule.method"), config["model.lr_schedule.warmup_steps"]
-    if not steps or method not in ("cosine", "polynomial"):
-        return None
-    end = config[f"model.lr_schedule.{method}.decay_steps"] or config.total_steps()
-    if steps < end:
-        return None
-    final = config[f"model.lr_schedule.{method}.final"]
-    return (
-        f"WARNING: model.lr_schedule.warmup_steps is {steps}, but the {method} reaches its final value {final:g} at "
-        f"step {end}: the learning rate does not exceed that"
-    )
+    schedule, steps = _of_method(config, method), config["model.lr_schedule.warmup_steps"]
+    return warmup(schedule, steps, config["model.lr_schedule.warmup_start"]) if steps else schedule
 
 
 def _of_method(config: Config, method: str) -> Schedule:

@@ -175,7 +175,7 @@ def test_check_gradient_names_the_variable(bad: float) -> None:
 
 def test_infinite_norm_is_kept() -> None:
     variable = tf.Variable([0.0])
-    clipped = ClipByGlobalNorm(1.0)([(tf.constant([math.inf]), variable), (tf.constant([1.0]), variable)])
+    clipped = ClipByGlobalNorm(1.0)([(tf.constant([math.inf]), variable), (tf.constant([1.0], tf.float64), variable)])
     assert all(np.isnan(gradient.numpy()).all() for gradient, _ in clipped)
     for make in (lambda: ClipByValue(1.0, 1.0), lambda: ClipByGlobalNorm(math.nan)):
         with pytest.raises(ConfigError, match=r"must be (below|above)"):

@@ -85,6 +85,7 @@ def test_other_inputs(trainer: SimpleTrainer) -> None:
         (["x", "state"], ["state"], [np.ones([2, 4]), np.ones([3, 6])], r"cannot handle .*'state' of shape \(3, 6\)"),
         (["x", "y"], ["logits"], [np.ones([2, 4]), [0.0, 0.7]], "'y' takes whole numbers"),
         (["x", "y"], ["logits"], [np.ones([2, 4]), [0, 2**32]], "'y' is int32 .* cannot hold 4294967296"),
+        (["x", "y"], ["logits"], [np.ones([2, 4]), [0.0, -1e10]], "'y' is int32 .* cannot hold -1"),
     ],
 )
 def test_mistakes(trainer: SimpleTrainer, inputs: Any, outputs: Any, given: Any, message: str) -> None:

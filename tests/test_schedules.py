@@ -123,18 +123,3 @@ def test_from_config_with_missing_keys() -> None:
 def test_custom_schedule_must_return_a_scalar(result: Any) -> None:
     with pytest.raises(ConfigError, match=r"custom\.fn: must return a scalar number, got "):
         from_config("custom", custom__fn=lambda step: result)(0)
-
-
-@pytest.mark.parametrize(
-    ("keys", "is_late"),
-    [
-        ({"method": "cosine", "warmup_steps": 19}, False),
-        ({"method": "cosine", "warmup_steps": 20}, True),
-        ({"method": "polynomial", "polynomial.decay_steps": 10, "warmup_steps": 10}, True),
-        ({"method": "constant", "warmup_steps": 50}, False),
-    ],
-)
-def test_warmup_until_the_end_gives_a_warning(keys: dict[str, Any], is_late: bool) -> None:
-    config = Config({"model.num_steps": 20, **{f"model.lr_schedule.{key}": value for key, value in keys.items()}})
-    warning = schedules.late_warmup(config)
-    assert (warning is not None) is is_late

@@ -314,7 +314,8 @@ class InferenceRunner(Callback):
                 raise DataError(f"InferenceRunner: {_no_such_dataset(dataset, known)}")
             dataset = known[dataset]
         _check_batches(self.name, self.prefix, dataset, self.batches)
-        self._pass = CompiledPass(dataset, self._sums, [tf.float64] * len(self.inferencers))
+        trainer: Any = self.trainer
+        self._pass = CompiledPass(dataset, self._sums, [tf.float64] * len(self.inferencers), trainer.built.layers)
 
     def check_run(self) -> None:
         trainer = self.trainer

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 Mode = Literal["min", "max"]
 
 HISTORY_LENGTH = 1000
-RETRY_SECONDS = 10.0
-"""Time between two attempts of a writer, for example while the disk is full."""
 _RESERVED = ("step", "time")
 
 

@@ -258,7 +258,7 @@ class Config(UserDict[str, Any]):
         self.data = read.data
 
     def without_effect(self) -> dict[str, str | None]:
-        """Return the keys that were set to a value other than the default in vain, with the reason; None if not read.
+        """Return the keys that differ from the default but were not read, each with the reason, or None if unknown.
 
         The defaults are the model's own if it was loaded by name, else those of the schema, without the model's own
         keys. Required keys are left out, because scripts must set them, and so is the place of experiments.
@@ -269,8 +269,7 @@ class Config(UserDict[str, Any]):
             changed = [key for key, value in self.data.items() if key in SCHEMA and value != SCHEMA[key].default]
         left_out = {*LOCATION_KEYS, *(key for key, spec in SCHEMA.items() if spec.required)}
         changed = [key for key in changed if key not in left_out and not key.startswith("actions.")]
-        reasons = {key: self.why_without_effect(key) for key in changed}
-        return {key: why for key, why in reasons.items() if why is not None or key not in self._read}
+        return {key: self.why_without_effect(key) for key in changed if key not in self._read}
 
     def keep_defaults(self) -> None:
         """Store the current values as the model's own defaults, at the first call only."""

@@ -57,7 +57,7 @@ def _from_arrays(arrays: dict[str, Any], name: str, batch_size: int) -> tf.data.
     converted, training = _converted(arrays), name == "trn"
     lengths = {path: int(array.shape[0]) for path, array in by_path(converted).items()}
     number = min(lengths.values(), default=0)
-    if lengths and not number:
+    if lengths and not any(lengths.values()):
         raise DataError(f"dataset {name!r} has no examples: {', '.join(lengths)} of length 0")
     if number < max(lengths.values(), default=1):
         found = ", ".join(f"{path!r}: {length}" for path, length in lengths.items()) or "no arrays"

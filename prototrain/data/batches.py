@@ -175,9 +175,10 @@ def split_batch(inputs: Batch, parts: int) -> list[Batch]:
 
 def _check_alike(inputs: Batch, parts: int) -> list[tf.Operation]:
     """Return ops that check that all tensors have the same first dimension; traced or eager."""
-    (first, size), *others = first_dimensions(inputs).items()
+    sizes = first_dimensions(inputs)
+    first, size = next(iter(sizes.items()), ("", None))
     checks = []
-    for path, other in others:
+    for path, other in list(sizes.items())[1:]:
         known = [tf.get_static_value(one) for one in (size, other)]
         if None not in known and known[0] == known[1]:
             continue

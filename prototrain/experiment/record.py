@@ -118,6 +118,13 @@ def read_attempts(path: Path) -> list[Attempt]:
         raise ExperimentError(f"{path} is damaged: it does not hold the parts of a run") from error
 
 
+def has_finished(path: Path) -> bool:
+    """Return whether the last attempt in a run.json has finished; False if the file is missing or damaged."""
+    with suppress(ExperimentError):
+        return [attempt.state for attempt in read_attempts(path)][-1:] == ["finished"]
+    return False
+
+
 def read_past(record: Path, metrics: Path) -> tuple[int, bool] | None:
     """Summarise the attempts since the run last began at step 0, from the run.json and the metrics.jsonl.
 

@@ -242,7 +242,7 @@ class BuiltModel:
         if dataset not in self.datasets:
             raise DataError(f"datasets() gives no {dataset!r}; it gives {', '.join(self.datasets)}")
         if dataset not in self._evaluations:
-            self._evaluations[dataset] = Evaluation(dataset, self.datasets[dataset], self._scalars)
+            self._evaluations[dataset] = Evaluation(dataset, self.datasets[dataset], self._scalars, self.layers)
         return self._evaluations[dataset]
 
     def _scalars(self, inputs: dict[str, Any]) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:

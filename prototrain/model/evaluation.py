@@ -13,6 +13,7 @@ from prototrain.data.batches import WHY_EMPTY, Batch, counted_examples
 from prototrain.data.iterator import bounded
 from prototrain.data.pipeline import reshuffles
 from prototrain.errors import DataError, StepError
+from prototrain.model.layer_cache import LayerCache
 from prototrain.step.trace import compiled
 from prototrain.step.variables import StopVariable, is_scratch
 from prototrain.system.signals import StopRequest, run_interruptibly
@@ -27,12 +28,18 @@ REHEARSED = 2
 class CompiledPass:
     """A compiled pass over the batches of a dataset, or over the first of them, that sums vectors.
 
-    `measure` maps a batch to one vector for each of `dtypes`, always of the same length; traced.
+    `measure` maps a batch to one vector for each of `dtypes`, always of the same length; traced. `layers` are
+    the model's.
     """
 
     def __init__(
-        self, dataset: tf.data.Dataset, measure: Callable[[Batch], Sequence[Any]], dtypes: Sequence[tf.DType]
+        self,
+        dataset: tf.data.Dataset,
+        measure: Callable[[Batch], Sequence[Any]],
+        dtypes: Sequence[tf.DType],
+        layers: LayerCache,
     ) -> None:
+        self._layers = layers
         self._given = dataset
         self._dataset = bounded(dataset).prefetch(1)
         self._measure = measure
@@ -46,10 +53,11 @@ class CompiledPass:
         The pass leaves the seeds and states of layers as they are, so that training does not depend on it. `batches` is
         the maximum number of batches; 0 for all.
         """
-        # A metric, whose variables are combined when they are read, keeps what it measures.
-        on_read = tf.VariableSynchronization.ON_READ
+        # A metric, whose variables are combined when they are read, and a variable of `build` keep what they measure.
+        of_layers, on_read = self._layers.handles(), tf.VariableSynchronization.ON_READ
         variables = [one for one in self._graph().variables if not one.trainable and not is_scratch(one)]
-        with preserve_values(v for v in variables if v.synchronization != on_read or is_seed(v.name, v)):
+        states = [v for v in variables if id(v.handle) in of_layers and v.synchronization != on_read]
+        with preserve_values([*states, *(v for v in variables if is_seed(v.name, v))]):
             return self._run(self._dataset.take(batches) if batches else self._dataset, stop)
 
     def _graph(self) -> Any:
@@ -125,13 +133,14 @@ class Evaluation:
         name: str,
         dataset: tf.data.Dataset,
         evaluate_batch: Callable[[Batch], tuple[dict[str, tf.Tensor], tf.Tensor | None]],
+        layers: LayerCache,
     ) -> None:
         self.examples = 0  # in the last pass
         self._name = name
         self._evaluate_batch = evaluate_batch
         self._names: list[str] = []
         self._has_weight = False
-        self._pass = CompiledPass(dataset, self._measure, [tf.float64] * 3)
+        self._pass = CompiledPass(dataset, self._measure, [tf.float64] * 3, layers)
 
     def run(self, stop: StopRequest, batches: int, *, step: int) -> dict[str, float] | None:
         """Return the scalars by name, or None if a stop was requested before the end.

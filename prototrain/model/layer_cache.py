@@ -6,10 +6,9 @@ calls get the objects of the first call instead of new ones; see `build_call`.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +21,7 @@ from prototrain.errors import ModelError
 from prototrain.gradient_processors import NAME
 from prototrain.model.build_call import BuildCall, Objects, base_name
 from prototrain.step.variables import is_scratch
-from prototrain.tf_private import Functional, KerasVariable, call_by, hold, layers_within, own_weights
+from prototrain.tf_private import Functional, KerasVariable, call_by, held_by, hold, layers_within, own_weights
 from prototrain.towers import components, tower_or_default
 
 
@@ -47,6 +46,8 @@ class LayerCache:
         self._objects: Objects = {}
         self._created: list[tf.Variable] = []
         self._weights: dict[int, Any] = {}  # Keras variables by the id of their tf.Variable
+        self._outer: dict[int, tf.Variable] = {}  # variables of existing layers that `build` calls, by id
+        self._unused: set[int] = set()  # ids of those that it does not use, such as the head of a pretrained layer
         self._thread = threading.local()  # towers are traced in threads
         self._sums: dict[str, bytes] = {}  # sums of the variables at the start of a run
 
@@ -131,6 +132,9 @@ class LayerCache:
         used = [by_handle[id(handle)] for handle in graph.external_captures if id(handle) in by_handle]  # in order
         before = [v for v in used if id(v.handle) not in known and not is_scratch(v)]
         self._name(self._thread.call.called, before)
+        handles = set(map(id, graph.external_captures))
+        unused = [v for v in self._outer.values() if not any(id(part.handle) in handles for part in components(v))]
+        self._unused = set(map(id, unused))
 
     def _name(self, called: dict[int, Any], before: list[tf.Variable]) -> None:
         """Name the layers and variables, with those that `build` has called or uses but has not created."""
@@ -145,19 +149,19 @@ class LayerCache:
                     self._weights.setdefault(id(variable.value), variable)
 
         prefixes = _model_names([item for item in named if isinstance(item, Functional)])
-        kinds = {_snake_case(type(layer).__name__) for layer in self.all_layers()}
         owners: dict[int, Any] = {}  # the innermost layer with a given name, by the id of each variable
         of_layers = [item for item in named if isinstance(item, keras.layers.Layer)]  # metrics may have equal names
         for layer in sorted(of_layers, key=lambda one: len(one.variables)):
             for weight in layer.variables:
                 owners.setdefault(id(weight.value), layer)
         # Layers that existed before come last, whether the first call or an earlier trainer has built them.
-        outer = {id(v.value): v.value for key, layer in called.items() if key not in made for v in layer.variables}
-        known = {id(variable): variable for variable in [*self._created, *before]}
-        mine = [variable for variable in self._created if id(variable) not in outer]
-        last = {key: known.get(key, outer.get(key)) for key in [*outer, *map(id, before)]}
+        self._outer = {
+            id(v.value): v.value for key, layer in called.items() if key not in made for v in layer.variables
+        }
+        mine = [variable for variable in self._created if id(variable) not in self._outer]
+        last = self._outer | {id(variable): variable for variable in before}
         for variable in [*mine, *last.values()]:
-            own_name = _name_with_layers(variable, self._weights.get(id(variable)), kinds)
+            own_name = _name_with_layers(variable, self._weights.get(id(variable)))
             wanted = "/".join(filter(None, (prefixes.get(id(variable)), own_name)))
             owner, first = owners.get(id(variable)), owners.get(id(self.variables.get(wanted)))
             if owner is not None and first is not None and owner is not first:
@@ -171,6 +175,10 @@ class LayerCache:
         for name, holder in self.holders.items():
             if isinstance(holder, KerasVariable) and paths[holder.path] > 1:
                 call_by(holder, name)  # unlike Keras's path, the name includes the scope
+        self.note_names()
+
+    def note_names(self) -> None:
+        """Give the variables their names for gradient processors. Another trainer may have given them others."""
         for name, variable in self.variables.items():
             setattr(variable, NAME, name)
 
@@ -185,10 +193,18 @@ class LayerCache:
         """The Keras variables by name; a variable without one stands for itself."""
         return {name: self.keras_variable(variable) for name, variable in self.variables.items()}
 
+    def handles(self) -> set[int]:
+        """Return the ids of the resource handles of all layers' variables, on every tower."""
+        # Keras does not count the states of a recurrent layer among its variables.
+        states = tf.nest.flatten([getattr(layer, "states", None) or () for layer in self.all_layers()])
+        held = [held_by(one) for one in [*self._weights.values(), *states] if isinstance(one, KerasVariable)]
+        return {id(part.handle) for variable in held for part in components(variable)}
+
     @property
     def trainable(self) -> dict[str, tf.Variable]:
-        """The variables that are trainable and not frozen at the moment, by name."""
-        return {name: v for name, v in self.variables.items() if v.trainable and self.keras_variable(v).trainable}
+        """The variables that `build` uses and that are trainable and not frozen at the moment, by name."""
+        used = {name: v for name, v in self.variables.items() if id(v) not in self._unused}
+        return {name: v for name, v in used.items() if v.trainable and self.keras_variable(v).trainable}
 
     @property
     def frozen(self) -> set[int]:
@@ -233,21 +249,12 @@ class LayerCache:
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else None
 
 
-def _name_with_layers(variable: Any, holder: Any, kinds: Collection[str]) -> str:
-    """Return a variable's name with those of the layers inside of a layer, which TensorFlow's name may lack.
-
-    An automatic name, such as ``dense_3``, loses its number, which depends on what the process has made before. `kinds`
-    are the automatic names without a number.
-    """
+def _name_with_layers(variable: Any, holder: Any) -> str:
+    """Return a variable's name with those of the layers within a layer, which TensorFlow's name may lack."""
     name, path = base_name(variable).split("/"), getattr(holder, "path", "").split("/")
     if path[0] not in name or len(path) <= len(name) - name.index(path[0]):
         return "/".join(name)
-    inner = [plain if (plain := re.sub(r"_\d+$", "", one)) in kinds else one for one in path[1:-1]]
-    return "/".join([*name[: name.index(path[0]) + 1], *inner, path[-1]])
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)).lower()
+    return "/".join([*name[: name.index(path[0])], *path])
 
 
 def _sum(variable: Any) -> bytes:

@@ -25,7 +25,8 @@ class Predictor:
 
     A predictor shares the training variables, so its results change during training. Several threads may call it at
     the same time. An input is any value that `build` uses when `train_phase` is False: a part of a training batch or
-    another value, such as a state. All shapes share one trace if `build` can be traced with unknown sizes.
+    another value, such as a state. All shapes share one trace if `build` can be traced with unknown sizes. It
+    keeps the constants of `keras.layers.Normalization` from its first call: make a new one after loading weights.
 
     Args:
         built: a trainer or a `BuiltModel`, whose `build` is called with `train_phase` False.
@@ -228,7 +229,7 @@ def _convert(name: str, spec: Any, value: Any) -> Any:
     array = np.asarray(value)
     if spec.dtype.is_integer and array.dtype.kind == "f" and not np.array_equal(array, np.trunc(array)):
         raise ModelError(f"input {name!r} takes whole numbers, as in a training batch, not {array.dtype}")
-    if spec.dtype.is_integer and array.dtype.kind in "iu" and array.size:
+    if spec.dtype.is_integer and array.dtype.kind in "iuf" and array.size:
         for number in (array.min(), array.max()):
             if not spec.dtype.min <= int(number) <= spec.dtype.max:
                 raise ModelError(f"input {name!r} is {spec.dtype.name} in a training batch, which cannot hold {number}")

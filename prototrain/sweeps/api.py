@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.group import checked
-from prototrain.config.schema import REFERENCE
+from prototrain.config.schema import NEEDS, REFERENCE
 from prototrain.config.values import as_text
 from prototrain.errors import ConfigError, SweepError
 from prototrain.launch import default_callbacks, launch
@@ -106,7 +106,7 @@ def sweep(
     for key in plan.space.keys() & {text.partition("=")[0].strip() for text in overrides}:
         say(f"WARNING: the given {key} has no effect: the sweep sets it")
     for key in plan.space:
-        if (why := config.why_without_effect(key)) is not None and why.partition(" ")[0] not in plan.space:
+        if (why := config.why_without_effect(key)) is not None and not plan.space.keys() & NEEDS.get(key, ()):
             say(f"WARNING: {key} has no effect: {why}")
     command = None
     if isinstance(model, str):

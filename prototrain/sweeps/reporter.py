@@ -31,7 +31,7 @@ class SweepReporter(Callback):
 
     def after_train(self) -> None:
         trainer = self.trainer
-        if not self._has_reported and trainer.run.has_nothing_to_do and trainer.callbacks.failure is None:
+        if not self._has_reported and trainer.global_step == trainer.run.began_at and trainer.callbacks.failure is None:
             self.trigger()  # an earlier sweep has trained this trial, with another objective
 
     def trigger(self) -> None:

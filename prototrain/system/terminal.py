@@ -73,7 +73,7 @@ WIDTH = 80  # the width of tables in characters, if the output is not a terminal
 _UNLIMITED = 10_000
 _LEAST = 20  # minimum width of a folded value
 _SHORT = 10  # width of a cell that is cut, at least
-_NUMBER = re.compile(r"[\d.,eE+\-*]*")  # a cell with a number, which is not folded
+_NUMBER = re.compile(r"[\d.,eE+\-*]*")  # a cell with a number, which is not folded if there is room
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,17 @@ class Table:
             if self.headers[column] in self.cut and lacking > 0:
                 give = max(0, min(lacking, room[column] - _SHORT))
                 room[column], lacking = room[column] - give, lacking - give
+        least = {c: room[c] for c in range(len(room)) if all(_NUMBER.fullmatch(row[c]) for row in rows)}
+        if sum(least.values()) + (_SHORT + 2) * len(room) > width:  # then numbers are folded, too
+            least = {}
         for column, header in enumerate(self.headers):
             are_numbers = all(isinstance(row[column], int | float | None) for row in self.rows)
             is_cut = header in self.cut
-            keeps_lines = is_cut or all(_NUMBER.fullmatch(row[column]) for row in rows)
             made.add_column(
                 one_line(header),
                 overflow="ellipsis" if is_cut else "fold",
-                no_wrap=keeps_lines,
+                no_wrap=is_cut,
+                min_width=least.get(column),
                 max_width=room[column] if is_cut else None,
                 justify="right" if are_numbers else "left",
             )

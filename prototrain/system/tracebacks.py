@@ -82,8 +82,10 @@ def source_line(error: BaseException, graph: Any = None) -> str | None:
     if not frames and nodes and graph is not None:
         from prototrain.tf_private import all_operations  # this module must not import TensorFlow
 
-        name = nodes[-1].replace("gradient_tape/", "")  # the name of a gradient begins with that of its op
-        ops = [op for op in all_operations(graph) if f"/{op.name}/" in f"/{name}/"]
+        name = f"/{nodes[-1]}/".replace("/gradient_tape/", "/")  # the name of a gradient begins with that of its op
+        is_gradient = "/gradient_tape/" in f"/{nodes[-1]}"
+        inside = [op for op in all_operations(graph) if f"/{op.name}/" in name]
+        ops = [op for op in inside if is_gradient or name.endswith(f"/{op.name}/")]
         made = max(ops, key=lambda op: len(op.name)).traceback if ops else []
         frames = [(frame.filename, frame.lineno) for frame in made]
     return _last_line(frames)

@@ -16,7 +16,6 @@ from prototrain.config.schema import SCHEMA
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots
-from prototrain.schedules import late_warmup
 from prototrain.system.terminal import FRESH
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import copy_decay_exclusions, learning_rate_source
@@ -35,16 +34,14 @@ def describe_optimizer(config: Config, optimizer: Any) -> str:
 
 
 def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> str | None:
-    """Return a warning if no callback follows the config's schedule, or its warm-up ends too late, after the setup.
+    """Return a warning if the config has a schedule that no callback follows, after the callbacks' setup.
 
     Raises:
         ConfigError: neither the config nor a callback sets a learning rate.
     """
     callbacks = list(map(innermost, callbacks))
-    if optimizer is None:
+    if optimizer is None or any(isinstance(callback, LearningRate) for callback in callbacks):
         return None
-    if any(isinstance(callback, LearningRate) for callback in callbacks):
-        return late_warmup(config)
     schedule, method = config.get("model.lr_schedule.method"), config.get("model.optimizer.method")
     if schedule is None:
         if isinstance(method, str) and rate(optimizer) == UNSET_RATE:

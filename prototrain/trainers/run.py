@@ -27,7 +27,7 @@ from prototrain.errors import (
     StorageError,
 )
 from prototrain.experiment.facts import Facts, changes, file_digests, versions
-from prototrain.experiment.record import Outcome, RunRecord, read_past
+from prototrain.experiment.record import Outcome, RunRecord, has_finished, read_past
 from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import FRESH, announcing, printable, shorten_list
 from prototrain.system.tracebacks import in_one_line, out_of_memory
@@ -127,7 +127,7 @@ class Run:
             with restore_errors(f"the facts in checkpoint {self.checkpoint.path}"):
                 changed = changes(dict(self.checkpoint.meta["facts"]), self._facts)
             self._resumed += [f"changed: {', '.join(changed)}"] if changed else []
-        if experiment is not None and not self.has_nothing_to_do:  # the record is of the run that made the steps
+        if experiment is not None and not (self.has_nothing_to_do and has_finished(experiment.record)):
             if self._fresh:
                 with announcing(f"deleting what is in {experiment}", trainer.log):
                     experiment.delete()

@@ -556,8 +556,9 @@ class TowerTrainer(Trainer):
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
-        self._check_trained()
+        self.built.check_trained()
         layers = self.built.layers
+        layers.note_names()
         found = layers.trained_before()
         self._trained_before = [] if self._has_trained or self.continues_from_trained else found
         self._has_trained = True

@@ -175,6 +175,9 @@ def test_keys_without_effect() -> None:
     config.update({clip: True, f"{decay}.l1": 0.1, "model.lr_schedule.warmup_steps": 5, "trainer.keep_best": "x"})
     assert not any(map(config.why_without_effect, unused))
 
+    config = Config(unused)
+    assert config[f"{decay}.filter_regex"] == "a" and f"{decay}.filter_regex" not in config.without_effect()
+
 
 @pytest.mark.parametrize(
     ("name", "text"),

@@ -64,6 +64,16 @@ def test_layers_unfrozen_after_the_trainer_was_made_are_an_error(epochs: int) ->
     with pytest.raises(ModelError, match=changed):
         trainer.train(max_steps=9)
 
+    class Own(SimpleTrainer):
+        def train_step(self, inputs: Any) -> Any:
+            return super().train_step(inputs)
+
+    own = Own(tiny_model(build=classifier(body_and_head)))
+    own.train(max_steps=1)
+    own.keras_layers["body"].trainable = True
+    with pytest.raises(ModelError, match=changed):
+        own.train(max_steps=2)
+
 
 def regularized(x: Any, training: bool) -> Any:
     hidden = L.Dense(6, kernel_regularizer=keras.regularizers.L2(0.1), activity_regularizer="l1", name="a")(x)
@@ -393,8 +403,12 @@ def test_layers_that_assign_floats_in_mixed_precision() -> None:
     assert "norm/vector_u" in moved(trainer)
 
 
-def test_evaluations_keep_the_state_of_layers() -> None:
+def test_evaluations_keep_the_state_of_layers_and_count_in_variables() -> None:
+    batches = []
+
     def network(x: Any, training: bool) -> Any:
+        batches.append(tf.Variable(0, trainable=False, name="batches"))
+        batches[-1].assign_add(1)
         return L.Dense(2, name="out")(L.LSTM(3, stateful=True, name="lstm")(tf.ensure_shape(x, [4, 4])[:, :, None]))
 
     def datasets() -> dict[str, tf.data.Dataset]:
@@ -404,7 +418,36 @@ def test_evaluations_keep_the_state_of_layers() -> None:
     trainer.train(max_steps=3)
     before = values(trainer)
     trainer.evaluate("vld")
-    assert values(trainer) == before
+    changed = {name for name, value in values(trainer).items() if value != before[name]}
+    assert changed == {"batches"} and weights(trainer)["batches"] == 3 + 10
+
+
+class Pretrained(L.Layer):  # type: ignore[misc]
+    """A layer with a head that is not used."""
+
+    def build(self, shape: Any) -> None:
+        self.body = self.add_weight(shape=(4, 2), name="body")
+        self.head = self.add_weight(shape=(2, 9), name="head")
+
+    def call(self, x: Any) -> Any:
+        return x @ self.body
+
+
+@pytest.mark.parametrize("make", [SimpleTrainer, lambda model: SyncReplicatedTrainer(model, "cpu:2")])
+def test_unused_weights_of_layers_are_saved_but_not_trained(make: Any) -> None:
+    layer = Pretrained(name="net")
+    layer.build((None, 4))
+    trainer = make(tiny_model(build=classifier(lambda x, training: layer(x)), model__weight_decay__value=0.1))
+    assert list(trainer.variables) == ["net/body", "net/head"] and list(trainer.decayed) == ["net/body"]
+    assert moved(trainer) == {"net/body"}
+
+
+def test_trainers_with_the_same_layers_have_their_own_names() -> None:
+    body, head = L.Dense(4, name="body"), L.Dense(2, name="head")
+    trainer = tiny_trainer(build=classifier(lambda x, training: head(body(x))))
+    tiny_trainer(build=classifier(lambda x, training: head(body(L.Dense(4, name="body")(x)))))
+    trainer.gradient_processors.append(ScaleGradient({"body/kernel": 0.0}))
+    assert moved(trainer) == {"body/bias", "head/kernel", "head/bias"}
 
 
 def test_adapters_are_added_once() -> None:

@@ -56,6 +56,17 @@ def test_tables_fit_the_width(width: int) -> None:
         assert word in said
 
 
+@pytest.mark.parametrize("width", [80, 40])
+def test_no_column_of_numbers_is_lost(width: int) -> None:
+    headers = ["trial", "state", "model.optimizer.beta", "model.lr_schedule.value", "vld/loss", "step"]
+    row = ["7", "finished", "0.123456789", "0.000123456", "0.98765", "12345"]
+    lines = drawn(Table([row], headers), width)
+    assert max(map(len, lines)) <= width
+    said = "".join("".join(lines).split())
+    assert sorted(said.replace("-", "")) == sorted("".join([*headers, *row]))
+    assert width < 80 or all(cell in "".join(lines) for cell in row)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

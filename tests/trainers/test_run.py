@@ -17,7 +17,7 @@ from prototrain import Callback
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries, TensorBoardWriter
 from prototrain.errors import CheckpointError, ExperimentError, OutOfMemoryError
 from prototrain.experiment.record import read_attempts
-from tests.tiny import At, CountingTrainer, tiny_build, tiny_trainer
+from tests.tiny import At, CountingTrainer, failing, tiny_build, tiny_trainer
 
 
 def writers() -> list[Callback]:
@@ -165,10 +165,13 @@ def test_out_of_memory_in_build() -> None:
 
 
 def test_a_run_with_nothing_to_do_keeps_the_record(experiment: Path) -> None:
-    def train(steps: int, **config: Any) -> None:
-        tiny_trainer(experiment, **config).train([*writers(), SaveOnExit()], max_steps=steps)
+    def train(steps: int, *more: Callback, **config: Any) -> None:
+        tiny_trainer(experiment, **config).train([*writers(), SaveOnExit(), *more], max_steps=steps)
 
+    with pytest.raises(ValueError, match="lost"):
+        train(6, failing("after_train", 6, ValueError("lost")))
     train(6)
+    assert [attempt.state for attempt in read_attempts(experiment / "run.json")] == ["failed", "finished"]
     record = {name: (experiment / name).read_bytes() for name in ("config.json", "run.json", "environment.json")}
     train(4, model__lr_schedule__constant__value=0.5)
     assert {name: (experiment / name).read_bytes() for name in record} == record

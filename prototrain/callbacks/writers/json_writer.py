@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
-from prototrain.callbacks.monitor import RETRY_SECONDS, Monitor
+from prototrain.callbacks.monitor import Monitor
 from prototrain.experiment.rows import RepeatedRows, Row, superseded, truncate_rows
 from prototrain.system.terminal import announcing
 
@@ -35,7 +35,6 @@ class JSONWriter(Monitor):
         self._offset = 0  # file offset of the first of these rows
         self._size = 0  # bytes of the last row in the file
         self._dirty = False
-        self._retry_at = 0.0  # after a failed write, when to write again
         self._repeated: RepeatedRows | None = None  # set while a resumed run repeats rows
 
     def before_train(self) -> None:
@@ -54,7 +53,7 @@ class JSONWriter(Monitor):
         self._dirty = True
 
     def flush(self) -> None:
-        if not self._dirty or self._rows is None or time.monotonic() < self._retry_at:
+        if not self._dirty or self._rows is None:
             return
         lines = [orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in self._rows]
         try:
@@ -64,7 +63,6 @@ class JSONWriter(Monitor):
                 file.truncate()
         except OSError as error:
             self.trainer.run.log_once(f"WARNING: cannot write {self._path}: {error.strerror}; trying again later")
-            self._retry_at = time.monotonic() + RETRY_SECONDS
             return
         # Keep the last row, since its step may get more scalars and is then written again.
         self._offset += sum(map(len, lines[:-1]))
@@ -75,7 +73,6 @@ class JSONWriter(Monitor):
     def after_train(self) -> None:
         if self._rows:
             self._compare(self._rows[-1], is_last=True)
-        self._retry_at = 0.0
         self.flush()
         if self._dirty and self._rows:
             self.trainer.log(f"WARNING: {self._path} lacks the rows since step {self._rows[0]['step']}")

@@ -45,7 +45,7 @@ class _StepSums(Callback):
         return dict(zip(self._names, pairs, strict=True))
 
     def _traced_variable(self, names: tuple[str, ...]) -> tf.Variable:
-        """Return the variable for these and all earlier scalars."""
+        """Return the variable for these and all restored scalars."""
         if self._variable is None:
             with tf.init_scope():
                 pairs = {**{name: [0.0, 0.0] for name in names}, **self._pairs()}

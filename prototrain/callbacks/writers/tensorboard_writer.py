@@ -12,11 +12,12 @@ from typing import Any
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-from prototrain.callbacks.monitor import RETRY_SECONDS, Monitor, split_name
+from prototrain.callbacks.monitor import Monitor, split_name
 from prototrain.callbacks.pictures import text_summary
 from prototrain.system.tracebacks import cause
 
 _EVENT_FILES = "events.out.tfevents."
+_RETRY_SECONDS = 10.0  # each attempt on a full disk leaves a file
 
 
 class TensorBoardWriter(Monitor):
@@ -73,7 +74,7 @@ class TensorBoardWriter(Monitor):
                 text = f"WARNING: cannot write to {self._directory}: {cause(error)}; trying again later"
                 self.trainer.log(text)
             self._has_failed = True
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
 
     def after_train(self) -> None:
         self._retry_at = 0.0
