@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.errors import ConfigError
-from prototrain.tf_private import KerasVariable
+from prototrain.tf_private import KerasVariable, held_by
 
 Pair = tuple[Any, Any]
 """(gradient: tf.Tensor, tf.IndexedSlices or None; variable: tf.Variable or keras.Variable)."""
@@ -248,6 +248,6 @@ def _values(gradient: Any) -> tf.Tensor:
 
 def variable_name(variable: Any) -> str:
     """Return the name of a variable, without the ``:0``, for matching with regular expressions."""
-    held = variable.value if isinstance(variable, KerasVariable) else variable
+    held = held_by(variable) if isinstance(variable, KerasVariable) else variable
     name = getattr(held, NAME, None) or (variable.path if held is not variable else variable.name)
     return str(name).removesuffix(":0")

@@ -152,10 +152,15 @@ def _of_method(config: Config, method: str) -> Schedule:
 
     def decay(make: Callable[..., Schedule], *more: Any) -> Schedule:
         value, steps, final = values("value", "decay_steps", "final")
-        if steps is not None or config.get("model.num_epochs") is None:
-            return make(value, max(1, config.total_steps()) if steps is None else steps, final, *more)
-        # The number of steps per epoch is only known after a trainer has read the data.
-        return lambda step: make(value, config.total_steps(), final, *more)(step)
+        if steps is not None:
+            return make(value, steps, final, *more)
+
+        def schedule(step: Any) -> Any:  # the length of the run is only known when it begins
+            return make(value, max(1, config.total_steps()), final, *more)(step)
+
+        if config.get("model.num_epochs") is None:
+            schedule(0)  # raises an error if a value is wrong
+        return schedule
 
     match method:
         case "constant":

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prototrain import default_callbacks
+from prototrain import SimpleTrainer, default_callbacks
 from prototrain.callbacks import LearningRate, SaveOnExit, Validation
 from prototrain.callbacks.base import PeriodicTrigger
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError, ModelError
@@ -73,6 +74,17 @@ def test_length_and_intervals_in_epochs(
     assert "model.num_epochs" not in config and launch(trainer.model).global_step == 21
     config.update({"model.num_epochs": 5})
     assert "model.num_steps" not in config and config.total_steps() == 25
+
+
+@pytest.mark.parametrize("given", [{"max_steps": 10}, {"max_epoch": 5, "steps_per_epoch": 2}])
+def test_schedules_last_as_long_as_the_run(given: dict[str, int]) -> None:
+    rate = {"model__lr_schedule__method": "cosine", "model__lr_schedule__cosine__value": 0.01}
+    model = tiny_model(model__num_steps=1000, **rate)
+    trainer = SimpleTrainer(model)
+    rates = [callback for callback in default_callbacks(model) if isinstance(callback, LearningRate)]
+    trainer.train(rates, **given)
+    assert trainer.outputs["learning_rate"] == pytest.approx(0.005 * (1 + math.cos(math.pi * 0.9)))
+    assert model.config.total_steps() == 1000
 
 
 def test_epochs_of_unknown_length_are_an_error(model: Callable[..., Any]) -> None:

@@ -93,7 +93,7 @@ class StateEntries:
             for variable in entry.variables:
                 path = getattr(variable, "path", None) or variable.name.split(":")[0]
                 self._add_variable(f"{key}/{path}", variable)
-        elif isinstance(entry, Saveable):
+        elif isinstance(entry, Saveable) and not isinstance(entry, tf.train.Checkpoint):  # its `read` is another one
             self.saveables[key] = entry
         elif isinstance(entry, HasStateDict):
             self._objects[key] = entry

@@ -40,6 +40,7 @@ class Config(UserDict[str, Any]):
 
     Attributes:
         batches_per_epoch: the steps in an epoch, which a trainer sets from the data; None before that.
+        planned_steps: the length of the run, which `train` sets while it runs; None otherwise.
 
     Raises:
         ConfigError: a key is unknown in its namespace, or a value is wrong.
@@ -50,6 +51,7 @@ class Config(UserDict[str, Any]):
         self._defaults: dict[str, Any] | None = None
         self._read: set[str] = set()
         self.batches_per_epoch: int | None = None
+        self.planned_steps: int | None = None
         self.update(values)
 
     def __getitem__(self, key: str) -> Any:
@@ -101,11 +103,13 @@ class Config(UserDict[str, Any]):
     __copy__ = copy
 
     def total_steps(self) -> int:
-        """Return the length of the run in steps, from ``model.num_steps`` or ``model.num_epochs``.
+        """Return the length of the run in steps, from `train`, ``model.num_steps`` or ``model.num_epochs``.
 
         Raises:
             ConfigError: neither is set, or the length of an epoch is not known.
         """
+        if self.planned_steps is not None:
+            return self.planned_steps
         epochs = self.get("model.num_epochs")
         if epochs is None:
             return int(self["model.num_steps"])

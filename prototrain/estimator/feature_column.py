@@ -1,7 +1,7 @@
 """Feature columns with the names and the results of `tf.feature_column`.
 
-Keras preprocessing layers compute the columns. As in `tf.feature_column`, a missing value is an empty string or -1.
-Features may be dense, sparse or ragged tensors.
+Keras preprocessing layers compute the columns. Features may be dense, sparse or ragged tensors. As in
+`tf.feature_column`, an empty string or -1 in a dense feature is a missing value.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class OfOneFeature(Categorical):
 
     def given(self, features: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
         values = _discrete(features, self.key)
-        return self._numbered(values), ~_is_missing(values)
+        return self._numbered(values), _is_given(features[self.key], values)
 
     def _read(self, size: int, dtype: tf.DType) -> None:
         """Set the name, the size, and the parse specification for values of a dtype."""
@@ -313,7 +313,7 @@ class Crossed(Categorical):
             if isinstance(part, str):
                 values = _discrete(features, part)
                 padded = isinstance(features[part], tf.SparseTensor | tf.RaggedTensor)
-                there = ~_is_missing(values) if padded else tf.ones_like(values, tf.bool)
+                there = _is_given(features[part], values) if padded else tf.ones_like(values, tf.bool)
             else:
                 values, there = part.given(features)
             where = tf.where(there)
@@ -471,6 +471,17 @@ def _discrete(features: Mapping[str, Any], key: str) -> tf.Tensor:
     if value.dtype != tf.string and not value.dtype.is_integer:
         raise ModelError(f"the feature {key!r} must be texts or whole numbers for its column, not {value.dtype.name}")
     return value if value.dtype == tf.string else tf.cast(value, tf.int64)
+
+
+def _is_given(feature: Any, values: tf.Tensor) -> tf.Tensor:
+    """Return where `values`, the dense form of a feature, were given. Only dense features use "" and -1 for none."""
+    if isinstance(feature, tf.SparseTensor):
+        given = tf.sparse.to_dense(feature.with_values(tf.ones_like(feature.values, tf.bool)), default_value=False)
+    elif isinstance(feature, tf.RaggedTensor):
+        given = tf.ones_like(feature, tf.bool).to_tensor(default_value=False)
+    else:
+        return ~_is_missing(values)
+    return tf.reshape(given, tf.shape(values))
 
 
 def _is_missing(values: tf.Tensor) -> tf.Tensor:

@@ -97,7 +97,7 @@ class Head:
         """Return the scalar loss of a batch."""
         _, _, losses, weights = self._measured(labels, logits, features)
         total = tf.reduce_sum(losses if weights is None else losses * weights)
-        if self.loss_reduction == MEAN:
+        if self.loss_reduction == MEAN or mode == ModeKeys.EVAL:  # the trainer averages over batches by their sizes
             return total / tf.cast(tf.size(losses), losses.dtype)
         # The trainer averages over the towers, so scale the sum to cover the examples of all towers.
         return total * tower_or_default().count if mode == ModeKeys.TRAIN else total

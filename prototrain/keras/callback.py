@@ -83,7 +83,7 @@ class KerasCallback(Callback):
         if restored["stopped"] and not may_wait:  # continue if the user has increased the patience
             self._stopped = True
             raise StopTraining(f"{self.name} had stopped the run")
-        if trainer.local_step and not trainer.callbacks.unfinished:
+        if self._by_step and trainer.local_step and not trainer.callbacks.unfinished:
             self._begin_batch()  # a resumed epoch has no second on_epoch_begin
 
     def before_epoch(self) -> None:

@@ -544,6 +544,7 @@ class TowerTrainer(Trainer):
         return self.stop.signum is not None and self.is_compiled
 
     def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
+        self.config.planned_steps = None
         if max_steps is None and max_epoch is None:
             max_epoch = self.config["model.num_epochs"]
             max_steps = self.config["model.num_steps"] if max_epoch is None else None
@@ -553,6 +554,8 @@ class TowerTrainer(Trainer):
             steps_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality or max_steps or None
         self.config.batches_per_epoch = steps_per_epoch
         super()._set_length(steps_per_epoch, max_epoch, max_steps)
+        if not self.is_endless:
+            self.config.planned_steps = self.total_steps  # for schedules that last as long as the run
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
@@ -576,6 +579,7 @@ class TowerTrainer(Trainer):
                 self._warn_of_unused_keys()
         finally:
             self.data.allow_changes = before
+            self.config.planned_steps = None
             layers.note_trained()
 
     def _check_trained(self) -> None:

@@ -50,6 +50,7 @@ def one_of_each() -> dict[str, Any]:
         "array": np.arange(3),
         "layer": dense(),
         "module": module,
+        "checkpoint": tf.train.Checkpoint(v=tf.Variable([3.0])),
         "generator": tf.random.Generator.from_seed(1),
         "iterator": iter(tf.data.Dataset.range(10)),
         "counter": Counter(3),
@@ -88,9 +89,10 @@ def test_every_kind_is_restored(tmp_path: Path) -> None:
             variable.assign(tf.zeros_like(variable))
     other["array"], other["value"] = np.zeros(3, np.int64), None
     other["counter"].count = 0
+    other["checkpoint"].v.assign([0.0])
     restore(other, saved)
     assert bits(other) == bits(state)
-    assert other["counter"].count == 3 and other["value"] == state["value"]
+    assert other["counter"].count == 3 and other["checkpoint"].v.numpy() == 3.0 and other["value"] == state["value"]
     np.testing.assert_array_equal(other["array"], np.arange(3))
     np.testing.assert_array_equal(other["generator"].normal([2]).numpy(), expected[0])
     assert next(other["iterator"]).numpy() == expected[1] == 1

@@ -78,6 +78,19 @@ def test_sparse_and_empty_features() -> None:
     ragged = tf.ragged.constant([["a", "b"], ["b", "b"], ["c"], []])
     for given in (words, tf.sparse.from_dense(words), ragged):
         np.testing.assert_array_equal(feature_column.indicator_column(column).dense({"words": given}), expected)
+
+    # In a sparse feature, an empty string is a word.
+    explicit = tf.SparseTensor([[0, 0], [1, 0], [2, 0]], ["a", "", "b"], [4, 2])
+    word = tf.sparse.from_dense(FEATURES["word"])
+    for make in (
+        lambda module: module.categorical_column_with_vocabulary_list("words", ["a", "b"], num_oov_buckets=2),
+        lambda module: module.crossed_column(["words", "word"], 17),
+    ):
+        features = {"words": explicit, "word": word}
+        cache = reference.FeatureTransformationCache(features)
+        theirs = tf.feature_column.indicator_column(make(tf.feature_column)).get_dense_tensor(cache, None)
+        mine = feature_column.indicator_column(make(feature_column)).dense(features)
+        np.testing.assert_array_equal(mine, tf.reshape(theirs, mine.shape))
     layer: Any = lambda ids: tf.gather(tf.constant([[3.0, 4.0], [6.0, 8.0], [1.0, 0.0]]), ids)  # noqa: E731
     ids = column.ids(FEATURES)
     sums = [[9, 12], [12, 16], [1, 0], [0, 0]]

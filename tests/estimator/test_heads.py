@@ -147,6 +147,7 @@ def test_sum_reduction_over_towers() -> None:
     with building(2, True):
         weighed = [float(head.loss(LABELS, BOTH, mode=mode)) for mode in modes]
     assert weighed == pytest.approx([2 * alone[0], alone[1]])
+    assert alone[1] == pytest.approx(alone[0] / len(LABELS))  # an evaluation averages over examples
 
 
 POINTS = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
