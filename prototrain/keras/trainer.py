@@ -229,6 +229,8 @@ class KerasTrainer(SimpleTrainer):
             data, split = split_data(x, y, sample_weight, 0.0 if validation_data is not None else validation_split)
             held_out = split if validation_data is None else validation_data
             self._begin(data, held_out, validation_batch_size or batch_size, **given)
+        if not isinstance(validation_freq, int):
+            raise DataError(f"fit: validation_freq must be a number of epochs, not {validation_freq!r}")
         history, validation = keras.callbacks.History(), None
         if "vld" in self.datasets:
             validation = validation_steps or 0, validation_freq
