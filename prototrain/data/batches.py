@@ -117,7 +117,10 @@ def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 def _length(value: Any) -> tf.Tensor:
     if isinstance(value, tf.SparseTensor):
         return value.dense_shape[0]
-    return value.nrows() if isinstance(value, tf.RaggedTensor) else tf.shape(value)[0]
+    if isinstance(value, tf.RaggedTensor):
+        return value.nrows()
+    static = value.shape[0] if value.shape.rank else None
+    return tf.shape(value)[0] if static is None else tf.constant(static)
 
 
 def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
@@ -162,52 +165,52 @@ def split_batch(inputs: Batch, parts: int) -> list[Batch]:
     """Split every tensor of a batch evenly along its first dimension; scalars go to every part. Traced or eager.
 
     Raises:
-        DataError: tensors have different static first dimensions. Others are compared when the batch is split.
+        DataError: the static first dimensions of the tensors differ, or are no multiple of `parts`. Others are compared
+            when the batch is split.
     """
     if parts == 1:
         return [inputs]
-    with tf.control_dependencies(_check_alike(inputs, parts)):
-        inputs = tf.nest.map_structure(tf.identity, inputs, expand_composites=True)
-    paths = {id(value): path for path, value in by_path(inputs).items()}
-    divided = [_split(value, parts, paths[id(value)]) for value in tf.nest.flatten(inputs)]
+    if checks := _checks(inputs, parts):
+        with tf.control_dependencies(checks):
+            inputs = tf.nest.map_structure(tf.identity, inputs, expand_composites=True)
+    divided = [_split(value, parts) for value in tf.nest.flatten(inputs)]
     return [tf.nest.pack_sequence_as(inputs, [values[index] for values in divided]) for index in range(parts)]
 
 
-def _check_alike(inputs: Batch, parts: int) -> list[tf.Operation]:
-    """Return ops that check that all tensors have the same first dimension; traced or eager."""
-    sizes = first_dimensions(inputs)
-    first, size = next(iter(sizes.items()), ("", None))
-    checks = []
-    for path, other in list(sizes.items())[1:]:
-        known = [tf.get_static_value(one) for one in (size, other)]
-        if None not in known and known[0] == known[1]:
-            continue
-        rows = "" if None in known else f" ({known[1]} and {known[0]})"
-        message = f"{path} has another number of rows than {first}{rows}, so the batch has no {parts} equal parts"
-        if None not in known:
-            raise DataError(f"{message}; use one tower and no micro-batches")
-        check = tf.debugging.assert_equal(tf.cast(other, tf.int64), tf.cast(size, tf.int64), message)
-        checks += [] if check is None else [check]
-    return checks
-
-
-def _split(value: Any, parts: int, path: str) -> list[Any]:
-    if value.shape.rank == 0:
-        return [value] * parts
-    is_dense = not isinstance(value, (tf.SparseTensor, tf.RaggedTensor))
-    if is_dense and value.shape[0] is not None and value.shape[0] % parts == 0:
-        return list(tf.split(value, parts))
-    length = _length(value)
+def _checks(inputs: Batch, parts: int) -> list[tf.Operation]:
+    """Return ops that check that all tensors have the same number of rows, a multiple of `parts`; traced or eager."""
+    sizes = {path: tf.cast(size, tf.int64) for path, size in first_dimensions(inputs).items()}
+    if not sizes:
+        return []
+    (first, size), *others = sizes.items()
     message = (
-        f"the batch does not divide evenly into {parts} parts: {path} has another number of rows; batch the training "
+        f"the batch does not divide evenly into {parts} parts: {first} has another number of rows; batch the training "
         "dataset with drop_remainder=True, or repeat it before batching"
     )
-    check = tf.debugging.assert_equal(length % parts, tf.zeros([], length.dtype), message)
-    with tf.control_dependencies([] if check is None else [check]):  # None if it was checked eagerly or while tracing
-        if is_dense:
-            return list(tf.split(tf.identity(value), parts))
-        size = tf.identity(length) // parts
-        return [_rows(value, index * size, size) for index in range(parts)]
+    checks, static = [], tf.get_static_value(size)
+    if static is None:
+        checks.append(tf.debugging.assert_equal(size % parts, tf.zeros([], tf.int64), message))
+    elif static % parts:
+        raise DataError(message)
+    for path, other in others:
+        known = [tf.get_static_value(one) for one in (other, size)]
+        rows = "" if None in known else f" ({known[0]} and {known[1]})"
+        message = f"{path} has another number of rows than {first}{rows}, so the batch has no {parts} equal parts"
+        if rows and known[0] == known[1]:
+            continue
+        if rows:
+            raise DataError(f"{message}; use one tower and no micro-batches")
+        checks.append(tf.debugging.assert_equal(other, size, message))
+    return [check for check in checks if check is not None]  # None if it was checked eagerly or while tracing
+
+
+def _split(value: Any, parts: int) -> list[Any]:
+    if value.shape.rank == 0:
+        return [value] * parts
+    if not isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
+        return list(tf.split(value, parts))
+    size = _length(value) // parts
+    return [_rows(value, index * size, size) for index in range(parts)]
 
 
 def _rows(value: Any, begin: Any, size: Any) -> Any:
