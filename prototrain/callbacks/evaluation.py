@@ -389,7 +389,7 @@ class ExponentialMovingAverage(Callback):
         self._weights = {name: weight for name, weight in trained if tf.as_dtype(weight.dtype).is_floating}
         if not self._weights:
             raise CallbackError(f"ExponentialMovingAverage: {type(self.trainer).__name__} has no trainable variables")
-        # Tracked by name, since the averages of layers that are unfrozen between two runs begin at that time.
+        # Tracked by name, since a resumed run may train weights that the checkpoint has no averages of.
         self._begun = {name for name in self._weights if AVERAGES + name in state}
         for name, weight in self._weights.items():
             state.setdefault(AVERAGES + name, tf.Variable(tf.convert_to_tensor(weight), trainable=False))

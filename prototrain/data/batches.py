@@ -184,8 +184,8 @@ def _checks(inputs: Batch, parts: int) -> list[tf.Operation]:
         return []
     (first, size), *others = sizes.items()
     message = (
-        f"the batch does not divide evenly into {parts} parts: {first} has another number of rows; batch the training "
-        "dataset with drop_remainder=True, or repeat it before batching"
+        f"the rows of {first} do not divide evenly into {parts} parts; batch the training dataset with "
+        "drop_remainder=True, or repeat it before batching"
     )
     checks, static = [], tf.get_static_value(size)
     if static is None:

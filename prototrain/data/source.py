@@ -135,10 +135,9 @@ class Source:
         with waiting, making_pass(number) as is_asked, self._seeded(number):
             datasets = self._make()
             self._follows_pass = is_asked()
-        if not isinstance(datasets, dict) or "trn" not in datasets:
-            given = (
-                ", ".join(map(repr, datasets)) or "nothing" if isinstance(datasets, dict) else type(datasets).__name__
-            )
+        is_dict = isinstance(datasets, dict)
+        if not is_dict or "trn" not in datasets:
+            given = (", ".join(map(repr, datasets)) or "nothing") if is_dict else type(datasets).__name__
             raise DataError(
                 f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}; write "
                 'return {"trn": ..., "vld": ...}'

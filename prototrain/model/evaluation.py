@@ -28,8 +28,8 @@ REHEARSED = 2
 class CompiledPass:
     """A compiled pass over the batches of a dataset, or over the first of them, that sums vectors.
 
-    `measure` maps a batch to one vector for each of `dtypes`, always of the same length; traced. `layers` are
-    the model's.
+    `measure` maps a batch to one vector for each of `dtypes`, always of the same length; traced. `layers` are the
+    model's.
     """
 
     def __init__(

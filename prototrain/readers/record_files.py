@@ -151,9 +151,8 @@ def _record_feature(name: str, feature: Any) -> Any:
     if type(feature) is not tuple:  # `tf.io` features are named tuples, a subclass
         return feature
     dtype, shape = feature
-    if (found := dtype_of(name, dtype)) not in (tf.float32, tf.int64, tf.string) or not tf.TensorShape(
-        shape
-    ).is_fully_defined():
+    found = dtype_of(name, dtype)
+    if found not in (tf.float32, tf.int64, tf.string) or not tf.TensorShape(shape).is_fully_defined():
         cure = "use float32, int64 or string with a fixed shape, and tf.cast; or a feature of tf.io"
         raise DataError(f"features: a TFRecord has no {found.name} of shape {shape} for {name!r}; {cure}")
     return tf.io.FixedLenFeature(shape, found)

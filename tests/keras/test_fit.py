@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Arguments]]] = {
             "validation_freq": 2,
         },
     ),
-    "optimizer of its own": (models.doubling, lambda: {"x": IMAGES, "y": LABELS}),
+    "own optimizer": (models.doubling, lambda: {"x": IMAGES, "y": LABELS}),
     "two inputs, no labels": (models.distance, lambda: {"x": [X, X * 2]}),
     "train_step": (models.own_step, lambda: {"x": batches(IMAGES, MEANS), "validation_data": batches(IMAGES, MEANS)}),
     "compute_metrics": (partial(classifier, models.OwnMetrics, lambda: ["mae", "mse"]), lambda: {"x": X, "y": Y}),
