@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import IntEnum
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -121,6 +121,16 @@ class Callback:
             outputs: the step's scalars by name, as tensors. In a plain-Python trainer, as returned by `run_step`.
         """
 
+    def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
+        """Called after each call of the trainer, which runs one or more steps, before `trigger_step`.
+
+        It costs much less than ops in every step. How many steps a call has varies from run to run.
+
+        Args:
+            scalars: the scalars of each step of the call, by name. In a plain-Python trainer, as `run_step` returned
+                them.
+        """
+
     def trigger_step(self) -> None:
         """Called after each step that `next_step` requested."""
 
@@ -222,7 +232,7 @@ def _forwarding(hook: str) -> Callable[..., Any]:
     return forward
 
 
-for _hook in (*_HOOKS, *_TRIGGERS, "check_run", "next_step", "watches", "state_dict", "load_state_dict"):
+for _hook in (*_HOOKS, *_TRIGGERS, "after_steps", "check_run", "next_step", "watches", "state_dict", "load_state_dict"):
     setattr(ProxyCallback, _hook, _forwarding(_hook))
 
 

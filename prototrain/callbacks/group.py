@@ -18,7 +18,7 @@ from prototrain.system.terminal import announcing
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_HOOKS = ("check_run", "before_train", "before_epoch", "before_run", "after_run", "after_epoch")
+_HOOKS = ("check_run", "before_train", "before_epoch", "before_run", "after_run", "after_steps", "after_epoch")
 
 
 class CallbackGroup:
@@ -39,7 +39,6 @@ class CallbackGroup:
         has_ended: whether `after_train` has begun.
         failure: the error that ended the run, set before callbacks run `after_train`.
         late_failure: the first error raised by an `after_train` hook.
-        variables: variables that callbacks update within the step and save in their own state.
     """
 
     def __init__(self, trainer: Trainer, callbacks: Iterable[Callback] = ()) -> None:
@@ -66,7 +65,6 @@ class CallbackGroup:
         self.unfinished = self.watching = self.has_ended = False
         self.failure: BaseException | None = None
         self.late_failure: BaseException | None = None
-        self.variables: list[Any] = []
         self._seconds = dict.fromkeys(self.callbacks, 0.0)
 
     def __iter__(self) -> Iterator[Callback]:
@@ -147,6 +145,12 @@ class CallbackGroup:
         for callback in self._overriding["after_run"]:
             with _naming(callback, "after_run"):
                 callback.after_run(outputs)
+
+    def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
+        """Give the callbacks the scalars of all steps of a call, by name."""
+        for callback in self._overriding["after_steps"]:
+            with _naming(callback, "after_steps"):
+                callback.after_steps(scalars)
 
     # -- epochs and steps ---------------------------------------------------------------------------------------------
 

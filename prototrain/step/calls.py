@@ -64,11 +64,16 @@ class ConcreteCall:
         return results
 
 
+MOST_STEPS = 1024
+"""Maximum number of steps in a call, whose scalars are stored until it ends."""
+
+
 @dataclass(kw_only=True, slots=True)
 class StepResult:
     """The result of a call of many steps."""
 
     steps: int  # that were completed
+    scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of each completed step, by name
     outputs: Mapping[str, float] = field(default_factory=dict)  # scalars of the last step, or of the non-finite one
     is_finite: bool = True  # False if the call ended at a non-finite step, whose update was not applied
     data_ended: bool = False
@@ -106,12 +111,12 @@ class ScalarPacker:
         pairs = zip(self._names, vectors, strict=True)
         return {name: value for names, vector in pairs for name, value in zip(names, tf.unstack(vector), strict=True)}
 
-    def unpack(self, vectors: tuple[tf.Tensor, tf.Tensor]) -> dict[str, float]:
-        """Copy the scalars of packed vectors to the host."""
-        found: dict[str, float] = {}
+    def unpack(self, vectors: tuple[tf.Tensor, tf.Tensor]) -> dict[str, list[float]]:
+        """Copy the scalars of one or several steps to the host: packed vectors, or rows of them."""
+        found: dict[str, list[float]] = {}
         for names, vector in zip(self._names, vectors, strict=True):
             if names:
-                found.update(zip(names, vector.numpy().tolist(), strict=True))
+                found.update(zip(names, vector.numpy().reshape(-1, len(names)).T.tolist(), strict=True))
         return found
 
 
@@ -137,6 +142,10 @@ class StepCalls(ABC):
     def completed(self) -> int:
         """Return the number of completed steps; correct during a call and after a failed call."""
 
+    def scalars_so_far(self, steps: int) -> Mapping[str, Sequence[float]]:
+        """Return the scalars of the first `steps` steps of a failed call."""
+        return {}
+
     @property
     def graph(self) -> Any:
         """The traced graph; None before tracing, or if another process traces."""
@@ -159,7 +168,7 @@ class StepCalls(ABC):
             self._has_run = True
             result.tracing, result.waiting = elapsed, 0.0
         elif result.steps:
-            self.longest = max(1, min(int(CALL_SECONDS / elapsed * result.steps), self.longest * 10))
+            self.longest = max(1, min(int(CALL_SECONDS / elapsed * result.steps), self.longest * 10, MOST_STEPS))
         return self._checked(result, start)
 
     def run_watched(self, start: int) -> StepResult:
@@ -174,10 +183,12 @@ class StepCalls(ABC):
     def _failed(self, error: tf.errors.OpError, start: int) -> StepResult:
         """Return the result of a call that raised a TensorFlow error."""
         completed = self.completed()
+        steps = completed - start
+        scalars = self.scalars_so_far(steps) if steps else {}
         shown = self._iteration.guard.failed_with(error)
         if shown is not None:
             self._iteration.guard.restore()
-            return StepResult(steps=completed - start, is_finite=False, error=_non_finite(completed, shown))
+            return StepResult(steps=steps, scalars=scalars, is_finite=False, error=_non_finite(completed, shown))
         # Only an endless iterator is read without checking for its end first.
         where = "data" if isinstance(error, tf.errors.OutOfRangeError) else failed_stage(error)
         # Ops of a dataset are not in the graph, but ops in the graph may have the same names.
@@ -186,7 +197,7 @@ class StepCalls(ABC):
         failure = StepError(f"step {completed + 1} failed in the {where}: {message}")
         failure.__cause__ = error
         # A failed read leaves the variables unchanged since the last completed step; a failed model may not.
-        return StepResult(steps=completed - start, error=failure, is_whole=where == "data")
+        return StepResult(steps=steps, scalars=scalars, error=failure, is_whole=where == "data")
 
 
 def _non_finite(completed: int, values: Mapping[str, float]) -> NonFiniteError:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from prototrain.checkpoint.state import variables_in
 from prototrain.data.batches import Batch, at_path, by_path, has_path
 from prototrain.errors import ModelError
-from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
+from prototrain.step.calls import MOST_STEPS, ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
 from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite
 from prototrain.step.trace import SummaryFile, TowerTrace, detect_summaries, tracing
 from prototrain.step.update import weighted_outputs
@@ -161,6 +161,8 @@ class CompiledCalls(StepCalls):
         self._packer = ScalarPacker()
         self._stop, self._stride = stop, stride
         self._completed = scratch_variable(0, dtype=tf.int64, name="completed")  # correct even after a failed call
+        # The packed scalars of each step of a call. Variables, since a call may fail.
+        self._rows: list[Any] = [None, None]
         self._counted = -1  # the value of `_completed`, or -1 if unknown
         self._call = ConcreteCall(self._iterate, towers=iteration.placement.towers if towers is None else towers)
         self._watched = tf.function(
@@ -198,12 +200,19 @@ class CompiledCalls(StepCalls):
         self._counted = start + result.steps
         return result
 
+    def scalars_so_far(self, steps: int) -> dict[str, list[float]]:
+        single, double = (None if rows is None else rows[:steps] for rows in self._rows)
+        return self._packer.unpack((single, double))
+
     def _result(self, state: State) -> StepResult:
         steps, is_finite = int(state["done"]), bool(state.get("finite", True))
+        found = self._packer.unpack((state["single"], state["double"]))
+        last = steps - is_finite
         return StepResult(
             steps=steps,
+            scalars={name: values[:steps] for name, values in found.items()} if steps else {},
             # A call without a completed step has scalars only if a step was not finite.
-            outputs=self._packer.unpack((state["single"], state["double"])) if steps or not is_finite else {},
+            outputs={name: values[last] for name, values in found.items()} if last >= 0 else {},
             is_finite=is_finite,
             data_ended=bool(state.get("ended", False)),
             waiting=float(state["waited"]),
@@ -255,8 +264,9 @@ class CompiledCalls(StepCalls):
             if self._iteration.alone:  # entering a loop takes about as long as a small step
                 (state,) = body(first)
             else:
-                shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in first}
-                (state,) = tf.while_loop(has_more, body, [first], shape_invariants=[shapes])
+                (state,) = tf.while_loop(has_more, body, [first])
+                rows = [tf.zeros([0]) if one is None else one[: state["done"] + 1] for one in self._rows]
+                state |= {"single": rows[0], "double": rows[1]}
         self.has_summaries = self._iteration.may_be_watched and has_summaries()
         self._returned = sorted(state)  # TensorFlow flattens a dict in this order
         return state
@@ -264,7 +274,8 @@ class CompiledCalls(StepCalls):
     def _first_state(self) -> State:
         # Only the variables that can change: each one costs several ops in every iteration.
         first: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
-        first |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
+        if self._iteration.alone:
+            first |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
         first |= {"finite": tf.constant(True)} if self._iteration.guard.may_end else {}
         return first | ({} if self._iteration.data.endless else {"ended": tf.constant(False)})
 
@@ -297,12 +308,27 @@ class CompiledCalls(StepCalls):
         number = start + tf.cast(done * self._stride, tf.int64)
         outputs, counts, seen = self._iteration(inputs, number, watched=watched)
         single, double = self._packer.pack(outputs)
+        stored = [] if self._iteration.alone or watched else self._store(done, (single, double))
         completed = tf.cast(counts, tf.int32) if self._iteration.guard.may_end else tf.constant(1)
         # Count after the update, so that the number of completed steps is correct if the call fails.
-        with tf.control_dependencies([counts, single, double]):
+        with tf.control_dependencies([counts, single, double, *stored]):
             self._completed.assign_add(tf.cast(completed, tf.int64))
         state = {"done": done + completed, "finite": counts, "ended": tf.constant(False), "waited": waited}
         return {**state, "single": single, "double": double}, seen
+
+    def _store(self, done: tf.Tensor, vectors: Sequence[tf.Tensor]) -> list[Any]:
+        """Store the packed scalars of a step; traced. Returns the ops to wait for."""
+        stored = []
+        for place, vector in enumerate(vectors):
+            if not vector.shape[0]:
+                continue
+            if self._rows[place] is None:
+                with tf.init_scope():
+                    zeros = tf.zeros([MOST_STEPS, *vector.shape], vector.dtype)
+                    self._rows[place] = scratch_variable(zeros, name="scalars")
+            handle = self._rows[place].handle
+            stored.append(tf.raw_ops.ResourceScatterUpdate(resource=handle, indices=done, updates=vector))
+        return stored
 
 
 def _after(inputs: Batch) -> Any:

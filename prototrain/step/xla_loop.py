@@ -1,7 +1,6 @@
 """Steps as one XLA program per call, for ``model.jit_compile = "loop"``.
 
-The pipeline stacks batches into blocks. A call runs any number of rows of the current block, and returns only the
-scalars of the last step.
+The pipeline stacks batches into blocks. A call runs any number of rows of the current block.
 """
 
 from __future__ import annotations
@@ -58,9 +57,11 @@ class XlaLoop(StepCalls):
         done, finite, single, double = self._call(row + left, arguments)
         steps, is_finite = int(done), bool(finite)
         self._completed = start + steps
+        values, last = self._packer.unpack((single, double)), steps - is_finite
         return StepResult(
             steps=steps,
-            outputs=self._packer.unpack((single, double)) if steps or not is_finite else {},
+            scalars={name: of_steps[:steps] for name, of_steps in values.items()},
+            outputs={name: of_steps[last] for name, of_steps in values.items()},
             is_finite=is_finite,
             waiting=waiting,
         )
@@ -93,17 +94,18 @@ class XlaLoop(StepCalls):
             traced = step_function.get_concrete_function(specs, tf.TensorSpec([], tf.int64))
         if has_summaries():
             raise ConfigError(f"{KEY} cannot record tf.summary, which the step calls; use another value")
-        _, *scalars = traced.structured_outputs
-        single, double = (tf.zeros(vector.shape, vector.dtype) for vector in scalars)
-        first = {"done": tf.constant(0), "finite": tf.constant(True), "single": single, "double": double}
+        _, *vectors = traced.structured_outputs
+        size = tf.nest.flatten(block)[0].shape[0]
+        rows = [tf.TensorArray(one.dtype, size, element_shape=one.shape, clear_after_read=False) for one in vectors]
+        first = {"done": tf.constant(0), "finite": tf.constant(True), "rows": rows}
 
         def body(state: State) -> list[State]:
             place = row + state["done"]
             # Not stacked[place]: XLA would compile a slice for each value of `row`.
             inputs = tf.nest.map_structure(lambda stacked: tf.gather(stacked, place), block)
-            counts, single, double = step_function(inputs, start + tf.cast(state["done"], tf.int64))
-            done = state["done"] + tf.cast(counts, tf.int32)
-            return [{"done": done, "finite": counts, "single": single, "double": double}]
+            counts, *vectors = step_function(inputs, start + tf.cast(state["done"], tf.int64))
+            rows = [rows.write(state["done"], one) for rows, one in zip(state["rows"], vectors, strict=True)]
+            return [{"done": state["done"] + tf.cast(counts, tf.int32), "finite": counts, "rows": rows}]
 
         (state,) = tf.while_loop(lambda state: (state["done"] < n) & state["finite"], body, [first])
-        return state["done"], state["finite"], state["single"], state["double"]
+        return state["done"], state["finite"], *(rows.stack() for rows in state["rows"])

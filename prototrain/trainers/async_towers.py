@@ -34,6 +34,7 @@ class ThreadedLoops(StepCalls):
         super().__init__(iteration)
         self._stop = stop
         self._completed = 0
+        self._made: list[int] = []  # steps of each loop in the last call
         towers = len(placement.devices)
         self._pool = ThreadPoolExecutor(towers, thread_name_prefix="tower")
 
@@ -63,8 +64,8 @@ class ThreadedLoops(StepCalls):
         errors = [error for future in futures if (error := future.exception())]
         # Clear a stop that one tower set for the others, unless a signal has asked for a stop.
         self._stop.set(self._iteration.trainer.should_stop())
-        made = [loop.completed() - start - index for index, loop in enumerate(self._loops)]
-        self._completed = start + sum(made)
+        self._made = [loop.completed() - start - index for index, loop in enumerate(self._loops)]
+        self._completed = start + sum(self._made)
         results = [future.result() for future in futures if not future.exception()]
         bad = [result for result in results if not result.is_finite]
         if errors:
@@ -72,7 +73,8 @@ class ThreadedLoops(StepCalls):
         shown = bad or [result for result in results if result.steps]
         names = shown[0].outputs if shown else {}
         return StepResult(
-            steps=sum(made),
+            steps=sum(self._made),
+            scalars=self.scalars_so_far(sum(self._made)),
             outputs={name: fmean(result.outputs[name] for result in shown) for name in names},
             is_finite=not bad,
             data_ended=any(result.data_ended for result in results),
@@ -91,6 +93,13 @@ class ThreadedLoops(StepCalls):
 
     def completed(self) -> int:
         return self._completed
+
+    def scalars_so_far(self, steps: int) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for loop, made in zip(self._loops, self._made, strict=True):
+            for name, values in loop.scalars_so_far(made).items():
+                found.setdefault(name, []).extend(values)
+        return found
 
     @property
     def graph(self) -> Any:

@@ -160,6 +160,7 @@ class Trainer:
                     raise NonFiniteError(f"{name} is {float(value)} in step {step}")
         try:
             self.callbacks.after_run(dict(outputs))
+            self.callbacks.after_steps({name: [value] for name, value in outputs.items()})
         except StopTraining:
             self._go_to(step)
             raise

@@ -447,6 +447,8 @@ class TowerTrainer(Trainer):
         is_whole = result.is_whole if failed else self.is_compiled
         outputs = None if failed else result.outputs or None
         self._go_to(self.counter.step + result.steps, outputs=outputs, is_whole=is_whole)
+        if self.is_compiled and result.steps:
+            self.callbacks.after_steps(result.scalars)
         self.watched, self.summary_events = result.watched, result.summary_events
         self.times.add_call(tracing=result.tracing, waiting=result.waiting)
         if result.error is not None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import SimpleTrainer
+from prototrain import Callback, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import LearningRate, ModelSaver, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.errors import DataError, ModelError, NonFiniteError, StepError
 from tests.tiny import At, Losses, Recorder, tiny_arrays, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
@@ -109,6 +109,32 @@ def unpoisoned(steps: int) -> dict[str, bytes]:
     trainer = tiny_trainer(datasets=numbered_datasets)
     trainer.train([LearningRate(rate)], max_steps=steps)
     return values(trainer)
+
+
+class AllLosses(Callback):
+    """Stores the loss of each step."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def after_steps(self, scalars: Any) -> None:
+        self.losses += scalars["loss"]
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_losses_of_all_steps_of_a_call_reach_the_host(towers: int) -> None:
+    def bad(inputs: Any, train_phase: bool) -> Any:
+        net = poisoned(8)(inputs, train_phase)
+        return {**net, "count": tf.shape(inputs["x"])[0]}  # an integer, which is packed with float64
+
+    all_losses, losses = AllLosses(), Losses()
+    for callback in (all_losses, losses):
+        model = tiny_model(datasets=numbered_datasets, build=bad)
+        trainer = SimpleTrainer(model) if towers == 1 else SyncReplicatedTrainer(model, f"cpu:{towers}")
+        with pytest.raises(NonFiniteError, match="step 8"):
+            trainer.train([callback, StopOnNaN()])
+    assert len(all_losses.losses) == 7
+    np.testing.assert_allclose(all_losses.losses, list(losses.by_step.values()), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("gradient_only", "alone"), [(False, False), (True, True)])

@@ -18,7 +18,7 @@ from prototrain import Callback, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import DumpTensors, SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
 from tests.conftest import ROOT
-from tests.step.test_calls import numbered_datasets, poisoned
+from tests.step.test_calls import AllLosses, numbered_datasets, poisoned
 from tests.tiny import Losses, Recorder, classifier, tiny_arrays, tiny_datasets, tiny_model, values
 
 STEPS = 13
@@ -123,8 +123,10 @@ def test_infinite_loss_ends_the_run_without_the_update() -> None:
     good = trainer(datasets=numbered, build=small_build)
     good.train([StopOnNaN()], max_steps=7)
     bad = trainer(datasets=numbered, build=poisoned(8, build=small_build))
+    all_losses = AllLosses()
     with pytest.raises(NonFiniteError, match=r"in step 8 \(loss inf"):
-        bad.train([StopOnNaN()], max_steps=STEPS)
+        bad.train([StopOnNaN(), all_losses], max_steps=STEPS)
+    assert len(all_losses.losses) == 7 and np.isfinite(all_losses.losses).all()
     assert bad.global_step == 7 and values(bad) == values(good)
 
 
