@@ -107,7 +107,7 @@ def main() -> None:
                     if b"small" in runs.read():
                         break
                 time.sleep(1)
-            photograph("tensorboard", f"{address}/#timeseries", (1250, 760), 20000)
+            photograph("tensorboard", f"{address}/#scalars", (1250, 760), 20000)
         finally:
             server.terminate()
             server.wait()

@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from prototrain import __version__
 from prototrain.commands import action, config, new, report, run, runs, sweep, verify
@@ -28,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         other stop signals with 128 plus their number.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError):  # not a file of Python's own kind
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a locale may lack characters
     options = _parser().parse_args(arguments)
     try:
         options.command(options)

@@ -375,6 +375,11 @@ def drawing_seeds() -> random.Random | None:
     return getattr(context.context(), "_rng", None)
 
 
+def is_generator_state(variable: Any) -> bool:
+    """Return whether a variable is the state of a `tf.random.Generator`."""
+    return bool(variable.name.startswith("StateVar") and variable.dtype == tf.int64)
+
+
 def watch_uses(use: Callable[[Any], None]) -> None:
     """Call `use` with a variable before each use of any variable (except by `raw_handle`), from now on, in all threads.
 

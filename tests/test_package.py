@@ -75,6 +75,7 @@ def test_exported_names_are_sorted_and_exist(module: ModuleType) -> None:
 
 
 def test_every_exported_name_has_a_home() -> None:
+    assert sorted(prototrain.callbacks._HOMES) == prototrain.callbacks.__all__
     assert sorted(prototrain._HOMES) == [name for name in prototrain.__all__ if name != "__version__"]
     assert set(dir(prototrain)) == set(prototrain.__all__)
     for name, home in prototrain._HOMES.items():

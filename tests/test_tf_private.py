@@ -100,6 +100,11 @@ def own_seed() -> Iterator[None]:
     tf_private.set_tensorflow_seed(before)
 
 
+def test_state_of_a_generator() -> None:
+    state = tf.random.Generator.from_seed(1).state
+    assert tf_private.is_generator_state(state) and not tf_private.is_generator_state(tf.Variable([1, 2, 3], tf.int64))
+
+
 # -- Keras ------------------------------------------------------------------------------------------------------------
 
 

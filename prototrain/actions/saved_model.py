@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -149,6 +150,8 @@ def _run_elsewhere(directory: Path, cases: list[Tensors]) -> dict[str, np.ndarra
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=scratch, env=environment, start_new_session=True
         )
+        if done.returncode < 0:
+            raise ModelError(f"the check of the export was killed by {signal.Signals(-done.returncode).name}")
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise ModelError(f"what was exported does not run without prototrain: {said[-1]}")

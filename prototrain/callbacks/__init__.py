@@ -6,69 +6,126 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prototrain.callbacks.base import Callback as Callback
-    from prototrain.callbacks.base import PeriodicTrigger as PeriodicTrigger
-    from prototrain.callbacks.base import Priority as Priority
-    from prototrain.callbacks.base import ProxyCallback as ProxyCallback
-    from prototrain.callbacks.evaluation import BinaryClassificationStats as BinaryClassificationStats
-    from prototrain.callbacks.evaluation import ClassificationError as ClassificationError
+    from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback
     from prototrain.callbacks.evaluation import (
-        ExponentialMovingAverage as ExponentialMovingAverage,
+        BinaryClassificationStats,
+        ClassificationError,
+        ExponentialMovingAverage,
+        Inferencer,
+        InferenceRunner,
+        KerasMetric,
+        ScalarStats,
+        Validation,
     )
-    from prototrain.callbacks.evaluation import Inferencer as Inferencer
-    from prototrain.callbacks.evaluation import InferenceRunner as InferenceRunner
-    from prototrain.callbacks.evaluation import KerasMetric as KerasMetric
-    from prototrain.callbacks.evaluation import ScalarStats as ScalarStats
-    from prototrain.callbacks.evaluation import Validation as Validation
-    from prototrain.callbacks.hyperparameters import HumanHyperParamSetter as HumanHyperParamSetter
-    from prototrain.callbacks.hyperparameters import HyperParam as HyperParam
-    from prototrain.callbacks.hyperparameters import HyperParamSetter as HyperParamSetter
-    from prototrain.callbacks.hyperparameters import HyperParamSetterWithFunc as HyperParamSetterWithFunc
-    from prototrain.callbacks.hyperparameters import LearningRate as LearningRate
-    from prototrain.callbacks.hyperparameters import ScheduledHyperParamSetter as ScheduledHyperParamSetter
-    from prototrain.callbacks.hyperparameters import StatMonitorParamSetter as StatMonitorParamSetter
-    from prototrain.callbacks.integrations import InjectShell as InjectShell
-    from prototrain.callbacks.integrations import SendMonitorData as SendMonitorData
-    from prototrain.callbacks.integrations import StartProcOrThread as StartProcOrThread
-    from prototrain.callbacks.monitor import Best as Best
-    from prototrain.callbacks.monitor import Monitor as Monitor
-    from prototrain.callbacks.profiling.progress_bar import ProgressBar as ProgressBar
-    from prototrain.callbacks.profiling.tensors import ActivationSummary as ActivationSummary
-    from prototrain.callbacks.profiling.tensors import DumpParamAsImage as DumpParamAsImage
-    from prototrain.callbacks.profiling.tensors import DumpTensorAsImage as DumpTensorAsImage
-    from prototrain.callbacks.profiling.tensors import DumpTensors as DumpTensors
-    from prototrain.callbacks.profiling.tensors import ParamSummary as ParamSummary
-    from prototrain.callbacks.profiling.tensors import ProcessTensors as ProcessTensors
-    from prototrain.callbacks.profiling.tensors import TensorSummary as TensorSummary
-    from prototrain.callbacks.profiling.trackers import EstimatedTimeLeft as EstimatedTimeLeft
-    from prototrain.callbacks.profiling.trackers import GPUMemoryTracker as GPUMemoryTracker
-    from prototrain.callbacks.profiling.trackers import GPUUtilizationTracker as GPUUtilizationTracker
-    from prototrain.callbacks.profiling.trackers import GraphProfiler as GraphProfiler
-    from prototrain.callbacks.profiling.trackers import HostMemoryTracker as HostMemoryTracker
-    from prototrain.callbacks.profiling.trackers import ThroughputTracker as ThroughputTracker
-    from prototrain.callbacks.saving import MaxSaver as MaxSaver
-    from prototrain.callbacks.saving import MinSaver as MinSaver
-    from prototrain.callbacks.saving import ModelSaver as ModelSaver
-    from prototrain.callbacks.saving import SaveOnExit as SaveOnExit
-    from prototrain.callbacks.scheduling import AssignVariables as AssignVariables
-    from prototrain.callbacks.scheduling import CallbackFactory as CallbackFactory
-    from prototrain.callbacks.scheduling import EnableCallbackIf as EnableCallbackIf
-    from prototrain.callbacks.scheduling import PeriodicCallback as PeriodicCallback
-    from prototrain.callbacks.scheduling import RunOp as RunOp
-    from prototrain.callbacks.stopping import CheckNumerics as CheckNumerics
-    from prototrain.callbacks.stopping import EarlyStopping as EarlyStopping
-    from prototrain.callbacks.stopping import StopAfter as StopAfter
-    from prototrain.callbacks.stopping import StopOnNaN as StopOnNaN
-    from prototrain.callbacks.writers.json_writer import JSONWriter as JSONWriter
-    from prototrain.callbacks.writers.scalar_printer import ScalarPrinter as ScalarPrinter
-    from prototrain.callbacks.writers.summaries import GradientNorm as GradientNorm
-    from prototrain.callbacks.writers.summaries import MovingAverageSummary as MovingAverageSummary
-    from prototrain.callbacks.writers.summaries import Summaries as Summaries
-    from prototrain.callbacks.writers.tensorboard_writer import TensorBoardWriter as TensorBoardWriter
-    from prototrain.callbacks.writers.tracker import MLflowWriter as MLflowWriter
-    from prototrain.callbacks.writers.tracker import WandbWriter as WandbWriter
-    from prototrain.checkpoint.weights import averaged_weights as averaged_weights
-    from prototrain.keras.callback import KerasCallback as KerasCallback
+    from prototrain.callbacks.hyperparameters import (
+        HumanHyperParamSetter,
+        HyperParam,
+        HyperParamSetter,
+        HyperParamSetterWithFunc,
+        LearningRate,
+        ScheduledHyperParamSetter,
+        StatMonitorParamSetter,
+    )
+    from prototrain.callbacks.integrations import InjectShell, SendMonitorData, StartProcOrThread
+    from prototrain.callbacks.monitor import Best, Monitor
+    from prototrain.callbacks.profiling.progress_bar import ProgressBar
+    from prototrain.callbacks.profiling.tensors import (
+        ActivationSummary,
+        DumpParamAsImage,
+        DumpTensorAsImage,
+        DumpTensors,
+        ParamSummary,
+        ProcessTensors,
+        TensorSummary,
+    )
+    from prototrain.callbacks.profiling.trackers import (
+        EstimatedTimeLeft,
+        GPUMemoryTracker,
+        GPUUtilizationTracker,
+        GraphProfiler,
+        HostMemoryTracker,
+        ThroughputTracker,
+    )
+    from prototrain.callbacks.saving import MaxSaver, MinSaver, ModelSaver, SaveOnExit
+    from prototrain.callbacks.scheduling import (
+        AssignVariables,
+        CallbackFactory,
+        EnableCallbackIf,
+        PeriodicCallback,
+        RunOp,
+    )
+    from prototrain.callbacks.stopping import CheckNumerics, EarlyStopping, StopAfter, StopOnNaN
+    from prototrain.callbacks.writers.json_writer import JSONWriter
+    from prototrain.callbacks.writers.scalar_printer import ScalarPrinter
+    from prototrain.callbacks.writers.summaries import GradientNorm, MovingAverageSummary, Summaries
+    from prototrain.callbacks.writers.tensorboard_writer import TensorBoardWriter
+    from prototrain.callbacks.writers.tracker import MLflowWriter, WandbWriter
+    from prototrain.checkpoint.weights import averaged_weights
+    from prototrain.keras.callback import KerasCallback
+
+__all__ = [
+    "ActivationSummary",
+    "AssignVariables",
+    "Best",
+    "BinaryClassificationStats",
+    "Callback",
+    "CallbackFactory",
+    "CheckNumerics",
+    "ClassificationError",
+    "DumpParamAsImage",
+    "DumpTensorAsImage",
+    "DumpTensors",
+    "EarlyStopping",
+    "EnableCallbackIf",
+    "EstimatedTimeLeft",
+    "ExponentialMovingAverage",
+    "GPUMemoryTracker",
+    "GPUUtilizationTracker",
+    "GradientNorm",
+    "GraphProfiler",
+    "HostMemoryTracker",
+    "HumanHyperParamSetter",
+    "HyperParam",
+    "HyperParamSetter",
+    "HyperParamSetterWithFunc",
+    "InferenceRunner",
+    "Inferencer",
+    "InjectShell",
+    "JSONWriter",
+    "KerasCallback",
+    "KerasMetric",
+    "LearningRate",
+    "MLflowWriter",
+    "MaxSaver",
+    "MinSaver",
+    "ModelSaver",
+    "Monitor",
+    "MovingAverageSummary",
+    "ParamSummary",
+    "PeriodicCallback",
+    "PeriodicTrigger",
+    "Priority",
+    "ProcessTensors",
+    "ProgressBar",
+    "ProxyCallback",
+    "RunOp",
+    "SaveOnExit",
+    "ScalarPrinter",
+    "ScalarStats",
+    "ScheduledHyperParamSetter",
+    "SendMonitorData",
+    "StartProcOrThread",
+    "StatMonitorParamSetter",
+    "StopAfter",
+    "StopOnNaN",
+    "Summaries",
+    "TensorBoardWriter",
+    "TensorSummary",
+    "ThroughputTracker",
+    "Validation",
+    "WandbWriter",
+    "averaged_weights",
+]
 
 _MODULES = {
     "callbacks.base": "Callback PeriodicTrigger Priority ProxyCallback",
@@ -95,8 +152,6 @@ _MODULES = {
     "keras.callback": "KerasCallback",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

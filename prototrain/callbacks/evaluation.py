@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
@@ -231,14 +232,15 @@ class BinaryClassificationStats(Inferencer):
 
 
 class KerasMetric(Inferencer):
-    """Computes a Keras metric whose result is a single number.
+    """Computes a Keras metric.
 
-    Create the metric with ``dtype="float64"`` to keep the precision of long sums.
+    The scalars of a metric with several values, such as one per class, are ``<name>/0``, ``<name>/1`` and so on. Create
+    the metric with ``dtype="float64"`` to keep the precision of long sums.
 
     Args:
         metric: a Keras metric, such as ``keras.metrics.AUC()``.
         names: names of the tensors to pass to `update_state`, in order; usually labels and predictions.
-        name: the name of the scalar. Defaults to the metric's name.
+        name: the name of the scalar. Defaults to the metric's name. A metric whose result is a dict has its own names.
     """
 
     def __init__(self, metric: keras.metrics.Metric, *names: str, name: str | None = None) -> None:
@@ -256,7 +258,17 @@ class KerasMetric(Inferencer):
         return []
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
-        return {self.name: float(self.metric.result())}
+        found = self.metric.result()
+        return metric_scalars(found if isinstance(found, Mapping) else {self.name: found})
+
+
+def metric_scalars(found: Mapping[str, Any]) -> dict[str, float]:
+    """Return results of Keras metrics as scalars; one with several values becomes ``<name>/<index>``."""
+    single: dict[str, float] = {}
+    for name, value in found.items():
+        numbers = np.ravel(value).tolist()
+        single |= {name: numbers[0]} if len(numbers) == 1 else {f"{name}/{n}": one for n, one in enumerate(numbers)}
+    return single
 
 
 def tensor(net: Mapping[str, Any], name: str) -> tf.Tensor:

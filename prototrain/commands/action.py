@@ -15,7 +15,7 @@ ACTIONS: Final = {
     "export": "write a trained model as a SavedModel or a Keras file",
     "find_batch_size": "find the largest batch that fits into memory, and the fastest",
     "find_lr": "train with a growing learning rate for a short time, and suggest one",
-    "inspect": "list the variables of a checkpoint, with shapes and values",
+    "inspect": "list a model's variables, tensors and callbacks",
     "predict": "write the outputs of a trained model, for a dataset or for files",
 }
 """The built-in actions and their help texts, which `--help` shows without importing TensorFlow."""

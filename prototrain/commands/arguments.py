@@ -60,7 +60,7 @@ def add_overrides(command: argparse.ArgumentParser) -> None:
     """Declare the options for config values."""
     files = "set config keys from a JSON or YAML file; what -s sets comes after all files"
     option(command, "-c --config FILE", files, action="append", default=[])
-    setting = "set a config key (VALUE is JSON, or such as False, None, .5 or 1e-3; else text; quotes force text)"
+    setting = "set a config key, any number of times (VALUE is JSON, or such as False, .5 or 1e-3; else text)"
     option(command, "-s --set KEY=VALUE", setting, type=override, action="append", default=[])
 
 

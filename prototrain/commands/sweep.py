@@ -38,14 +38,14 @@ def add(commands: Any) -> None:
     option(sweep, "--gpus-per-trial G", "also a part of one, such as 0.5 (default: 0)", type=float, default=0.0)
     option(sweep, "--trainer MODULE:CLASS", "as for prototrain run", type=reference)
     option(sweep, "--towers N|NAMES", "as for prototrain run, of each trial")
-    sweep.set_defaults(command=_sweep)
+    sweep.set_defaults(command=_sweep, wrong_usage=sweep.error)
 
 
 def _sweep(options: argparse.Namespace) -> None:
     if options.search and options.trials is None:
-        raise SweepError("--search needs --trials N: how many to sample")
+        options.wrong_usage("--search needs --trials N: how many to sample")
     if options.grid and options.trials is not None:
-        raise SweepError("--trials is for --search; --grid runs every combination")
+        options.wrong_usage("--trials is for --search; --grid runs every combination")
     space = parse_space(options.search or options.grid, is_grid=options.search is None)
     import_tensorflow()
     if options.trainer:

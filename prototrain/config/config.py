@@ -33,10 +33,11 @@ class Config(UserDict[str, Any]):
     `config[key]` returns the value that was set, else the schema's default. Iteration, `len`, `in` and `==` consider
     only the keys that were set. Keys outside of prototrain's own namespaces belong to the model and hold any value.
 
-    >>> config = Config({"model.batch_size": 32})
-    >>> config["model.width"] = 128
-    >>> config["trainer.print_interval"], list(config)
-    (100, ['model.batch_size', 'model.width'])
+    Examples:
+        >>> config = Config({"model.batch_size": 32})
+        >>> config["model.width"] = 128
+        >>> config["trainer.print_interval"], list(config)
+        (100, ['model.batch_size', 'model.width'])
 
     Attributes:
         batches_per_epoch: the steps in an epoch, which a trainer sets from the data; None before that.

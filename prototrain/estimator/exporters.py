@@ -102,6 +102,8 @@ class LatestExporter(Exporter):
                 return str(last)
         if not self.is_due(note and note["measured"], eval_result, is_the_final_export):
             return None
+        for unfinished in Path(export_path).glob(".tmp-*"):  # of a killed run
+            shutil.rmtree(unfinished, ignore_errors=True)
         place = estimator.export_saved_model(export_path, self._receive, checkpoint_path)
         numbers = {key: value for key, value in eval_result.items() if isinstance(value, int | float)}
         content = {"step": eval_result["global_step"], "exported": Path(place).name, "measured": numbers}
@@ -174,6 +176,12 @@ class ThrottledValidation(Validation):
     def before_train(self) -> None:
         self._not_before = self._clock() + self._spec.start_delay_secs
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"measured": self.measured}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.measured = state["measured"]
+
     def trigger(self) -> None:
         if self._clock() >= self._not_before or self.trainer.global_step >= self.trainer.total_steps:
             super().trigger()
@@ -198,8 +206,8 @@ def scalars(measured: Mapping[str, Any]) -> dict[str, float]:
 class Exports(Callback):
     """Calls exporters after each evaluation, with the checkpoint of the evaluated step.
 
-    The callback runs after the checkpoint is saved, so a run that is killed during an export resumes from that
-    checkpoint.
+    The callback runs after the checkpoint is saved. A run that is killed during an export resumes from that checkpoint,
+    and calls the exporters again for its step.
 
     Attributes:
         results: the return value of each exporter's last call.
@@ -210,6 +218,10 @@ class Exports(Callback):
     def __init__(self, estimator: Estimator, evaluation: ThrottledValidation, exporters: Sequence[Exporter]) -> None:
         self.results: list[str | None] = []
         self._estimator, self._evaluation, self._exporters = estimator, evaluation, exporters
+
+    def before_train(self) -> None:
+        if self.trainer.global_step < self.trainer.total_steps:
+            self.trigger()
 
     def trigger(self) -> None:
         trainer, measured = self.trainer, self._evaluation.measured

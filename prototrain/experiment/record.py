@@ -57,6 +57,9 @@ class Attempt:
     repeated: bool | None = None  # whether steps that were repeated after a kill gave the same scalars
 
 
+_NUMBERS = ("started", "first_step", "step", "total_steps", "seconds")
+
+
 class RunRecord:
     """Writes the attempt of this process into a run.json. If the file cannot be written, it only announces a warning.
 
@@ -109,7 +112,11 @@ def read_attempts(path: Path) -> list[Attempt]:
         ExperimentError: the file cannot be read, or is damaged.
     """
     try:
-        return [Attempt(**one) for one in json.loads(path.read_bytes())["parts"]]
+        attempts = [Attempt(**one) for one in json.loads(path.read_bytes())["parts"]]
+        for attempt in attempts:
+            if not all(isinstance(getattr(attempt, name), int | float | None) for name in _NUMBERS):
+                raise TypeError("a text in place of a number")
+        return attempts
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Validation
 from prototrain.callbacks.base import Callback, innermost
+from prototrain.callbacks.evaluation import metric_scalars
 from prototrain.checkpoint.state import preserve_values, unique_name
 from prototrain.checkpoint.values import preserve_global_random, tensorflow_seeded
 from prototrain.config.values import encode
@@ -311,7 +312,7 @@ class KerasTrainer(SimpleTrainer):
         callbacks = keras.callbacks.CallbackList([_StopEvaluation(self.stop), *watching], model=model)
         with preserve_values(model.metrics_variables):  # the metrics of training continue over the epoch
             found = model.evaluate(data, steps=batches or None, callbacks=callbacks, verbose=0, return_dict=True)
-        return None if self.stop.signum is not None else _scalars(found)
+        return None if self.stop.signum is not None else metric_scalars(found)
 
     # -- checkpoints and tables ---------------------------------------------------------------------------------------
 
@@ -383,12 +384,3 @@ class _StopEvaluation(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         self.model.stop_evaluating = self._stop.signum is not None
-
-
-def _scalars(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as scalars; a metric with one value per class, such as `F1Score`, becomes ``<name>/<class>``."""
-    single: dict[str, float] = {}
-    for name, value in found.items():
-        numbers = np.ravel(value).tolist()
-        single |= {name: numbers[0]} if len(numbers) == 1 else {f"{name}/{n}": one for n, one in enumerate(numbers)}
-    return single

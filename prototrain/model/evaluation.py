@@ -19,6 +19,7 @@ from prototrain.step.variables import StopVariable, is_scratch
 from prototrain.system.signals import StopRequest, run_interruptibly
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause, failed_stage
+from prototrain.tf_private import is_generator_state
 from prototrain.towers import is_seed
 
 REHEARSED = 2
@@ -57,7 +58,7 @@ class CompiledPass:
         of_layers, on_read = self._layers.handles(), tf.VariableSynchronization.ON_READ
         variables = [one for one in self._graph().variables if not one.trainable and not is_scratch(one)]
         states = [v for v in variables if id(v.handle) in of_layers and v.synchronization != on_read]
-        with preserve_values([*states, *(v for v in variables if is_seed(v.name, v))]):
+        with preserve_values([*states, *(v for v in variables if is_seed(v.name, v) or is_generator_state(v))]):
             return self._run(self._dataset.take(batches) if batches else self._dataset, stop)
 
     def _graph(self) -> Any:

@@ -41,11 +41,12 @@ class ModelProtocol(Protocol):
 class ModelDict(dict[str, Any]):
     """A dict of tensors with attribute access, in the order they were set; `last` is the tensor set last.
 
-    >>> net = ModelDict()
-    >>> net.examples = 1
-    >>> net.logits = net.last + 1
-    >>> net["logits"], list(net)
-    (2, ['examples', 'logits'])
+    Examples:
+        >>> net = ModelDict()
+        >>> net.examples = 1
+        >>> net.logits = net.last + 1
+        >>> net["logits"], list(net)
+        (2, ['examples', 'logits'])
     """
 
     def __setitem__(self, name: str, value: Any) -> None:

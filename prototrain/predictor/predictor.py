@@ -178,10 +178,7 @@ class DatasetPredictor:
         found = list(self)
         if not found:
             raise DataError("the dataset is empty")
-        try:
-            return [np.concatenate(parts) for parts in zip(*found, strict=True)]
-        except ValueError as error:  # scalars, ragged tensors, or different shapes
-            raise ModelError(f"the outputs of the batches cannot be concatenated: {error}") from error
+        return [_concatenated(name, parts) for name, *parts in zip(self._predictor.output_names, *found, strict=True)]
 
     def _inputs(self, batch: Any) -> list[Any]:
         names = self._predictor.input_names
@@ -192,6 +189,13 @@ class DatasetPredictor:
         if missing := [name for name in names if not has_path(batch, name)]:
             raise DataError(f"a batch has no {missing[0]!r}; it has: {', '.join(map(str, batch))}")
         return [at_path(batch, name) for name in names]
+
+
+def _concatenated(name: str, parts: Sequence[Any]) -> Any:
+    try:
+        return tf.concat(parts, 0) if isinstance(parts[0], tf.RaggedTensor) else np.concatenate(parts)
+    except (ValueError, tf.errors.InvalidArgumentError) as error:  # scalars, or different shapes
+        raise ModelError(f"the batches of the output {name!r} cannot be concatenated: {error}") from error
 
 
 def _as_array(output: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from prototrain.system.files import PathLike
 Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # name -> (dtype or its name, shape)
 Arrays: TypeAlias = list[np.ndarray[Any, Any]]  # one for each column, with the same number of rows
 
+_GZIP = b"\x1f\x8b"  # the first bytes of a file
 CHUNK = 4096  # number of rows to parse and check at once
 
 
@@ -53,7 +55,8 @@ class Column:
             if type(value) not in self._types:  # an exact type: bool is a subclass of int
                 raise DataError(f"{self.name!r}: {short(value)} is not of type {self.dtype.name}")
             if self.is_number and not self._low <= value <= self._high:
-                raise DataError(f"{self.name!r}: {short(value)} does not fit into {self.dtype.name}")
+                why = f"does not fit into {self.dtype.name}" if math.isfinite(value) else "is not a finite number"
+                raise DataError(f"{self.name!r}: {short(value)} {why}")
         return self.array_of_checked(flat, len(values))
 
     def array_of_checked(self, flat: Any, rows: int) -> np.ndarray[Any, Any]:
@@ -122,6 +125,9 @@ def dataset_of(
     for name, path in files:
         before = len(chunks)
         try:
+            with open(path, "rb") as file:
+                if file.read(2) == _GZIP:
+                    raise DataError(f"{name}: is compressed with gzip; decompress it first")
             chunks += read(name, path)
         except OSError as error:
             raise DataError(f"{name}: cannot be read ({error.strerror})") from error

@@ -182,12 +182,19 @@ def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look) -> 
     axes.set_xlabel("step")
     axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
+    is_log, note = log_scale(curves, look)
+    if is_log:
+        axes.set_yscale("log", nonpositive="mask")
+    return note
+
+
+def log_scale(curves: Sequence[Curve], look: Look) -> tuple[bool, str]:
+    """Return whether a chart has a logarithmic axis, and a note about values that it cannot show, or ""."""
     values = [value for curve in curves if curve.pale or not look.smooth for value in curve.ys]
     below = sum(value <= 0 for value in values)
     if look.log and any(value > 0 for value in values):
-        axes.set_yscale("log", nonpositive="mask")
-        return f" ({below} not above 0 left out)" if below else ""
-    return " (none above 0)" if look.log and below else ""
+        return True, f" ({below} not above 0 left out)" if below else ""
+    return False, " (none above 0)" if look.log and below else ""
 
 
 def _colour(number: int, count: int) -> Any:

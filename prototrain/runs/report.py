@@ -23,7 +23,7 @@ from prototrain.config.values import as_text
 from prototrain.experiment import Experiment
 from prototrain.experiment.record import Attempt, Outcome
 from prototrain.runs import Run, flat, short_names
-from prototrain.runs.curves import PLAIN, Curve, Look, charts, choose_scalars
+from prototrain.runs.curves import PLAIN, Curve, Look, charts, choose_scalars, log_scale
 from prototrain.system.terminal import format_duration, format_number
 
 _LOG_LINES = 100
@@ -83,7 +83,7 @@ def write_page(runs: Sequence[Run], *, scalars: Sequence[str] | None = None, loo
     return _PAGE.substitute(
         hashes=f"'sha256-{digest}'" if places else "'none'",
         title=html.escape(", ".join(run.name if len(runs) > 1 else run.directory.resolve().name for run in runs)),
-        style=_asset("page.css", "uPlot.min.css"),
+        style=_asset("uPlot.min.css", "page.css"),
         sections="\n".join(
             (f"<h2>{html.escape(name)}</h2>\n" if name else "") + text for name, text in sections.items() if text
         ),
@@ -142,8 +142,8 @@ def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> t
     drawn: list[dict[str, Any]] = []
     for title, curves in found.items():
         shown = [_in_json(curve, look) for curve in curves]
-        is_log = look.log and any(value is not None for curve in shown for value in curve["y"])
-        drawn.append({"id": f"chart-{len(drawn)}", "title": title, "log": is_log, "lines": shown})
+        is_log, note = log_scale(curves, look)
+        drawn.append({"id": f"chart-{len(drawn)}", "title": title + note, "log": is_log, "lines": shown})
     places = "".join(f'<div id="{chart["id"]}"></div>' for chart in drawn)
     data = json.dumps({"charts": drawn}).replace("<", "\\u003c")
     return f'<div class="charts">{places}</div>', data

@@ -6,6 +6,7 @@ step. If a callback runs after every step, a call is a single iteration without 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -166,7 +167,7 @@ class CompiledCalls(StepCalls):
         self._counted = -1  # the value of `_completed`, or -1 if unknown
         self._call = ConcreteCall(self._iterate, towers=iteration.placement.towers if towers is None else towers)
         self._watched = tf.function(
-            self._iterate_watched,
+            functools.partial(self._iterate_watched),  # as in `compiled`
             input_signature=(dict(iteration.data.element_spec), tf.TensorSpec([], tf.int64)),
             autograph=False,
         )

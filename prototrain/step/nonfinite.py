@@ -33,7 +33,8 @@ def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
     dense = [
         tensor.values if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor) for tensor in tensors
     ]
-    sums = [tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in dense if tensor.dtype.is_floating]
+    floats = [tf.cast(tensor, tf.float32) for tensor in dense if tensor.dtype.is_floating]
+    sums = [tf.reduce_sum(tensor) if tensor.shape.rank else tensor for tensor in floats]
     return tf.math.is_finite(tf.add_n(sums)) if sums else tf.constant(True)
 
 

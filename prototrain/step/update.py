@@ -28,14 +28,14 @@ class BatchGradients(NamedTuple):
     """Results of the forward and backward pass of a batch, or of a part of it.
 
     `added` has the losses that a trainer adds to the model's loss, by name. The weight does not apply to them; without
-    a weight they are part of `outputs` and `gradients`.
+    a weight `gradients` are those of the sum.
     """
 
     outputs: dict[str, Any]  # the model's scalars by name
     gradients: list[Any]  # None for a variable without one
     weight: tf.Tensor | None = None  # of the loss, float64; None if all parts of a batch have the same weight
     added: dict[str, Any] = {}  # noqa: RUF012 - a field of a tuple, never changed
-    added_gradients: list[Any] = []  # noqa: RUF012 - of the sum of `added`
+    added_gradients: list[Any] = []  # noqa: RUF012 - of the sum of `added`; empty without a weight
 
 
 def accumulate_micro_batches(compute: Callable[[Batch], BatchGradients], inputs: Batch, count: int) -> BatchGradients:
@@ -79,18 +79,19 @@ def accumulate_micro_batches(compute: Callable[[Batch], BatchGradients], inputs:
 
 def scale_for_towers(found: BatchGradients, placement: Any) -> tuple[dict[str, Any], list[Any]]:
     """Scale scalars and gradients of a tower, to make their means over towers those of the whole batch; traced."""
-    if found.weight is None:
-        return found.outputs, found.gradients
-    share = _share(found.weight, placement)
-    outputs = {name: _weighted(value, share) for name, value in found.outputs.items()}
-    gradients = [_weighted(gradient, share) for gradient in found.gradients]
-    trace = tower_trace()
-    if trace is not None:
-        trace.weight = None  # it has been applied
+    outputs, gradients = found.outputs, found.gradients
+    if found.weight is not None:
+        share = _share(found.weight, placement)
+        outputs = {name: _weighted(value, share) for name, value in outputs.items()}
+        gradients = [_weighted(gradient, share) for gradient in gradients]
+        if found.added:
+            gradients = list(map(_add, gradients, found.added_gradients))
+        if (trace := tower_trace()) is not None:
+            trace.weight = None  # it has been applied
     if found.added:
+        # Not the mean of the parts' sums: TensorFlow's optimizer would add up all of their terms in any order.
         loss = tf.cast(outputs["loss"], tf.float32)
-        outputs |= {**found.added, "loss_total": tf.add_n([loss, *found.added.values()])}
-        gradients = list(map(_add, gradients, found.added_gradients))
+        outputs = {**outputs, **found.added, "loss_total": tf.add_n([loss, *found.added.values()])}
     return outputs, gradients
 
 

@@ -28,6 +28,7 @@ from prototrain.sweeps.study import Study, Trial
 from prototrain.system.signals import StopRequest
 
 TICK_SECONDS: Final = 0.2
+_UNKNOWN: Final = 255  # the exit code of `multiprocessing` for a process whose fork server is gone
 _OUTPUT_BYTES: Final = 4000
 _SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1)
 KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU)
@@ -79,6 +80,8 @@ def _conclude(trial: Trial, code: int, output: str, *, stopped: bool) -> str:
     if code == 0:
         return trial.finish()
     killed = next((signum.name for signum in KILLS if code in (-signum, 128 + signum)), None)
+    if code == _UNKNOWN:
+        return trial.release("interrupted: the server that had started it is gone, and with it the exit code")
     if stopped or killed is not None:
         return trial.release("stopped" if stopped else f"killed by {killed}")
     lines = [line for line in output.splitlines() if line.strip()] or [f"exit code {code}"]
@@ -125,7 +128,10 @@ def run_process(
         with theirs, Connection(os.dup(output.fileno())) as prints, _starting, _without_main():
             context.set_forkserver_preload(["prototrain.sweeps.preloaded"])
             process = context.Process(target=_run_prototrain, args=(arguments, dict(environment), theirs, prints))
-            process.start()
+            try:
+                process.start()
+            except (EOFError, ConnectionError):  # the fork server has just died; this starts another one
+                process.start()
         try:
             is_told = False
             with suppress(EOFError, OSError):  # the process has ended

@@ -73,7 +73,6 @@ WIDTH = 80  # the width of tables in characters, if the output is not a terminal
 _UNLIMITED = 10_000
 _LEAST = 20  # minimum width of a folded value
 _SHORT = 10  # width of a cell that is cut, at least
-_NUMBER = re.compile(r"[\d.,eE+\-*]*")  # a cell with a number, which is not folded if there is room
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,16 @@ class Table:
         return self.text(_UNLIMITED)
 
     def text(self, width: int) -> str:
-        """Format the table as plain text with lines of at most `width` characters."""
+        """Format the table as plain text with lines of `width` characters, or more if names would not be whole."""
         from rich.console import Console
 
         lines = io.StringIO()
-        Console(file=lines, width=width, highlight=False, no_color=True).print(self.fitted(width))
+        console = Console(file=lines, width=_UNLIMITED, highlight=False, no_color=True)
+        console.print(self.fitted(width, folds_names=False))
         return "\n".join(line.rstrip() for line in lines.getvalue().splitlines())
 
-    def fitted(self, width: int) -> RichTable:
-        """Return a rich table for a width: columns in `cut` are made narrower first, then the others are folded."""
+    def fitted(self, width: int, *, folds_names: bool = True) -> RichTable:
+        """Return a rich table for a width."""
         from rich.box import Box
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -106,15 +106,7 @@ class Table:
         box = Box("    \n    \n -  \n" + 5 * "    \n")  # a rule below the headers
         made = RichTable(box=box, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
         rows = [[self._text(cell) for cell in row] for row in self.rows]
-        room = [max(map(len, cells)) for cells in zip(self.headers, *rows, strict=True)]
-        lacking = sum(room) + 2 * (len(room) - 1) - width
-        for column in sorted(range(len(room)), key=lambda column: -room[column]):
-            if self.headers[column] in self.cut and lacking > 0:
-                give = max(0, min(lacking, room[column] - _SHORT))
-                room[column], lacking = room[column] - give, lacking - give
-        least = {c: room[c] for c in range(len(room)) if all(_NUMBER.fullmatch(row[c]) for row in rows)}
-        if sum(least.values()) + (_SHORT + 2) * len(room) > width:  # then numbers are folded, too
-            least = {}
+        widths = self._widths(rows, width, folds_names)
         for column, header in enumerate(self.headers):
             are_numbers = all(isinstance(row[column], int | float | None) for row in self.rows)
             is_cut = header in self.cut
@@ -122,13 +114,30 @@ class Table:
                 one_line(header),
                 overflow="ellipsis" if is_cut else "fold",
                 no_wrap=is_cut,
-                min_width=least.get(column),
-                max_width=room[column] if is_cut else None,
+                width=widths[column],
                 justify="right" if are_numbers else "left",
             )
         for row in rows:
             made.add_row(*(Text(text, style=self.colours.get(text.partition(":")[0], "")) for text in row))
         return made
+
+    def _widths(self, rows: Sequence[Sequence[str]], width: int, folds_names: bool) -> list[int]:
+        """Return the widths of the columns: first those in `cut` give room, then others fold at spaces, then all."""
+        columns = list(zip(self.headers, *rows, strict=True))
+        found = [max(map(len, cells)) for cells in columns]
+        words = [max(len(word) for cell in cells for word in (cell.split() or [cell])) for cells in columns]
+        words[0] = found[0]  # a name is folded last
+        cut = [column for column, header in enumerate(self.headers) if header in self.cut]
+        first = [max(_SHORT, len(self.headers[column])) if column in cut else full for column, full in enumerate(found)]
+        then = [first[column] if column in cut else word for column, word in enumerate(words)]
+        last = [len(header) if column in cut else then[column] for column, header in enumerate(self.headers)]
+        stages = [first, then, *([last, [1] * len(found)] if folds_names else [])]
+        lacking = sum(found) + 2 * (len(found) - 1) - width
+        for least in stages:
+            while lacking > 0 and (wider := [column for column, low in enumerate(least) if found[column] > low]):
+                found[max(wider, key=lambda column: (found[column], column))] -= 1
+                lacking -= 1
+        return found
 
     def _text(self, cell: Any) -> str:
         if isinstance(cell, bool) or not isinstance(cell, int | float):
@@ -137,7 +146,7 @@ class Table:
 
 
 def show(*parts: Table | str, end: str = "\n") -> None:
-    """Print tables and text. Tables are folded to the width of the terminal, or to `WIDTH` without a terminal."""
+    """Print tables and text. Tables are folded to the width of the terminal, or else of COLUMNS, or to `WIDTH`."""
     for number, part in enumerate(parts):
         last = end if number == len(parts) - 1 else "\n"
         if isinstance(part, Table) and sys.stdout.isatty():
@@ -147,7 +156,7 @@ def show(*parts: Table | str, end: str = "\n") -> None:
             terminal.print(part.fitted(terminal.width))
             say("", end=last.removeprefix("\n"))
         else:
-            say(part if isinstance(part, str) else part.text(WIDTH), end=last)
+            say(part if isinstance(part, str) else part.text(shutil.get_terminal_size((WIDTH, 24)).columns), end=last)
 
 
 def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:

@@ -157,8 +157,10 @@ class Run:
             remote.begin(trainer.log)
 
     def _clean_up(self) -> None:
-        """Delete the remains of unfinished saves, and move checkpoints that the run does not resume from."""
+        """Delete the remains of a killed run, and move checkpoints that the run does not resume from."""
         self.checkpoints.sweep()
+        for path in self._trainer.require_experiment("resuming").directory.glob(".tmp-*.json-*"):
+            path.unlink(missing_ok=True)
         for path in self._broken:
             self.checkpoints.set_aside(path)
         old = self.checkpoints.set_all_aside() if self._sets_aside else None

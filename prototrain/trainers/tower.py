@@ -231,15 +231,10 @@ class TowerTrainer(Trainer):
                 outputs, weight = scalars(net), loss_weight(net)
                 loss = tf.cast(outputs["loss"], tf.float32)
                 added = self._added_losses()
-                sum_of_added = None if weight is None or not added else tf.add_n(list(added.values()))
-                total = loss
-                for value in added.values():
-                    total += value
-            if not added:
-                return BatchGradients(outputs, self.gradients(tape, loss, variables), weight)
-            if weight is None:
-                outputs |= {**added, "loss_total": total}
-                return BatchGradients(outputs, self.gradients(tape, total, variables))
+                total = tf.add_n([loss, *added.values()])
+                sum_of_added = tf.add_n(list(added.values())) if added else None
+            if weight is None or not added:
+                return BatchGradients(outputs, self.gradients(tape, total, variables), weight, added)
             of_loss, of_added = (self.gradients(tape, value, variables) for value in (loss, sum_of_added))
             return BatchGradients(outputs, of_loss, weight, added, of_added)
 
@@ -258,6 +253,8 @@ class TowerTrainer(Trainer):
             )
         if not self.is_compiled or self.has_own_train_step:
             self._xla.turn_off(f"{type(self).__name__} has its own step")
+        if self._xla.is_measured or self._xla.chosen == "loop":
+            self._used.add("model.jit_compile")
 
         def step(with_xla: bool) -> Callable[[Any], list[Any]]:
             def one_tower(inputs: dict[str, Any]) -> Any:

@@ -103,6 +103,7 @@ def test_export_is_atomic(tmp_path: Path) -> None:
     ("code", "stderr", "words"),
     [
         (9, "noise\nValueError: x\n", "does not run without prototrain: ValueError: x"),
+        (-9, "noise", "the check of the export was killed by SIGKILL"),
         (0, "", "what was exported is not the model: 'logits' differs by 1 of its largest"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import estimator
+from prototrain.callbacks import SaveOnExit
 from prototrain.errors import CheckpointError
 from prototrain.estimator import EvalSpec, OptimizerSpec, RunConfig, TrainSpec, feature_column
 from prototrain.estimator.exporters import Exports, ThrottledValidation
@@ -133,6 +134,23 @@ def test_exporters(tmp_path: Path) -> None:
     assert note == {"step": 4, "exported": "6", "measured": {"loss": 1.0, "global_step": 4}}
     assert run(6, [9.0, 9.0, 9.0, 9.0, 1.5, 0.5])[0] is not None  # in a later evaluation: 1.5 is not better than 1.0
     assert json.loads((tmp_path / "export" / "best_exporter.json").read_text())["step"] == 6
+
+
+def test_export_that_a_kill_has_prevented_is_made_after_the_resume(tmp_path: Path) -> None:
+    def run(max_steps: int, exporters: list[Any]) -> None:
+        trainer = CountingTrainer(experiment=tmp_path / "run")
+        built: Any = FakeModel(trainer, [1.0, 2.0, 3.0])
+        evaluation = ThrottledValidation(built, EvalSpec(data, start_delay_secs=0, throttle_secs=0))
+        exports = [Exports(fake, evaluation, exporters).every(steps=1)] if exporters else []
+        trainer.train([evaluation.every(steps=1), SaveOnExit(), *exports], max_steps=max_steps)
+
+    fake: Any = FakeEstimator(tmp_path)
+    receiver: Any = lambda: None  # noqa: E731
+    (tmp_path / "export" / "best" / ".tmp-killed").mkdir(parents=True)
+    run(1, [])  # as if killed after the checkpoint
+    run(3, [estimator.BestExporter("best", receiver)])
+    assert json.loads((tmp_path / "export" / "best.json").read_text())["step"] == 1
+    assert [path.name for path in (tmp_path / "export" / "best").iterdir()] == ["1"]
 
 
 def test_warm_start_settings(tmp_path: Path) -> None:

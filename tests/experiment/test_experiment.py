@@ -216,7 +216,7 @@ def test_changes_from_the_models_defaults(experiment: Path) -> None:
     assert parts(experiment)[1].changes == [["model.num_steps", 2, 20], ["own.key", [1, 2], "(unset)"]]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"parts": [{}]}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"parts": [{}]}', '{"parts": [{"started": "now"}]}'])
 def test_damaged_record_is_rewritten(content: str, experiment: Path) -> None:
     experiment.mkdir()
     (experiment / "run.json").write_text(content)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -98,10 +99,11 @@ def test_csv(shuffle: Any) -> None:
         (readers.json_lines, b'{"y": 1}\n', ", line 1: 'x' is missing"),
         (readers.json_lines, b'{"y": 300, "x": 2}\n', ", line 1: 'y': 300 does not fit into uint8"),
         (readers.json_lines, b'{"y": true, "x": 2}\n', ", line 1: 'y': true is not of type uint8"),
-        (readers.csv, b"y,x\n1,2\n1,nan", ", line 3: 'x': NaN does not fit into float32"),
+        (readers.csv, b"y,x\n1,2\n1,nan", ", line 3: 'x': NaN is not a finite number"),
         (readers.csv, b'y,x\n"\n1",2\n256,2', ", line 4: 'y': 256 does not fit into uint8"),
         (readers.csv, b"y,z\n1,2", ": has no column 'x'; there are: y, z"),
         (readers.csv, b"y,x\n\xff,1\n", ": not UTF-8"),
+        (readers.csv, gzip.compress(b"y,x\n1,2\n"), ": is compressed with gzip"),
     ],
 )
 def test_wrong_json_lines_and_csv(reader: Any, content: bytes, said: str) -> None:

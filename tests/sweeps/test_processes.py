@@ -53,6 +53,7 @@ class StandIn:
             4: (-signal.SIGSEGV, ""),
             5: (7, ""),
             6: (143, ""),
+            7: (255, "as if all were well"),
         }
         if size not in endings:
             trial.report({"vld/loss": (2, size / 2)})
@@ -76,7 +77,7 @@ def run(study: Study, stand_in: StandIn, *, jobs: int = 2, stop: StopRequest | N
 
 def test_outcomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    study, stand_in = open_study(1, 2, 3, 4, 5), StandIn()
+    study, stand_in = open_study(1, 2, 3, 4, 5, 7), StandIn()
     said = run(study, stand_in)
     study.close()
     assert sorted(line.partition(" (")[0] for line in said if "runs" not in line) == [
@@ -85,16 +86,19 @@ def test_outcomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         "trial 2 killed by SIGKILL",
         "trial 3 failed: crashed: Segmentation fault",
         "trial 4 failed: exit code 7",
+        "trial 5 interrupted: the server that had started it is gone, and with it the exit code",
     ]
-    assert [outcome.state for outcome in study.result().trials] == ["finished", "failed", "stopped", "failed", "failed"]
-    *_, last = (line for line in said if "runs" not in line and "killed" not in line)
-    assert "4 of 5, best 0.5 in trial 0, about " in last
+    states = ["finished", "failed", "stopped", "failed", "failed", "stopped"]
+    assert [outcome.state for outcome in study.result().trials] == states
+    *_, last = (line for line in said if "runs" not in line and "killed" not in line and "gone" not in line)
+    assert "4 of 6, best 0.5 in trial 0, about " in last
     arguments, gpus = stand_in.seen[1]
     assert " ".join(arguments) == ("run m -s model.num_steps=9 -s model.batch_size=1 -s trainer.experiment_name=tiny-0")
     assert gpus == "4,6" and stand_in.seen[2][1] == "5,7"
-    assert [line for line in run(open_study(1, 2, 3, 4, 5), StandIn()) if "runs" in line] == [
-        "trial 2 runs: model.batch_size=3"
-    ]  # the same command continues only the killed trial
+    assert [line for line in run(open_study(1, 2, 3, 4, 5, 7), StandIn()) if "runs" in line] == [
+        "trial 2 runs: model.batch_size=3",
+        "trial 5 runs: model.batch_size=7",
+    ]  # the same command continues only the killed trials
 
 
 def test_stop_ends_all_trials() -> None:

@@ -105,6 +105,21 @@ def test_failing_and_endless_data() -> None:
     assert trainer.global_step == 0
 
 
+def test_metrics_with_several_values() -> None:
+    def of_classes(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
+        net = tiny_build(inputs, train_phase)
+        net.classes = tf.one_hot(inputs["y"], 2)
+        net.probabilities = tf.nn.softmax(net.logits)
+        return net
+
+    trainer = tiny_trainer(build=of_classes)
+    trainer.train(
+        [InferenceRunner("vld", KerasMetric(keras.metrics.F1Score(), "classes", "probabilities"))], max_steps=1
+    )
+    names = [name for name in trainer.monitors.names() if name.startswith("vld/")]
+    assert names == ["vld/f1_score/0", "vld/f1_score/1"]
+
+
 def test_rehearsal_leaves_no_counts() -> None:
     metric = keras.metrics.Sum()
     late = InferenceRunner("vld", KerasMetric(metric, "y"))

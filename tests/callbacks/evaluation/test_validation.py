@@ -163,7 +163,8 @@ def test_rehearsal_changes_no_state(experiment: Path) -> None:
 
 def test_evaluation_does_not_change_the_seeds_of_training() -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
-        """A GRU, for which Keras draws dropout masks without training, too."""
+        """A GRU, for which Keras draws dropout masks without training, too, and a generator of TensorFlow."""
+        inputs = {**inputs, "x": inputs["x"] + generator.normal(tf.shape(inputs["x"]))}
         words = tf.cast(tf.abs(inputs["x"]) * 10, tf.int32) % 7
         embedded = keras.layers.Embedding(7, 3, name="embedding")(words)
         state = keras.layers.GRU(4, dropout=0.2, recurrent_dropout=0.2, name="gru")(embedded, training=train_phase)
@@ -171,6 +172,7 @@ def test_evaluation_does_not_change_the_seeds_of_training() -> None:
 
     ends = []
     for callbacks in ([], [Validation(), InferenceRunner("vld", [ScalarStats("loss")], prefix="b")]):
+        generator = tf.random.Generator.from_seed(1)
         trainer = tiny_trainer(build=build)
         trainer.train([callback.every(steps=3) for callback in callbacks], max_steps=10)
         ends.append(values(trainer))
