@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import random
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,7 +24,6 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.eager import context
 from tensorflow.python.framework.config import is_op_determinism_enabled as is_op_determinism_enabled
-from tensorflow.python.ops import summary_ops_v2
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from prototrain.errors import ConfigError
@@ -403,31 +401,6 @@ def owner(handle: Any) -> Any:
     """Return the Python object of a resource, such as a lookup table, or None if it no longer exists."""
     reference = getattr(handle, "_parent_trackable", None)
     return None if reference is None else reference()
-
-
-# -- summaries -------------------------------------------------------------------------------------------
-
-
-class ChangingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
-    """A summary writer that forwards each `tf.summary` call to the writer of `present`."""
-
-    @abstractmethod
-    def present(self) -> tf.summary.SummaryWriter:
-        """Return the writer to use now."""
-
-    @property
-    def _resource(self) -> Any:
-        return self.present()._resource
-
-    def init(self) -> None:
-        """Do nothing. The writer of `present` is initialized, flushed and closed elsewhere."""
-
-    flush = close = init
-
-
-def default_writer() -> Any:
-    """Return the current summary writer of this thread, or None."""
-    return summary_ops_v2._summary_state.writer
 
 
 def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: int, silence_ms: int) -> None:

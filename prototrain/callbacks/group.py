@@ -299,13 +299,7 @@ class CallbackGroup:
                 nullcontext() if hook == "after_train" else trainer.stop.waiting_for(what),
                 trainer.monitors.recorded_by(label),
             ):
-                if hook == "setup":  # no monitor is set up yet
-                    callback.setup()
-                    return
-                trainer.summaries.begin(trainer.counter.step)
                 getattr(callback, hook)()
-                for event in trainer.summaries.take():
-                    trainer.monitors.put_summary(event.summary)
         finally:
             self._seconds[callback] += time.perf_counter() - begin
 

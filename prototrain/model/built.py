@@ -29,7 +29,6 @@ from prototrain.model.net import check_net, explain_key_errors, loss_weight, sca
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
-from prototrain.step.trace import without_summaries
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest
 from prototrain.system.terminal import Table, announcing, shorten_list
@@ -170,7 +169,7 @@ class BuiltModel:
             ModelError: `build` does not return a mapping, or makes other layers or variables than its first call.
         """
         tower = self.placement.tower_to_build()
-        with self._building(train_phase, tower), self.layers.sharing(), without_summaries():
+        with self._building(train_phase, tower), self.layers.sharing():
             return check_net(self.model.build(inputs, train_phase))
 
     def check_trained(self) -> None:

@@ -1,4 +1,4 @@
-"""Values that tracing a step collects in addition to its scalars, and `tf.summary` calls in steps and in Python."""
+"""Values that tracing a step collects in addition to its scalars, and its `tf.summary` calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-
-from prototrain.tf_private import ChangingWriter, default_writer
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -99,13 +97,15 @@ def _records(data: bytes) -> Iterator[bytes]:
         position = end
 
 
-class _DetectingWriter(ChangingWriter):
+class _DetectingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
     """A writer that notes whether something would be written, but writes nothing."""
 
     asked = False
 
-    def present(self) -> tf.summary.SummaryWriter:
-        raise AssertionError("nothing is written")  # `note` prevents the call
+    def init(self) -> None:
+        """Do nothing."""
+
+    flush = close = init
 
     def note(self) -> bool:
         """Note the request; returns False, so that TensorFlow records nothing."""
@@ -119,63 +119,3 @@ def detect_summaries() -> Iterator[Callable[[], bool]]:
     writer = _DetectingWriter()
     with writer.as_default(), tf.summary.record_if(writer.note):
         yield lambda: writer.asked
-
-
-# -- in Python ------------------------------------------------------------------------------------------------------
-
-
-class PythonSummaries(ChangingWriter):
-    """Records the `tf.summary` calls of Python code that has no writer; free until something is written."""
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
-        self._file: SummaryFile | None = None
-        self._is_asked = self._has_warned = False
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Context manager around a run that records `tf.summary` calls, unless the user has a default writer."""
-        if not isinstance(default_writer(), PythonSummaries | None):
-            yield
-            return
-        step = tf.summary.experimental.get_step()
-        with tf.summary.record_if(self._may_record), self.as_default():
-            try:
-                yield
-            finally:
-                tf.summary.experimental.set_step(step)
-
-    def begin(self, step: int) -> None:
-        """Set the default step of the next `tf.summary` calls, unless the user has set another default writer."""
-        if default_writer() is self:
-            tf.summary.experimental.set_step(step)
-
-    def _may_record(self) -> bool:
-        if tf.executing_eagerly() or default_writer() is not self:
-            return True
-        if not self._has_warned:
-            self._has_warned = True  # set first: another thread may be tracing too
-            # Such a function is also called later, but its summaries would have the step of the trace.
-            self._log(
-                "WARNING: tf.summary calls inside of a function that tf.function compiles are not recorded outside of "
-                "a compiled step; return the values and call monitors.put_image, put_histogram, put_text or put_scalar"
-            )
-        return False
-
-    def present(self) -> tf.summary.SummaryWriter:
-        if self._file is None:
-            with tf.init_scope():
-                self._file = SummaryFile()
-        self._is_asked = True
-        return self._file.writer
-
-    def take(self) -> list[Event]:
-        """Return the events since the last call."""
-        is_asked, self._is_asked = self._is_asked, False
-        return self._file.take() if is_asked and self._file is not None else []
-
-
-def without_summaries() -> AbstractContextManager[Any]:
-    """Context manager that omits `tf.summary` calls from a model that is traced for an evaluation, not a step."""
-    is_traced = tower_trace() is None and not tf.executing_eagerly()
-    return detect_summaries() if is_traced and isinstance(default_writer(), PythonSummaries) else nullcontext()

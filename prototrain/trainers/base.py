@@ -24,7 +24,6 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
-from prototrain.step.trace import PythonSummaries
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest, end_child
 from prototrain.trainers.report import RunTimes, closing, opening
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 ENDLESS = sys.maxsize
 """`Trainer.total_steps` of a run without a planned end."""
-NOT_RECORDED = "WARNING: the step calls tf.summary, and nothing records that; add Summaries() to the callbacks"
 
 
 class Trainer:
@@ -107,7 +105,6 @@ class Trainer:
         self.check_finite = self.record_gradient_norm = self.allow_changed_data = False
         self.evaluation_scopes: list[Callable[[], AbstractContextManager[None]]] = []
         self.stop = StopRequest(self.log)
-        self.summaries = PythonSummaries(self.log)
         self.monitors = Monitors(self)
         self.callbacks = CallbackGroup(self)
         self.run = Run(self)
@@ -130,17 +127,16 @@ class Trainer:
         until = time.perf_counter() + CALL_SECONDS
         start = self.global_step
         for done in range(1, n + 1):
-            self._python_step(start + done, is_last=done == n)
+            self._python_step(start + done)
             if self.stop.signum is not None or time.perf_counter() > until:
                 break
         return self.global_step - start
 
-    def _python_step(self, step: int, *, is_last: bool) -> None:
+    def _python_step(self, step: int) -> None:
         """Call `run_step`, with the callbacks' hooks before and after it."""
         self.counter.begin()
         self.step_is_whole = False  # `_go_to` sets it to True
         try:
-            self.summaries.begin(step)
             self.callbacks.before_run()
             outputs = self.run_step()
         except StopTraining:  # no step was completed, for example at the end of the data
@@ -150,10 +146,6 @@ class Trainer:
         if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
             raise ModelError(f"run_step() must return a dict of scalars by name, or None; it returned {outputs!r}")
         self.outputs = dict(outputs)
-        events = self.summaries.take()
-        self.summary_events = events if is_last and self.callbacks.watching else ()
-        if events and not self.callbacks.watchers:
-            self.run.log_once(NOT_RECORDED)
         if self.check_finite:
             for name, value in outputs.items():
                 if not math.isfinite(float(value)):
@@ -208,7 +200,7 @@ class Trainer:
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
         process = os.getpid()
-        with self.run.active(fresh=fresh), self.summaries.recording(), self.stop:
+        with self.run.active(fresh=fresh), self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
                     self.callbacks.setup()

@@ -35,7 +35,7 @@ from prototrain.step.variables import StopVariable, is_scratch
 from prototrain.step.xla_loop import XlaLoop
 from prototrain.system.terminal import announcing, shorten_list
 from prototrain.towers import choose_devices, components, describe_devices
-from prototrain.trainers.base import NOT_RECORDED, Trainer
+from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import (
     STEP_KEYS,
     UNSET_RATE,
@@ -456,7 +456,9 @@ class TowerTrainer(Trainer):
             self._warn_of_unsaved_variables(calls.graph)
             self._check_copies()
             if calls.has_summaries and not self.callbacks.watchers:
-                self.run.log_once(NOT_RECORDED)
+                self.run.log_once(
+                    "WARNING: the step calls tf.summary, and nothing records that; add Summaries() to the callbacks"
+                )
         if result.data_ended and not result.steps:
             self.data.start_next_pass()
         return result.steps
