@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 """The loop variables by name."""
+_SMALL = 2**22
+"""Maximum size in bytes of the variables that are copied before each call."""
 _ASSIGNMENTS = ("Assign", "ResourceScatter")
 """Beginnings of the types of ops that assign to a variable."""
 
@@ -40,24 +42,39 @@ class Iteration:
     Args:
         trainer: a tower trainer whose callbacks are set up.
         may_fail: whether a call may raise an error at a step that is not finite; False if other towers continue.
+        may_undo: whether a call with a step that is not finite may be undone, to be repeated.
         may_be_watched: whether the last step of a call can run separately, so that callbacks can watch its tensors.
     """
 
-    def __init__(self, trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: bool = True) -> None:
+    def __init__(
+        self, trainer: TowerTrainer, *, may_fail: bool = True, may_undo: bool = False, may_be_watched: bool = True
+    ) -> None:
         self.trainer = trainer
         self.train_step: Callable[[Batch], Mapping[str, Any]] = trainer.train_step
         self.placement, self.data = trainer.placement, trainer.data
         self.may_be_watched = may_be_watched
-        self.guard = NoCheck()
-        if trainer.loss_scale is not None:
-            self.guard = SkipNonFinite(trainer.loss_scale, ends=trainer.check_finite)
-        elif trainer.check_finite:
-            self.guard = AssertFinite() if may_fail and trainer.placement.may_fail else SkipNonFinite()
         self.watched_names = frozenset(trainer.callbacks.watched_names)
         # Whether every call is a single step, without a loop. With several towers, convolutions inside a loop may
         # differ in the last bits from those outside a loop.
         self.alone = trainer.towers == 1 and (trainer.callbacks.each_step or not trainer.is_compiled)
+        # All that steps change, on all towers. Each tower's copy: assigning to a replicated variable would combine the
+        # values of the towers.
+        self.changed = [copy for variable in variables_in(trainer.state).values() for copy in components(variable)]
+        self.guard = self._choose_guard(may_fail and trainer.placement.may_fail, may_undo)
         self._packer = ScalarPacker()
+
+    def _choose_guard(self, may_fail: bool, may_undo: bool) -> NoCheck:
+        trainer = self.trainer
+        if trainer.loss_scale is not None:
+            return SkipNonFinite(trainer.loss_scale, ends=trainer.check_finite)
+        if not trainer.check_finite:
+            return NoCheck()
+        if not may_fail:
+            return SkipNonFinite()
+        # To undo a call, its batches must be read again quickly, and copies of all variables be small.
+        size = sum(variable.shape.num_elements() * variable.dtype.size for variable in self.changed)
+        can_undo = trainer.towers == 1 and self.data.mode == "iterator" and size <= _SMALL and not self.alone
+        return AssertFinite(undoes_calls=may_undo and can_undo)
 
     def changed_early(self) -> list[Any]:
         """Return the variables, of all towers, that a step may change before it is found not to be finite.
@@ -69,13 +86,11 @@ class Iteration:
         if not trainer.check_finite:
             return []
         if trainer.has_own_train_step:
-            changed: list[Any] = list(variables_in(trainer.state).values())
-        else:
-            changed = [variable for variable in trainer.variables.values() if not variable.trainable]
-            changed += trainer.placement.own_variables()
-            if any(callback.overrides("before_run") for callback in trainer.callbacks):
-                changed += [v for v in trainer.optimizer.variables if v is trainer.optimizer.learning_rate]
-        # Each tower's copy: assigning to a replicated variable would combine the values of the towers.
+            return self.changed
+        changed = [variable for variable in trainer.variables.values() if not variable.trainable]
+        changed += trainer.placement.own_variables()
+        if any(callback.overrides("before_run") for callback in trainer.callbacks):
+            changed += [v for v in trainer.optimizer.variables if v is trainer.optimizer.learning_rate]
         return [copy for variable in changed for copy in components(variable)]
 
     def __call__(
@@ -243,11 +258,13 @@ class CompiledCalls(StepCalls):
             result = self._result(state)
             result.watched, result.summary_events = tensors, self._file.take()
         except tf.errors.OpError as error:
+            self._file.take()
             return self._failed(error, start)
         return self._checked(result, start)
 
     def _iterate_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:
         assert self._file is not None
+        self._iteration.guard.begin_call(self._iteration.changed)
         with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):
             return self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched=True)
 
@@ -261,6 +278,7 @@ class CompiledCalls(StepCalls):
             more = more & state["finite"] if "finite" in state else more
             return more & ~state["ended"] if "ended" in state else more
 
+        self._iteration.guard.begin_call(self._iteration.changed)
         with detect_summaries() as has_summaries:
             if self._iteration.alone:  # entering a loop takes about as long as a small step
                 (state,) = body(first)

@@ -54,6 +54,11 @@ class NoCheck:
 
     may_end = False  # whether an iteration may report that it was not finite, which ends the call
 
+    undoes_calls = False  # whether `restore` undoes a whole call, so that its steps must be repeated
+
+    def begin_call(self, variables: Sequence[tf.Variable]) -> None:
+        """Start a call; traced. `variables` are all that its steps may change."""
+
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
         """Start a step; traced. `variables` are those that the step may change before it is known to be finite."""
 
@@ -82,35 +87,51 @@ class NoCheck:
 
 
 class AssertFinite(NoCheck):
-    """A guard that makes the call fail at a non-finite step, before its update.
+    """A guard that makes the call fail at a non-finite step.
 
     An assertion costs almost nothing, while a conditional around the update takes a tenth of a small model's step. It
     requires towers whose steps may fail (`Placement.may_fail`). All towers check the same averages, so either all
     update or none.
+
+    Args:
+        undoes_calls: do not let the updates wait for the check of all gradients, which takes a sixth of a small model's
+            step. A failed call is undone instead, and repeated with a guard that waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, undoes_calls: bool = False) -> None:
+        self.undoes_calls = undoes_calls
         self._shadows: dict[int, tuple[tf.Variable, tf.Variable]] = {}
         self._shown: list[list[str]] = []  # names of the values in the message, for each check of all traces
         self._begun: list[Any] = []
         self._checks: list[tf.Operation] = []
         self._graph: Any = None
 
+    def begin_call(self, variables: Sequence[tf.Variable]) -> None:
+        if self.undoes_calls:
+            self._keep(variables)
+
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        self._checks, self._begun, self._graph = [], [], step.graph
+        self._checks, self._graph = [], step.graph
+        self._begun = [] if self.undoes_calls else self._keep(variables)
+
+    def _keep(self, variables: Sequence[tf.Variable]) -> list[Any]:
+        """Assign the values of variables to their shadows; traced. Returns the ops."""
+        kept = []
         for variable in variables:
             if id(variable) not in self._shadows:
                 with tf.init_scope(), tf.device(variable.device):
                     self._shadows[id(variable)] = (variable, scratch_variable(variable, name="shadow"))
             with tf.device(variable.device):
-                self._begun.append(self._shadows[id(variable)][1].assign(tf.identity(variable)))
+                kept.append(self._shadows[id(variable)][1].assign(tf.identity(variable)))
+        return kept
 
     def apply(self, trace: TowerTrace, update: Update) -> None:
         rate = tf.convert_to_tensor(update.optimizer.learning_rate)
         finite = all_finite([*update.gradients, update.loss, rate])
         if update.when is not None:  # gradients that are not applied may be non-finite
             finite |= ~update.when
-        with tf.control_dependencies([self._require(finite, {"loss": update.loss, "learning_rate": rate})]):
+        check = self._require(finite, {"loss": update.loss, "learning_rate": rate})
+        with tf.control_dependencies([] if self.undoes_calls else [check]):
             # A copy, since a merged update ignores the control dependencies of a single tower.
             when = None if update.when is None else tf.identity(update.when)
             update_if(when, update.optimizer, update.gradients, update.variables)

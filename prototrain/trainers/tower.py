@@ -155,6 +155,7 @@ class TowerTrainer(Trainer):
                 "true or false"
             )
         self._stop_variable = StopVariable()
+        self._may_undo = True
         self._notes = update.GradientNotes()
         self._used: set[str] = set()
         self._forget_calls()
@@ -437,6 +438,11 @@ class TowerTrainer(Trainer):
             result = calls.run(start, n - 1) if n > 1 else calls.run_watched(start)
         else:
             result = calls.run(start, n)
+        if result.is_undone:  # repeat the call, and stop right at the step that is not finite
+            self.data.count(0, reads_ahead=True)
+            self._may_undo = False
+            self._forget_calls()
+            return 0
         failed = result.error is not None
         # A failed call has read at least one more batch than it trained on.
         self.data.count(result.steps, reads_ahead=failed)
@@ -467,7 +473,7 @@ class TowerTrainer(Trainer):
         """Create the compiled calls for the callbacks of the current run."""
         if self._xla.chosen == "loop":
             return XlaLoop(Iteration(self, may_fail=False, may_be_watched=False))
-        return CompiledCalls(Iteration(self), self._stop_variable)
+        return CompiledCalls(Iteration(self, may_undo=self._may_undo), self._stop_variable)
 
     @property
     def is_compiled(self) -> bool:

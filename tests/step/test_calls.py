@@ -137,19 +137,22 @@ def test_losses_of_all_steps_of_a_call_reach_the_host(towers: int) -> None:
     np.testing.assert_allclose(all_losses.losses, list(losses.by_step.values()), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("gradient_only", "alone"), [(False, False), (True, True)])
-def test_non_finite_step_changes_nothing(gradient_only: bool, alone: bool, tmp_path: Path) -> None:
-    model = tiny_model(build=poisoned(8, gradient_only=gradient_only), datasets=numbered_datasets)
-    trainer = SimpleTrainer(model, experiment=tmp_path)
+@pytest.mark.parametrize(
+    ("gradient_only", "alone", "position"),
+    [(False, False, "iterator"), (True, False, "iterator"), (True, True, "iterator"), (True, False, "replay")],
+)
+def test_non_finite_step_changes_nothing(gradient_only: bool, alone: bool, position: str, tmp_path: Path) -> None:
+    options = {"datasets": numbered_datasets, "trainer__data_position": position}  # a replay cannot undo a call
+    trainer = tiny_trainer(tmp_path, build=poisoned(8, gradient_only=gradient_only), **options)
     with pytest.raises(NonFiniteError, match=r"not finite in step 8 \(.*loss.*its update was not applied"):
         trainer.train([LearningRate(rate), StopOnNaN(), SaveOnExit(), *([Losses()] if alone else [])])
     assert trainer.global_step == 7
     assert values(trainer) == unpoisoned(7)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000007"]
-    if alone:  # the saved position is right before the bad batch: with repaired data the run continues exactly
-        repaired = tiny_trainer(tmp_path, datasets=numbered_datasets)
-        repaired.train([LearningRate(rate)], max_steps=20)
-        assert values(repaired) == unpoisoned(20)
+    # The saved position is right before the bad batch: with repaired data the run continues exactly.
+    repaired = tiny_trainer(tmp_path, **options)
+    repaired.train([LearningRate(rate)], max_steps=20)
+    assert values(repaired) == unpoisoned(20)
 
 
 def test_failing_model_names_the_line_and_saves_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
