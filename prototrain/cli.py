@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError):  # not a file of Python's own kind
+        with suppress(AttributeError, OSError):  # not a text file of Python
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a locale may lack characters
     options = _parser().parse_args(arguments)
     try:

@@ -47,6 +47,7 @@ class Callback:
           before_epoch                right before the steps; keep it cheap
             before_run                traced into the compiled step (TensorFlow ops only)
             after_run(outputs)        traced into the compiled step (TensorFlow ops only)
+            after_steps(scalars)      with the scalars of one or more steps
             trigger_step              after each step that `next_step` requested
           after_epoch                 right after the steps; keep it cheap
           trigger_epoch               calls `trigger` unless overridden

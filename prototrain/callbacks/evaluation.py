@@ -240,7 +240,7 @@ class KerasMetric(Inferencer):
     Args:
         metric: a Keras metric, such as ``keras.metrics.AUC()``.
         names: names of the tensors to pass to `update_state`, in order; usually labels and predictions.
-        name: the name of the scalar. Defaults to the metric's name. A metric whose result is a dict has its own names.
+        name: the name of the scalar. Defaults to the metric's name. A metric whose result is a dict uses its own names.
     """
 
     def __init__(self, metric: keras.metrics.Metric, *names: str, name: str | None = None) -> None:

@@ -37,6 +37,7 @@ class CallbackGroup:
             run calls them; if a callback has failed, it calls all callbacks of that step again.
         watching: whether a callback reads tensors of the step that `next_step` returned last.
         has_ended: whether `after_train` has begun.
+        stop_request: what `after_steps` of a callback has raised to end the run after the callbacks of its step.
         failure: the error that ended the run, set before callbacks run `after_train`.
         late_failure: the first error raised by an `after_train` hook.
     """
@@ -63,6 +64,7 @@ class CallbackGroup:
         self._triggered_at = -1  # the step of the last `trigger_epoch`
         self._outer = sys.exception()  # an unrelated error that the caller may be handling
         self.unfinished = self.watching = self.has_ended = False
+        self.stop_request: StopTraining | None = None
         self.failure: BaseException | None = None
         self.late_failure: BaseException | None = None
         self._seconds = dict.fromkeys(self.callbacks, 0.0)
@@ -147,10 +149,22 @@ class CallbackGroup:
                 callback.after_run(outputs)
 
     def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
-        """Give the callbacks the scalars of all steps of a call, by name."""
-        for callback in self._overriding["after_steps"]:
-            with _naming(callback, "after_steps"):
-                callback.after_steps(scalars)
+        """Call `after_steps` of all callbacks, also if one fails; raises the first error at the end."""
+        if not (due := self._overriding["after_steps"]):
+            return
+        self._done.clear()
+        self._stepped = self.unfinished = True
+        failure: Exception | None = None
+        for callback in due:
+            try:
+                with _naming(callback, "after_steps"):
+                    callback.after_steps(scalars)
+            except StopTraining as request:
+                self.stop_request = self.stop_request or request
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     # -- epochs and steps ---------------------------------------------------------------------------------------------
 
@@ -244,7 +258,7 @@ class CallbackGroup:
         and the checkpoint is saved. A checkpoint written in between counts the remaining callbacks as done if they only
         save.
         """
-        stop: StopTraining | None = None
+        stop, self.stop_request = self.stop_request, None
         at_start = hook == "before_train" or (hook == "before_epoch" and not self._stepped)
         if self._done:
             callbacks = [callback for callback in callbacks if not self._is_done(callback, hook)]

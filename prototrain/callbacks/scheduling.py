@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -178,9 +178,9 @@ class EnableCallbackIf(_ConditionalCallback):
 
     def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
         super().__init__(callback)
-        if callback.overrides("before_run") or callback.overrides("after_run"):
+        if any(map(callback.overrides, ("before_run", "after_run", "after_steps"))):
             raise CallbackError(
-                f"EnableCallbackIf: {callback.name} is traced into the step; use tf.cond in it, or PeriodicCallback"
+                f"EnableCallbackIf: {callback.name} takes part in every step; use tf.cond in it, or PeriodicCallback"
             )
         if not any(map(callback.overrides, _CONDITIONAL)):
             raise CallbackError(f"EnableCallbackIf: {callback.name} has no hook of steps or epochs")
@@ -224,6 +224,15 @@ class PeriodicCallback(_ConditionalCallback):
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         self._run_in_step("after_run", outputs)
+
+    def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
+        last, length = self.trainer.global_step, self.trainer.steps_per_epoch
+        count = max(map(len, scalars.values()), default=0)
+        steps = range(last - count + 1, last + 1)
+        fitting = [place for place, step in enumerate(steps) if self._fits(step, (step - 1) // length + 1)]
+        if fitting:
+            kept = {name: [values[place] for place in fitting] for name, values in scalars.items()}
+            self.callback.after_steps(kept)
 
     def _run_in_step(self, hook: str, *arguments: Any) -> None:
         """Run a hook if the current step matches. In a compiled step, the condition is a tensor."""

@@ -181,7 +181,7 @@ class StopAfter(Callback):
 class StopOnNaN(Callback):
     """Ends the run with an error at the first step with a NaN or infinite loss, gradient or learning rate.
 
-    In a tower trainer, the check is part of the compiled step, and the bad update is not applied. If the model is small,
+    In a tower trainer, the check is part of the compiled step, and the bad update is not applied. In a small model,
     updates do not wait for the check: the call of several steps is undone, and repeated up to the bad step. In a
     plain-Python trainer, every scalar that `run_step` returns is checked.
 

@@ -14,6 +14,7 @@ from prototrain.callbacks import Callback, Priority, Validation
 from prototrain.errors import ConfigError
 from prototrain.estimator.specs import EvalSpec
 from prototrain.estimator.trainers import BuiltProgram
+from prototrain.experiment.record import read_attempts
 from prototrain.system.files import write_atomic
 
 if TYPE_CHECKING:
@@ -163,13 +164,15 @@ class ThrottledValidation(Validation):
     """Evaluates the current weights at most as often as an `EvalSpec` allows, and at the end of the run.
 
     Attributes:
-        measured: the results of the last evaluation, or None before the first one.
+        measured: the results of the last evaluation of this run, or None before the first one.
+        restored: those of the last evaluation before a resume.
     """
 
     def __init__(self, built: BuiltProgram, spec: EvalSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self._prefix = prefix(spec.name)
         super().__init__(prefix=self._prefix, evaluate=self._measure)
         self.measured: dict[str, Any] | None = None
+        self.restored: dict[str, Any] | None = None
         self._built, self._spec, self._clock = built, spec, clock
         self._not_before = 0.0
 
@@ -177,10 +180,10 @@ class ThrottledValidation(Validation):
         self._not_before = self._clock() + self._spec.start_delay_secs
 
     def state_dict(self) -> dict[str, Any]:
-        return {"measured": self.measured}
+        return {"measured": self.measured or self.restored}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.measured = state["measured"]
+        self.restored = state["measured"]
 
     def trigger(self) -> None:
         if self._clock() >= self._not_before or self.trainer.global_step >= self.trainer.total_steps:
@@ -220,11 +223,16 @@ class Exports(Callback):
         self._estimator, self._evaluation, self._exporters = estimator, evaluation, exporters
 
     def before_train(self) -> None:
-        if self.trainer.global_step < self.trainer.total_steps:
-            self.trigger()
+        experiment = self.trainer.require_experiment("Exports")
+        was_killed = [attempt.state for attempt in read_attempts(experiment.record)][-2:-1] == ["running"]
+        if was_killed and self.trainer.global_step < self.trainer.total_steps:
+            self._export(self._evaluation.restored)
 
     def trigger(self) -> None:
-        trainer, measured = self.trainer, self._evaluation.measured
+        self._export(self._evaluation.measured)
+
+    def _export(self, measured: Mapping[str, Any] | None) -> None:
+        trainer = self.trainer
         if measured is None or measured["global_step"] != trainer.global_step or not trainer.run.state_is_sound:
             return
         is_final = trainer.global_step >= trainer.total_steps

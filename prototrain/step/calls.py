@@ -112,11 +112,11 @@ class ScalarPacker:
         pairs = zip(self._names, vectors, strict=True)
         return {name: value for names, vector in pairs for name, value in zip(names, tf.unstack(vector), strict=True)}
 
-    def unpack(self, vectors: tuple[tf.Tensor, tf.Tensor]) -> dict[str, list[float]]:
-        """Copy the scalars of one or several steps to the host: packed vectors, or rows of them."""
+    def unpack(self, vectors: tuple[tf.Tensor | None, tf.Tensor | None]) -> dict[str, list[float]]:
+        """Copy the scalars of one or several steps to the host: packed vectors, or rows of them; None if empty."""
         found: dict[str, list[float]] = {}
         for names, vector in zip(self._names, vectors, strict=True):
-            if names:
+            if vector is not None and names:
                 found.update(zip(names, vector.numpy().reshape(-1, len(names)).T.tolist(), strict=True))
         return found
 

@@ -72,7 +72,8 @@ class Iteration:
         if not may_fail:
             return SkipNonFinite()
         # To undo a call, its batches must be read again quickly, and copies of all variables be small.
-        size = sum(variable.shape.num_elements() * variable.dtype.size for variable in self.changed)
+        sizes = [variable.shape.num_elements() or _SMALL for variable in self.changed]  # as if large, if unknown
+        size = sum(size * variable.dtype.size for size, variable in zip(sizes, self.changed, strict=True))
         can_undo = trainer.towers == 1 and self.data.mode == "iterator" and size <= _SMALL and not self.alone
         return AssertFinite(undoes_calls=may_undo and can_undo)
 
@@ -217,7 +218,7 @@ class CompiledCalls(StepCalls):
         return result
 
     def scalars_so_far(self, steps: int) -> dict[str, list[float]]:
-        single, double = (None if rows is None else rows[:steps] for rows in self._rows)
+        single, double = (None if rows is None else rows[:steps] for rows in self._rows)  # None without a loop
         return self._packer.unpack((single, double))
 
     def _result(self, state: State) -> StepResult:
@@ -259,7 +260,9 @@ class CompiledCalls(StepCalls):
             result.watched, result.summary_events = tensors, self._file.take()
         except tf.errors.OpError as error:
             self._file.take()
-            return self._failed(error, start)
+            result = self._failed(error, start)
+            result.scalars = {}  # those of the step are not known
+            return result
         return self._checked(result, start)
 
     def _iterate_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:

@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, Final, Literal
 
+from prototrain.errors import ExperimentError
+from prototrain.experiment.record import Attempt, read_attempts
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.study import Study, Trial
 from prototrain.system.signals import StopRequest
@@ -80,13 +82,19 @@ def _conclude(trial: Trial, code: int, output: str, *, stopped: bool) -> str:
     if code == 0:
         return trial.finish()
     killed = next((signum.name for signum in KILLS if code in (-signum, 128 + signum)), None)
-    if code == _UNKNOWN:
+    if code == _UNKNOWN and (attempts := _attempts(trial)) and attempts[-1].state != "failed":
         return trial.release("interrupted: the server that had started it is gone, and with it the exit code")
     if stopped or killed is not None:
         return trial.release("stopped" if stopped else f"killed by {killed}")
     lines = [line for line in output.splitlines() if line.strip()] or [f"exit code {code}"]
     crash = f"crashed: {signal.strsignal(-code)}" if code < 0 else None
     return trial.fail(crash or lines[-1].removeprefix("prototrain: error: "), output)
+
+
+def _attempts(trial: Trial) -> list[Attempt]:
+    with suppress(ExperimentError):
+        return read_attempts(trial.experiment.record)
+    return []
 
 
 def _gpus(slot: int, jobs: int) -> str | None:

@@ -123,9 +123,11 @@ class Table:
 
     def _widths(self, rows: Sequence[Sequence[str]], width: int, folds_names: bool) -> list[int]:
         """Return the widths of the columns: first those in `cut` give room, then others fold at spaces, then all."""
+        from rich.cells import cell_len
+
         columns = list(zip(self.headers, *rows, strict=True))
-        found = [max(map(len, cells)) for cells in columns]
-        words = [max(len(word) for cell in cells for word in (cell.split() or [cell])) for cells in columns]
+        found = [max(map(cell_len, cells)) for cells in columns]
+        words = [max(cell_len(word) for cell in cells for word in (cell.split() or [cell])) for cells in columns]
         words[0] = found[0]  # a name is folded last
         cut = [column for column, header in enumerate(self.headers) if header in self.cut]
         first = [max(_SHORT, len(self.headers[column])) if column in cut else full for column, full in enumerate(found)]

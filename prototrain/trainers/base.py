@@ -69,7 +69,6 @@ class Trainer:
         monitors: forwards scalars (`monitors.put_scalar`) to the writers among the callbacks.
         experiment: the experiment directory, or None.
         run: the current run in the experiment directory: its checkpoints, and how it was resumed.
-        summaries: collects the `tf.summary` calls of Python code.
         stop: the stop request of the run.
         times: measures how the run spends its time.
         is_chief: whether this process writes the experiment directory.
@@ -128,7 +127,7 @@ class Trainer:
         start = self.global_step
         for done in range(1, n + 1):
             self._python_step(start + done)
-            if self.stop.signum is not None or time.perf_counter() > until:
+            if self.stop.signum is not None or self.callbacks.stop_request or time.perf_counter() > until:
                 break
         return self.global_step - start
 
@@ -152,11 +151,11 @@ class Trainer:
                     raise NonFiniteError(f"{name} is {float(value)} in step {step}")
         try:
             self.callbacks.after_run(dict(outputs))
-            self.callbacks.after_steps({name: [value] for name, value in outputs.items()})
         except StopTraining:
             self._go_to(step)
             raise
         self._go_to(step)
+        self.callbacks.after_steps({name: [value] for name, value in outputs.items()})
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 

@@ -439,6 +439,7 @@ class TowerTrainer(Trainer):
         else:
             result = calls.run(start, n)
         if result.is_undone:  # repeat the call, and stop right at the step that is not finite
+            self.log(f"the loss or a gradient is not finite in a step after {start}; repeating the steps up to it")
             self.data.count(0, reads_ahead=True)
             self._may_undo = False
             self._forget_calls()
@@ -450,10 +451,10 @@ class TowerTrainer(Trainer):
         is_whole = result.is_whole if failed else self.is_compiled
         outputs = None if failed else result.outputs or None
         self._go_to(self.counter.step + result.steps, outputs=outputs, is_whole=is_whole)
-        if self.is_compiled and result.steps:
-            self.callbacks.after_steps(result.scalars)
         self.watched, self.summary_events = result.watched, result.summary_events
         self.times.add_call(tracing=result.tracing, waiting=result.waiting)
+        if self.is_compiled and result.steps:
+            self.callbacks.after_steps(result.scalars)
         if result.error is not None:
             raise result.error from result.error.__cause__
         if not self._is_traced and result.steps:

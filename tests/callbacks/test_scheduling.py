@@ -39,13 +39,17 @@ def test_run_op(options: dict[str, bool], steps: list[int]) -> None:
 
 
 class InRun(Callback):
-    """Records the steps of its traced hook in a variable."""
+    """Records the steps of its traced hook in a variable, and the losses of all steps."""
 
     def setup(self) -> None:
+        self.losses: list[float] = []
         self.ran = tf.Variable(tf.zeros([40], tf.int32), trainable=False)
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         self.ran.scatter_nd_add([[tf.cast(self.trainer.counter.begun, tf.int32) + 1]], [1])
+
+    def after_steps(self, scalars: Any) -> None:
+        self.losses += scalars["loss"]
 
     def steps(self) -> list[int]:
         return tf.where(self.ran > 0)[:, 0].numpy().tolist()
@@ -69,9 +73,9 @@ def test_periodic_callback(intervals: dict[str, int], steps: list[int], epochs: 
 
 @pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer])
 def test_periodic_callback_with_next_step(trainer: Any) -> None:
-    inner = InRun()
-    trainer().train([PeriodicCallback(inner, every_k_steps=6)], steps_per_epoch=5, max_steps=20)
-    assert inner.steps() == [6, 12, 18]
+    inner, every = InRun(), InRun()
+    trainer().train([PeriodicCallback(inner, every_k_steps=6), every], steps_per_epoch=5, max_steps=20)
+    assert inner.steps() == [6, 12, 18] and inner.losses == every.losses[5::6]
 
 
 def test_enable_callback_if() -> None:
@@ -88,7 +92,7 @@ def test_enable_callback_if() -> None:
     assert recorder.steps("trigger_epoch") == []
     assert periodic.steps("trigger") == [6, 8, 10]
     assert EnableCallbackIf(Recorder(), lambda trainer: True).next_step(3) is None  # takes no extra steps
-    with pytest.raises(CallbackError, match="InRun is traced into the step"):
+    with pytest.raises(CallbackError, match="InRun takes part in every step"):
         EnableCallbackIf(InRun(), lambda trainer: True)
     with pytest.raises(CallbackError, match="SaveOnExit has no hook"):
         EnableCallbackIf(SaveOnExit(), lambda trainer: True)

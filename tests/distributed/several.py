@@ -17,7 +17,7 @@ def work() -> None:
     import tensorflow as tf
 
     from prototrain import MultiWorkerTrainer
-    from prototrain.callbacks import JSONWriter, LearningRate, ModelSaver, SaveOnExit, Summaries
+    from prototrain.callbacks import EarlyStopping, JSONWriter, LearningRate, ModelSaver, SaveOnExit, Summaries
     from prototrain.experiment.record import read_attempts
     from tests.tiny import At, tiny_arrays, tiny_model
 
@@ -38,6 +38,8 @@ def work() -> None:
     model = tiny_model(datasets=datasets, model__batch_size=8, trainer__cluster_timeout=15.0)
     trainer = MultiWorkerTrainer(model, experiment=experiment)
     callbacks = [LearningRate(lambda step: 0.02), Summaries().every(steps=1), JSONWriter()]
+    # All workers decide by what `Summaries` has recorded.
+    callbacks += [EarlyStopping("trn/loss", mode="min", patience=1000).every(steps=1)]
     callbacks += [ModelSaver().every(steps=10), SaveOnExit()]
     if act:
         callbacks.append(At(int(at), act_in_last_worker))

@@ -136,7 +136,8 @@ def test_exporters(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "export" / "best_exporter.json").read_text())["step"] == 6
 
 
-def test_export_that_a_kill_has_prevented_is_made_after_the_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [True, False])
+def test_export_that_a_kill_has_prevented_is_made_after_the_resume(killed: bool, tmp_path: Path) -> None:
     def run(max_steps: int, exporters: list[Any]) -> None:
         trainer = CountingTrainer(experiment=tmp_path / "run")
         built: Any = FakeModel(trainer, [1.0, 2.0, 3.0])
@@ -147,9 +148,12 @@ def test_export_that_a_kill_has_prevented_is_made_after_the_resume(tmp_path: Pat
     fake: Any = FakeEstimator(tmp_path)
     receiver: Any = lambda: None  # noqa: E731
     (tmp_path / "export" / "best" / ".tmp-killed").mkdir(parents=True)
-    run(1, [])  # as if killed after the checkpoint
+    run(1, [])
+    if killed:
+        record = tmp_path / "run" / "run.json"
+        record.write_text(record.read_text().replace('"finished"', '"running"'))
     run(3, [estimator.BestExporter("best", receiver)])
-    assert json.loads((tmp_path / "export" / "best.json").read_text())["step"] == 1
+    assert json.loads((tmp_path / "export" / "best.json").read_text())["step"] == (1 if killed else 2)
     assert [path.name for path in (tmp_path / "export" / "best").iterdir()] == ["1"]
 
 

@@ -12,10 +12,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, SimpleTrainer, SyncReplicatedTrainer
-from prototrain.callbacks import LearningRate, ModelSaver, SaveOnExit, StopOnNaN, Summaries, Validation
+from prototrain import Callback, SimpleTrainer, StopTraining, SyncReplicatedTrainer
+from prototrain.callbacks import JSONWriter, LearningRate, ModelSaver, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.errors import DataError, ModelError, NonFiniteError, StepError
-from tests.tiny import At, Losses, Recorder, tiny_arrays, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
+from tests.tiny import (
+    At,
+    CountingTrainer,
+    Losses,
+    Recorder,
+    rows,
+    tiny_arrays,
+    tiny_build,
+    tiny_datasets,
+    tiny_model,
+    tiny_trainer,
+    values,
+)
 from tests.trainers.test_replicated import plain_build
 
 
@@ -137,15 +149,49 @@ def test_losses_of_all_steps_of_a_call_reach_the_host(towers: int) -> None:
     np.testing.assert_allclose(all_losses.losses, list(losses.by_step.values()), rtol=1e-6)
 
 
+class Ends(AllLosses):
+    """Raises an error with the scalars of a step."""
+
+    def __init__(self, step: int, error: Exception) -> None:
+        super().__init__()
+        self.step, self.error = step, error
+
+    def after_steps(self, scalars: Any) -> None:
+        super().after_steps(scalars)
+        if len(self.losses) >= self.step:
+            raise self.error
+
+
+@pytest.mark.parametrize("make", [tiny_trainer, CountingTrainer])
+def test_callback_that_stops_or_fails_in_after_steps(make: Any, tmp_path: Path) -> None:
+    def run(ends: Any, steps: int, name: str) -> list[int]:
+        late = AllLosses()
+        trainer = make(experiment=tmp_path / name)
+        callbacks = [ends, late, Summaries().every(steps=5), JSONWriter(), SaveOnExit()]
+        try:
+            trainer.train(callbacks, max_steps=steps, steps_per_epoch=100)
+        finally:
+            assert len(late.losses) == trainer.global_step - trainer.run.began_at
+        return [row["step"] for row in rows(tmp_path / name)]
+
+    assert run(Ends(10, StopTraining("enough")), 20, "stops") == [5, 10]
+    with pytest.raises(ZeroDivisionError):
+        run(Ends(10, ZeroDivisionError()), 20, "fails")
+    assert run(AllLosses(), 20, "fails") == [5, 10, 15, 20]  # the step's other callbacks run after the resume
+
+
 @pytest.mark.parametrize(
     ("gradient_only", "alone", "position"),
     [(False, False, "iterator"), (True, False, "iterator"), (True, True, "iterator"), (True, False, "replay")],
 )
-def test_non_finite_step_changes_nothing(gradient_only: bool, alone: bool, position: str, tmp_path: Path) -> None:
+def test_non_finite_step_changes_nothing(
+    gradient_only: bool, alone: bool, position: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = {"datasets": numbered_datasets, "trainer__data_position": position}  # a replay cannot undo a call
     trainer = tiny_trainer(tmp_path, build=poisoned(8, gradient_only=gradient_only), **options)
     with pytest.raises(NonFiniteError, match=r"not finite in step 8 \(.*loss.*its update was not applied"):
         trainer.train([LearningRate(rate), StopOnNaN(), SaveOnExit(), *([Losses()] if alone else [])])
+    assert ("repeating the steps" in capsys.readouterr().out) == (position == "iterator" and not alone)
     assert trainer.global_step == 7
     assert values(trainer) == unpoisoned(7)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000007"]

@@ -15,6 +15,8 @@ from prototrain.errors import CallbackError
 class _StepSums(Callback):
     """Base class of callbacks that keep a sum and a weight for each scalar. Every checkpoint holds them."""
 
+    chief_only = False  # callbacks of all workers decide by what they record
+
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
 
@@ -31,9 +33,8 @@ class Summaries(_StepSums):
         Summaries().every(steps=100)
 
     Scalars are averaged over the steps since the last record, except for steps with NaN or without the scalar. Sums and
-    counts are saved in every checkpoint. The learning rate, the loss scale and the
-    metrics of a `KerasTrainer` are recorded without averaging; see `Trainer.unaveraged`. `trainer.outputs` holds the
-    last step's values.
+    counts are saved in every checkpoint. The learning rate, the loss scale and the metrics of a `KerasTrainer` are
+    recorded without averaging; see `Trainer.unaveraged`. `trainer.outputs` holds the last step's values.
 
     The model may call `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` in a compiled step, such as in
     `build`, without a writer and a step. The calls of the last step are recorded and cost nothing in other steps. They
