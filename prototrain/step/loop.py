@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 """The loop variables by name."""
 _SMALL = 2**22
-"""Maximum size in bytes of the variables that are copied before each call."""
+"""Maximum size of the variables that are copied before each call, in bytes, of 8 bytes per element."""
 _ASSIGNMENTS = ("Assign", "ResourceScatter")
 """Beginnings of the types of ops that assign to a variable."""
 
@@ -72,9 +72,9 @@ class Iteration:
         if not may_fail:
             return SkipNonFinite()
         # To undo a call, its batches must be read again quickly, and copies of all variables be small.
-        sizes = [variable.shape.num_elements() or _SMALL for variable in self.changed]  # as if large, if unknown
-        size = sum(size * variable.dtype.size for size, variable in zip(sizes, self.changed, strict=True))
-        can_undo = trainer.towers == 1 and self.data.mode == "iterator" and size <= _SMALL and not self.alone
+        elements = [variable.shape.num_elements() for variable in self.changed]
+        is_small = None not in elements and 8 * sum(elements) <= _SMALL
+        can_undo = trainer.towers == 1 and self.data.mode == "iterator" and is_small and not self.alone
         return AssertFinite(undoes_calls=may_undo and can_undo)
 
     def changed_early(self) -> list[Any]:
