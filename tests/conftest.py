@@ -51,7 +51,7 @@ COMPATIBILITY = (
     "tests/callbacks/hyperparameters/test_learning_rate.py::test_rate_of_each_step_also_after_a_resume",
     "tests/callbacks/writers/test_tensorboard_writer.py",
     "tests/callbacks/saving/test_model_saver.py",
-    "tests/callbacks/test_python_summaries.py",
+    "tests/callbacks/test_other_values.py",
     # Several towers.
     "tests/trainers/test_replicated.py::test_towers_equal_one[adam]",
     "tests/trainers/test_replicated.py::test_tower_index_random_numbers_and_means",

@@ -171,8 +171,9 @@ def test_config_that_cannot_be_passed_to_a_process() -> None:
 
 
 def test_search_needs_trials(capfd: pytest.CaptureFixture[str]) -> None:
-    said = fails(capfd, "sweep", "m", "--search", "model.batch_size=int:1..8")
-    assert "--search needs --trials N: how many to sample" in said and not Path("experiments").exists()
+    with pytest.raises(SystemExit, match="2"):
+        main(["sweep", "m", "--search", "model.batch_size=int:1..8"])
+    assert "--search needs --trials N" in capfd.readouterr().err and not Path("experiments").exists()
 
 
 def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ class Summaries(_StepSums):
 
     def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
         for name, values in scalars.items():
-            pair = self._sums.setdefault(name, [0.0, 0])
+            pair = self._sums.setdefault(name, [0.0, 0.0])
             for value in _numbers(name, values):
                 if value == value:  # not NaN
                     pair[0] += value

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -101,6 +102,14 @@ def test_means_do_not_depend_on_call_lengths(tmp_path: Path) -> None:
         for name in ("loss", "positive", "twice"):
             values = [one[name] for one in steps if not math.isnan(one[name])]
             assert row[f"trn/{name}"] == (pytest.approx(fmean(values), rel=1e-12) if values else None)
+
+
+def test_restored_state_is_the_same_text() -> None:
+    first, second = Summaries(), Summaries()
+    first.after_steps({"loss": [1, 2.5], "rare": [math.nan]})
+    text = json.dumps(first.state_dict())  # `prototrain verify` compares it
+    second.load_state_dict(json.loads(text))
+    assert json.dumps(second.state_dict()) == text
 
 
 def test_gradient_norm_is_before_the_processors() -> None:
