@@ -287,7 +287,9 @@ class CompiledCalls(StepCalls):
                 (state,) = body(first)
             else:
                 (state,) = tf.while_loop(has_more, body, [first])
-                rows = [tf.zeros([0]) if one is None else one[: state["done"] + 1] for one in self._rows]
+                # Those of the completed steps, and of one that is not finite.
+                made = state["done"] + (1 - tf.cast(state["finite"], tf.int32) if "finite" in state else 0)
+                rows = [tf.zeros([0]) if one is None else one[:made] for one in self._rows]
                 state |= {"single": rows[0], "double": rows[1]}
         self.has_summaries = self._iteration.may_be_watched and has_summaries()
         self._returned = sorted(state)  # TensorFlow flattens a dict in this order

@@ -449,8 +449,9 @@ class TowerTrainer(Trainer):
         self.data.count(result.steps, reads_ahead=failed)
         # Within a user's `run_step` the step may not be complete yet.
         is_whole = result.is_whole if failed else self.is_compiled
-        outputs = None if failed else result.outputs or None
-        self._go_to(self.counter.step + result.steps, outputs=outputs, is_whole=is_whole)
+        # The outputs of a failed call may be those of the failed step.
+        last = {name: values[-1] for name, values in result.scalars.items()} if failed else result.outputs
+        self._go_to(self.counter.step + result.steps, outputs=last or None, is_whole=is_whole)
         self.watched, self.summary_events = result.watched, result.summary_events
         self.times.add_call(tracing=result.tracing, waiting=result.waiting)
         if self.is_compiled and result.steps:

@@ -145,6 +145,7 @@ def test_losses_of_all_steps_of_a_call_reach_the_host(towers: int) -> None:
         trainer = SimpleTrainer(model) if towers == 1 else SyncReplicatedTrainer(model, f"cpu:{towers}")
         with pytest.raises(NonFiniteError, match="step 8"):
             trainer.train([callback, StopOnNaN()])
+        assert trainer.outputs["count"] == 8 / towers and np.isfinite(trainer.outputs["loss"])
     assert len(all_losses.losses) == 7
     np.testing.assert_allclose(all_losses.losses, list(losses.by_step.values()), rtol=1e-6)
 
@@ -211,10 +212,11 @@ def test_failing_model_names_the_line_and_saves_aside(tmp_path: Path, capsys: py
                 net.loss = tf.identity(net.loss)
         return net
 
-    trainer = tiny_trainer(tmp_path, build=build, datasets=numbered_datasets)
+    trainer, losses = tiny_trainer(tmp_path, build=build, datasets=numbered_datasets), AllLosses()
     with pytest.raises(StepError, match=r"step 6 failed in the model: .*too large.* \(test_calls.py, line \d+\)$"):
-        trainer.train([StopOnNaN(), SaveOnExit()])
+        trainer.train([losses, StopOnNaN(), SaveOnExit()])
     assert trainer.global_step == 5
+    assert len(losses.losses) == 5 and trainer.outputs["loss"] == losses.losses[-1]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["failed-0000000005"]
     assert "a resume continues from the start" in capsys.readouterr().out
     log = (tmp_path / "train.log").read_text()
