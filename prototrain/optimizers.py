@@ -100,6 +100,16 @@ def updates_all_rows(optimizer: Any) -> bool:
     return type(optimizer) in _ALL_ROWS
 
 
+def keeps_non_finite(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Return whether an update with a non-finite gradient is sure to leave a non-finite variable or slot.
+
+    This is not known of other optimizers than those of the config, nor if gradients or variables are clipped.
+    """
+    clips = [getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm")]
+    constraints = [getattr(variable, "constraint", None) for variable in variables]
+    return type(optimizer) in _OF_CONFIG and clips + constraints == [None] * (3 + len(constraints))
+
+
 def update_if(
     condition: tf.Tensor | None, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[Any]
 ) -> None:
@@ -199,6 +209,8 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
 
 _ALL_ROWS = {Adam} | {getattr(keras.optimizers, name) for name in ("Adam", "AdamW", "Adamax", "Nadam")}
+_OF_CONFIG = {Adam, keras.optimizers.SGD, keras.optimizers.RMSprop}
+_OF_CONFIG |= {getattr(keras.optimizers, name) for name, _ in KERAS_OPTIMIZERS.values()}
 
 
 def _move_towards(variable: Any, value: tf.Tensor, part: tf.Tensor) -> None:

@@ -76,7 +76,7 @@ class StepResult:
     scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of each completed step, by name
     outputs: Mapping[str, float] = field(default_factory=dict)  # scalars of the last step, or of the non-finite one
     is_finite: bool = True  # False if the call ended at a non-finite step, whose update was not applied
-    is_undone: bool = False  # whether a step was not finite, and the state is that from before the call
+    is_undone: bool = False  # whether a step was not finite and the call was undone; then nothing else is set
     data_ended: bool = False
     watched: Mapping[str, Any] = field(default_factory=dict)  # tensors of the last step, if it was watched
     summary_events: Sequence[Any] = ()  # of `tf.summary` calls in the last step, if it was watched
@@ -177,20 +177,26 @@ class StepCalls(ABC):
         return self.run(start, 1)
 
     def _checked(self, result: StepResult, start: int) -> StepResult:
+        if result.is_undone:
+            return self._undone()
         if not result.is_finite:
             result.error = _non_finite(start + result.steps, result.outputs)
         return result
 
+    def _undone(self) -> StepResult:
+        self._iteration.guard.restore()
+        return StepResult(steps=0, is_undone=True)
+
     def _failed(self, error: tf.errors.OpError, start: int) -> StepResult:
         """Return the result of a call that raised a TensorFlow error."""
+        if self._iteration.guard.undoes_calls and not self._iteration.guard.end_call():
+            return self._undone()
         completed = self.completed()
         steps = completed - start
         scalars = self.scalars_so_far(steps) if steps else {}
         shown = self._iteration.guard.failed_with(error)
         if shown is not None:
             self._iteration.guard.restore()
-            if self._iteration.guard.undoes_calls:
-                return StepResult(steps=0, is_undone=True)
             return StepResult(steps=steps, scalars=scalars, is_finite=False, error=_non_finite(completed, shown))
         # Only an endless iterator is read without checking for its end first.
         where = "data" if isinstance(error, tf.errors.OutOfRangeError) else failed_stage(error)

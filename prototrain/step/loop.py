@@ -18,7 +18,7 @@ from prototrain.checkpoint.state import variables_in
 from prototrain.data.batches import Batch, at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.step.calls import MOST_STEPS, ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
-from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite
+from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite, UndoCalls
 from prototrain.step.trace import SummaryFile, TowerTrace, detect_summaries, tracing
 from prototrain.step.update import weighted_outputs
 from prototrain.step.variables import StopVariable, scratch_variable
@@ -69,13 +69,13 @@ class Iteration:
             return SkipNonFinite(trainer.loss_scale, ends=trainer.check_finite)
         if not trainer.check_finite:
             return NoCheck()
-        if not may_fail:
-            return SkipNonFinite()
-        # To undo a call, its batches must be read again quickly, and copies of all variables be small.
+        # To undo a call, its batches must be at hand or be read again quickly, and copies of all variables be small.
         elements = [variable.shape.num_elements() for variable in self.changed]
         is_small = None not in elements and 8 * sum(elements) <= _SMALL
-        can_undo = trainer.towers == 1 and self.data.mode == "iterator" and is_small and not self.alone
-        return AssertFinite(undoes_calls=may_undo and can_undo)
+        has_batches = bool(self.data.block) or self.data.mode == "iterator"
+        if may_undo and trainer.towers == 1 and has_batches and is_small and not self.alone:
+            return UndoCalls(checks_gradients=trainer.has_own_train_step)
+        return AssertFinite() if may_fail else SkipNonFinite()
 
     def changed_early(self) -> list[Any]:
         """Return the variables, of all towers, that a step may change before it is found not to be finite.
@@ -231,6 +231,7 @@ class CompiledCalls(StepCalls):
             # A call without a completed step has scalars only if a step was not finite.
             outputs={name: values[last] for name, values in found.items()} if last >= 0 else {},
             is_finite=is_finite,
+            is_undone=not state.get("counts", True),
             data_ended=bool(state.get("ended", False)),
             waiting=float(state["waited"]),
         )
@@ -267,9 +268,11 @@ class CompiledCalls(StepCalls):
 
     def _iterate_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:
         assert self._file is not None
-        self._iteration.guard.begin_call(self._iteration.changed)
+        guard = self._iteration.guard
+        guard.begin_call(self._iteration.changed)
         with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):
-            return self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched=True)
+            state, seen = self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched=True)
+        return {**state, "counts": guard.end_call(state["finite"])}, seen
 
     # -- traced -------------------------------------------------------------------------------------------------------
 
@@ -291,6 +294,8 @@ class CompiledCalls(StepCalls):
                 made = state["done"] + (1 - tf.cast(state["finite"], tf.int32) if "finite" in state else 0)
                 rows = [tf.zeros([0]) if one is None else one[:made] for one in self._rows]
                 state |= {"single": rows[0], "double": rows[1]}
+                if self._iteration.guard.undoes_calls:
+                    state["counts"] = self._iteration.guard.end_call(state["finite"])
         self.has_summaries = self._iteration.may_be_watched and has_summaries()
         self._returned = sorted(state)  # TensorFlow flattens a dict in this order
         return state

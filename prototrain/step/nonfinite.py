@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from prototrain.gradient_processors import divide
-from prototrain.optimizers import update_if, update_with
+from prototrain.optimizers import keeps_non_finite, update_if, update_with
 from prototrain.step.variables import scratch_variable
 
 if TYPE_CHECKING:
@@ -53,11 +53,14 @@ class NoCheck:
     """A guard without checks, and the base class of all guards."""
 
     may_end = False  # whether an iteration may report that it was not finite, which ends the call
-
-    undoes_calls = False  # whether `restore` undoes a whole call, so that its steps must be repeated
+    undoes_calls = False  # whether a call that was not finite is undone by `restore`, and its steps must be repeated
 
     def begin_call(self, variables: Sequence[tf.Variable]) -> None:
         """Start a call; traced. `variables` are all that its steps may change."""
+
+    def end_call(self, finite: tf.Tensor | bool = True) -> tf.Tensor:
+        """Return whether the call counts, a bool tensor: if its steps were `finite`; traced or eager."""
+        return tf.convert_to_tensor(finite)
 
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
         """Start a step; traced. `variables` are those that the step may change before it is known to be finite."""
@@ -92,38 +95,17 @@ class AssertFinite(NoCheck):
     An assertion costs almost nothing, while a conditional around the update takes a tenth of a small model's step. It
     requires towers whose steps may fail (`Placement.may_fail`). All towers check the same averages, so either all
     update or none.
-
-    Args:
-        undoes_calls: do not let the updates wait for the check of all gradients, which takes a sixth of a small model's
-            step. A failed call is undone instead, and repeated with a guard that waits.
     """
 
-    def __init__(self, *, undoes_calls: bool = False) -> None:
-        self.undoes_calls = undoes_calls
-        self._shadows: dict[int, tuple[tf.Variable, tf.Variable]] = {}
+    def __init__(self) -> None:
+        self._copies = _Copies()
         self._shown: list[list[str]] = []  # names of the values in the message, for each check of all traces
         self._begun: list[Any] = []
         self._checks: list[tf.Operation] = []
         self._graph: Any = None
 
-    def begin_call(self, variables: Sequence[tf.Variable]) -> None:
-        if self.undoes_calls:
-            self._keep(variables)
-
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        self._checks, self._graph = [], step.graph
-        self._begun = [] if self.undoes_calls else self._keep(variables)
-
-    def _keep(self, variables: Sequence[tf.Variable]) -> list[Any]:
-        """Assign the values of variables to their shadows; traced. Returns the ops."""
-        kept = []
-        for variable in variables:
-            if id(variable) not in self._shadows:
-                with tf.init_scope(), tf.device(variable.device):
-                    self._shadows[id(variable)] = (variable, scratch_variable(variable, name="shadow"))
-            with tf.device(variable.device):
-                kept.append(self._shadows[id(variable)][1].assign(tf.identity(variable)))
-        return kept
+        self._begun, self._checks, self._graph = self._copies.take(variables), [], step.graph
 
     def apply(self, trace: TowerTrace, update: Update) -> None:
         rate = tf.convert_to_tensor(update.optimizer.learning_rate)
@@ -131,7 +113,7 @@ class AssertFinite(NoCheck):
         if update.when is not None:  # gradients that are not applied may be non-finite
             finite |= ~update.when
         check = self._require(finite, {"loss": update.loss, "learning_rate": rate})
-        with tf.control_dependencies([] if self.undoes_calls else [check]):
+        with tf.control_dependencies([check]):
             # A copy, since a merged update ignores the control dependencies of a single tower.
             when = None if update.when is None else tf.identity(update.when)
             update_if(when, update.optimizer, update.gradients, update.variables)
@@ -163,8 +145,79 @@ class AssertFinite(NoCheck):
         return dict(zip(self._shown[int(found[1])], map(float, found[2].split()), strict=True))
 
     def restore(self) -> None:
-        for variable, shadow in self._shadows.values():
-            variable.assign(shadow)
+        self._copies.restore()
+
+
+class UndoCalls(NoCheck):
+    """A guard for small models on one tower: a non-finite step undoes its call, which another guard repeats.
+
+    No update waits for a check. The losses and learning rates are checked in every step. A gradient that is not finite
+    leaves a variable that is not finite, so that a check at the end of the call finds it. Together, waiting and the
+    sums of all gradients would take a fifth of a small model's step.
+
+    Args:
+        checks_gradients: whether to check the gradients in every step, because a step may assign to variables in
+            other ways than by updates.
+    """
+
+    may_end = True
+    undoes_calls = True
+
+    def __init__(self, *, checks_gradients: bool) -> None:
+        self._copies = _Copies()
+        self._checks_gradients = checks_gradients
+        self._updated: dict[int, Any] = {}
+
+    def begin_call(self, variables: Sequence[tf.Variable]) -> None:
+        self._copies.take(variables)
+
+    def apply(self, trace: TowerTrace, update: Update) -> None:
+        optimizer, variables = update.optimizer, update.variables
+        checked = [update.loss, tf.convert_to_tensor(optimizer.learning_rate)]
+        if self._checks_gradients or update.when is not None or not keeps_non_finite(optimizer, variables):
+            checked += update.gradients
+        else:
+            self._updated.update({id(variable): variable for variable in [*variables, *optimizer.variables]})
+        finite = all_finite(checked)
+        if update.when is not None:  # gradients that are not applied may be non-finite
+            finite |= ~update.when
+        trace.applied.append(finite)
+        super().apply(trace, update)
+
+    def finish(
+        self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
+    ) -> tf.Tensor:
+        super().finish(outputs, finite, after_run)
+        return finite & all_finite(list(outputs.values()))
+
+    def end_call(self, finite: tf.Tensor | bool = True) -> tf.Tensor:
+        return tf.convert_to_tensor(finite) & all_finite(list(self._updated.values()))
+
+    def restore(self) -> None:
+        self._copies.restore()
+
+
+class _Copies:
+    """Copies of variables."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[tf.Variable, tf.Variable]] = {}
+
+    def take(self, variables: Sequence[tf.Variable]) -> list[Any]:
+        """Copy the values of variables; traced. Returns the ops."""
+        taken = []
+        for variable in variables:
+            if id(variable) not in self._copies:
+                with tf.init_scope(), tf.device(variable.device):
+                    self._copies[id(variable)] = (variable, scratch_variable(variable, name="copy"))
+            with tf.device(variable.device):
+                taken.append(self._copies[id(variable)][1].assign(tf.identity(variable)))
+        return taken
+
+    def restore(self) -> None:
+        """Assign the copied values; eager."""
+        for variable, copy in self._copies.values():
+            variable.assign(copy)
 
 
 class SkipNonFinite(NoCheck):

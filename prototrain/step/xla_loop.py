@@ -54,7 +54,7 @@ class XlaLoop(StepCalls):
             return StepResult(steps=0, data_ended=True, waiting=waiting)
         block, row, left = found
         arguments = (block, whole_number(row), whole_number(min(n, left)), tf.constant(np.int64(start)))
-        done, finite, single, double = self._call(row + left, arguments)
+        done, finite, counts, single, double = self._call(row + left, arguments)
         steps, is_finite = int(done), bool(finite)
         self._completed = start + steps
         values, last = self._packer.unpack((single, double)), steps - is_finite
@@ -63,6 +63,7 @@ class XlaLoop(StepCalls):
             scalars={name: of_steps[:steps] for name, of_steps in values.items()},
             outputs={name: of_steps[last] for name, of_steps in values.items()},
             is_finite=is_finite,
+            is_undone=self._iteration.guard.undoes_calls and not counts,
             waiting=waiting,
         )
 
@@ -70,7 +71,12 @@ class XlaLoop(StepCalls):
         if size in self._programs:
             return self._programs[size](*arguments)
         compiled = tf.function(self._program, autograph=False, jit_compile=True)
-        program = ConcreteCall(lambda *arguments: compiled(*arguments))  # XLA compiles functions called inside a graph
+
+        def call(*arguments: Any) -> Any:
+            self._iteration.guard.begin_call(self._iteration.changed)
+            return compiled(*arguments)
+
+        program = ConcreteCall(call)  # XLA compiles functions called inside a graph
         try:
             results = program(*arguments)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
@@ -108,4 +114,5 @@ class XlaLoop(StepCalls):
             return [{"done": state["done"] + tf.cast(counts, tf.int32), "finite": counts, "rows": rows}]
 
         (state,) = tf.while_loop(lambda state: (state["done"] < n) & state["finite"], body, [first])
-        return state["done"], state["finite"], *(rows.stack() for rows in state["rows"])
+        counts = self._iteration.guard.end_call(state["finite"])
+        return state["done"], state["finite"], counts, *(rows.stack() for rows in state["rows"])

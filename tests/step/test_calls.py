@@ -20,6 +20,7 @@ from tests.tiny import (
     CountingTrainer,
     Losses,
     Recorder,
+    classifier,
     rows,
     tiny_arrays,
     tiny_build,
@@ -99,9 +100,8 @@ def poisoned(step: int, *, gradient_only: bool = False, build: Any = tiny_build)
         net = build(inputs, train_phase)
         bad = tf.reduce_any(tf.equal(inputs["number"], step - 1)) if train_phase else tf.constant(False)
         if gradient_only:
-            # The square root of zero is finite; its slope is not.
-            zero = tf.reduce_sum(net.logits) * 0.0
-            net.loss = net.loss + tf.where(bad, tf.sqrt(zero), zero)
+            spoil = tf.custom_gradient(lambda loss: (loss, lambda slope: tf.where(bad, float("nan"), slope)))
+            net.loss = spoil(net.loss)
         else:
             net.loss = tf.where(bad, np.inf, net.loss)
         return net
@@ -200,6 +200,75 @@ def test_non_finite_step_changes_nothing(
     repaired = tiny_trainer(tmp_path, **options)
     repaired.train([LearningRate(rate)], max_steps=20)
     assert values(repaired) == unpoisoned(20)
+
+
+class HidesNaN(keras.optimizers.SGD):  # type: ignore[misc]
+    """An optimizer that replaces what is not finite by zero."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        gradient = tf.where(tf.math.is_finite(gradient), gradient, 0.0)
+        super().update_step(gradient, variable, learning_rate)
+
+
+def hides_nan(variable: tf.Tensor) -> tf.Tensor:
+    return tf.where(tf.math.is_finite(variable), variable, 0.0)
+
+
+class ResetsWeights(SimpleTrainer):
+    """Assigns to its variables after each update."""
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        outputs = super().train_step(inputs)
+        for variable in [*self.trainable.values(), *self.optimizer.variables]:
+            if variable.dtype == "float32":
+                variable.assign(hides_nan(variable))
+        return outputs
+
+
+@classifier
+def constrained(x: Any, train_phase: bool) -> Any:
+    return keras.layers.Dense(2, kernel_constraint=hides_nan, bias_constraint=hides_nan, name="logits")(x)
+
+
+@pytest.mark.parametrize("form", [False, "loop"])
+@pytest.mark.parametrize(
+    ("make", "build", "optimizer"),
+    [
+        (SimpleTrainer, plain_build, HidesNaN(0.1)),
+        (SimpleTrainer, plain_build, keras.optimizers.SGD(0.1, clipvalue=1.0)),
+        (SimpleTrainer, constrained, keras.optimizers.SGD(0.1)),
+        (ResetsWeights, plain_build, keras.optimizers.SGD(0.1)),
+        (SimpleTrainer, plain_build, keras.optimizers.Lion(0.1)),
+    ],
+)
+def test_non_finite_gradient_is_found_although_the_update_hides_it(
+    make: Any, build: Any, optimizer: Any, form: Any
+) -> None:
+    def datasets() -> dict[str, tf.data.Dataset]:
+        return {"trn": numbered_datasets()["trn"].unbatch().batch(8, drop_remainder=True)}
+
+    new = functools.partial(type(optimizer).from_config, optimizer.get_config())
+    options = {"model__jit_compile": form, "model__optimizer__method": new}
+    trainer = make(tiny_model(build=poisoned(8, gradient_only=True, build=build), datasets=datasets, **options))
+    with pytest.raises(NonFiniteError, match="step 8"):
+        trainer.train([StopOnNaN()], max_steps=20)
+    assert trainer.global_step == 7
+    assert all(np.isfinite(variable).all() for variable in trainer.variables.values())
+
+
+def test_non_finite_gradient_before_a_failed_read(tmp_path: Path) -> None:
+    def datasets() -> dict[str, tf.data.Dataset]:
+        def fail(batch: Any) -> Any:
+            check = tf.debugging.assert_less(batch["number"], tf.constant(9, tf.int64), message="cannot be read")
+            with tf.control_dependencies([check]):
+                return tf.nest.map_structure(tf.identity, batch)
+
+        return {"trn": numbered_datasets()["trn"].map(fail)}
+
+    trainer = tiny_trainer(tmp_path, build=poisoned(8, gradient_only=True), datasets=datasets)
+    with pytest.raises(NonFiniteError, match="step 8"):
+        trainer.train([LearningRate(rate), StopOnNaN(), SaveOnExit()])
+    assert values(trainer) == unpoisoned(7)
 
 
 def test_failing_model_names_the_line_and_saves_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
