@@ -259,7 +259,7 @@ def test_non_finite_gradient_is_found_although_the_update_hides_it(
 def test_non_finite_gradient_before_a_failed_read(tmp_path: Path) -> None:
     def datasets() -> dict[str, tf.data.Dataset]:
         def fail(batch: Any) -> Any:
-            check = tf.debugging.assert_less(batch["number"], tf.constant(9, tf.int64), message="cannot be read")
+            check = tf.debugging.assert_less(batch["number"], tf.constant(8, tf.int64), message="cannot be read")
             with tf.control_dependencies([check]):
                 return tf.nest.map_structure(tf.identity, batch)
 
