@@ -100,14 +100,14 @@ def updates_all_rows(optimizer: Any) -> bool:
     return type(optimizer) in _ALL_ROWS
 
 
-def keeps_non_finite(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Return whether an update with a non-finite gradient is sure to leave a non-finite variable or slot.
+def keeps_non_finite(optimizer: Any) -> bool:
+    """Return whether the optimizer's slots stay non-finite after a gradient that is not finite.
 
-    This is not known of other optimizers than those of the config, nor if gradients or variables are clipped.
+    They are averages of gradients. This is not known of other optimizers than those of the config, nor if the optimizer
+    clips gradients.
     """
     clips = [getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm")]
-    constraints = [getattr(variable, "constraint", None) for variable in variables]
-    return type(optimizer) in _OF_CONFIG and clips + constraints == [None] * (3 + len(constraints))
+    return type(optimizer) in _AVERAGING and clips == [None] * 3
 
 
 def update_if(
@@ -209,8 +209,9 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
 
 _ALL_ROWS = {Adam} | {getattr(keras.optimizers, name) for name in ("Adam", "AdamW", "Adamax", "Nadam")}
-_OF_CONFIG = {Adam, keras.optimizers.SGD, keras.optimizers.RMSprop}
-_OF_CONFIG |= {getattr(keras.optimizers, name) for name, _ in KERAS_OPTIMIZERS.values()}
+# Not SGD: TensorFlow computes its momentum with other last bits if the gradient is not also used by a check.
+_AVERAGING = {Adam, keras.optimizers.RMSprop}
+_AVERAGING |= {getattr(keras.optimizers, name) for name, _ in KERAS_OPTIMIZERS.values()}
 
 
 def _move_towards(variable: Any, value: tf.Tensor, part: tf.Tensor) -> None:

@@ -34,17 +34,17 @@ def test_keras_optimizers_by_name(method: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("method", ["sgd", "msgd", "adam", "rmsprop", *KERAS_OPTIMIZERS])
-def test_non_finite_gradient_leaves_a_non_finite_variable(method: str, bad: float) -> None:
+@pytest.mark.parametrize("method", ["adam", "rmsprop", *KERAS_OPTIMIZERS])
+def test_slots_keep_a_non_finite_gradient(method: str, bad: float) -> None:
     optimizer = optimizers.make_optimizer(Config({**CONSTANT, "model.optimizer.method": method}))
     variables = [keras.Variable(np.ones(shape, "float32")) for shape in ([3, 2], [2])]
     optimizer.build(variables)
-    assert optimizers.keeps_non_finite(optimizer, variables)
+    assert optimizers.keeps_non_finite(optimizer)
     good = [tf.constant(0.1, shape=variable.shape) for variable in variables]
     optimizer.apply(good, variables)
     optimizer.apply([tf.constant([[0.1, 0.1], [bad, 0.1], [0.1, 0.1]]), good[1]], variables)
     for _ in range(3):
-        assert not np.all([np.isfinite(one).all() for one in [*variables, *optimizer.variables]])
+        assert not np.all([np.isfinite(one).all() for one in optimizer.variables])
         optimizer.apply(good, variables)
 
 

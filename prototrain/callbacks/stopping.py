@@ -182,8 +182,9 @@ class StopOnNaN(Callback):
     """Ends the run with an error at the first step with a NaN or infinite loss, gradient or learning rate.
 
     In a tower trainer, the check is part of the compiled step, and the bad update is not applied. In a small model,
-    updates do not wait for the check: the call of several steps is undone, and repeated up to the bad step. In a
-    plain-Python trainer, every scalar that `run_step` returns is checked.
+    updates do not wait for the check: the call of several steps is undone, and repeated up to the bad step, so that a
+    `tf.py_function` or `tf.print` in the step may run twice. In a plain-Python trainer, every scalar that `run_step`
+    returns is checked.
 
     All variables are checked before each checkpoint and at the end of the run. A non-finite checkpoint is never written
     or resumed from. A variable that was infinite before the first step, such as a mask of -inf, is reported once and

@@ -59,8 +59,8 @@ class _SaveableTrackable:
 class StateEntries:
     """The entries of `trainer.state`, grouped by how they are saved.
 
-    - By name in the bundle: variables, NumPy arrays, Keras seed generators, and the variables of layers, models,
-      optimizers, metrics and `tf.Module`, as ``<key>/<path>``.
+    - By name in the bundle: variables, NumPy arrays, the generators of Keras and TensorFlow, and the variables of
+      layers, models, optimizers, metrics and `tf.Module`, as ``<key>/<path>``.
     - In separate files: a `Saveable` and any other TensorFlow trackable.
     - In meta.json: objects with `state_dict` and `load_state_dict`, random generators, and plain values.
 
@@ -82,7 +82,7 @@ class StateEntries:
             self._add_variable(key, entry)
         elif _fits_bundle(entry):
             self._arrays[key] = self._add_variable(key, entry)
-        elif isinstance(entry, keras.random.SeedGenerator):
+        elif isinstance(entry, (keras.random.SeedGenerator, tf.random.Generator)):
             self._add_variable(key, entry.state)
         elif isinstance(entry, _HOLDERS):
             is_unbuilt = isinstance(entry, keras.optimizers.Optimizer) and not entry.built

@@ -47,7 +47,7 @@ LARGE_STATE = 100 * 2**20  # bytes
 SECONDS_BETWEEN_STATES = 5.0  # between two captured states: a resumed run reads at most this much again
 _NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
 _KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
-_KEPT_STATES = 1024  # of a Grain iterator; more than are ever prefetched
+_KEPT_STATES = 2048  # of a Grain iterator; more than are ever read in a call and prefetched
 _ONE_BY_ONE = ("_Map", "_ParallelMap", "_Options", "_Prefetch", "_Restructured")
 _BATCHES = ("_Batch", "_ParallelBatch", "_PaddedBatch")
 

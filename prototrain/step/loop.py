@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.state import variables_in
+from prototrain.checkpoint.state import StateEntries, variables_in
 from prototrain.data.batches import Batch, at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.step.calls import MOST_STEPS, ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
@@ -69,11 +69,12 @@ class Iteration:
             return SkipNonFinite(trainer.loss_scale, ends=trainer.check_finite)
         if not trainer.check_finite:
             return NoCheck()
-        # To undo a call, its batches must be at hand or be read again quickly, and copies of all variables be small.
+        # To undo a call, its batches must be at hand or be read again quickly, and all state be in small variables.
+        has_variables_only = StateEntries(trainer.state).saveables.keys() <= {"data"}
         elements = [variable.shape.num_elements() for variable in self.changed]
         is_small = None not in elements and 8 * sum(elements) <= _SMALL
         has_batches = bool(self.data.block) or self.data.mode == "iterator"
-        if may_undo and trainer.towers == 1 and has_batches and is_small and not self.alone:
+        if may_undo and trainer.towers == 1 and has_batches and has_variables_only and is_small and not self.alone:
             return UndoCalls(checks_gradients=trainer.has_own_train_step)
         return AssertFinite() if may_fail else SkipNonFinite()
 
@@ -231,7 +232,7 @@ class CompiledCalls(StepCalls):
             # A call without a completed step has scalars only if a step was not finite.
             outputs={name: values[last] for name, values in found.items()} if last >= 0 else {},
             is_finite=is_finite,
-            is_undone=not state.get("counts", True),
+            is_undone=self._iteration.guard.undoes_calls and not state["counts"],
             data_ended=bool(state.get("ended", False)),
             waiting=float(state["waited"]),
         )

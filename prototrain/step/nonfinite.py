@@ -152,12 +152,12 @@ class UndoCalls(NoCheck):
     """A guard for small models on one tower: a non-finite step undoes its call, which another guard repeats.
 
     No update waits for a check. The losses and learning rates are checked in every step. A gradient that is not finite
-    leaves a variable that is not finite, so that a check at the end of the call finds it. Together, waiting and the
-    sums of all gradients would take a fifth of a small model's step.
+    stays in the optimizer's averages of gradients, where a check at the end of the call finds it. Together, waiting and
+    the sums of all gradients would take a fifth of a small model's step.
 
     Args:
-        checks_gradients: whether to check the gradients in every step, because a step may assign to variables in
-            other ways than by updates.
+        checks_gradients: whether to check the gradients in every step, because a step may assign to the optimizer's
+            variables.
     """
 
     may_end = True
@@ -166,18 +166,17 @@ class UndoCalls(NoCheck):
     def __init__(self, *, checks_gradients: bool) -> None:
         self._copies = _Copies()
         self._checks_gradients = checks_gradients
-        self._updated: dict[int, Any] = {}
+        self._slots: dict[int, Any] = {}
 
     def begin_call(self, variables: Sequence[tf.Variable]) -> None:
         self._copies.take(variables)
 
     def apply(self, trace: TowerTrace, update: Update) -> None:
-        optimizer, variables = update.optimizer, update.variables
-        checked = [update.loss, tf.convert_to_tensor(optimizer.learning_rate)]
-        if self._checks_gradients or update.when is not None or not keeps_non_finite(optimizer, variables):
+        checked = [update.loss, tf.convert_to_tensor(update.optimizer.learning_rate)]
+        if self._checks_gradients or update.when is not None or not keeps_non_finite(update.optimizer):
             checked += update.gradients
         else:
-            self._updated.update({id(variable): variable for variable in [*variables, *optimizer.variables]})
+            self._slots.update({id(variable): variable for variable in update.optimizer.variables})
         finite = all_finite(checked)
         if update.when is not None:  # gradients that are not applied may be non-finite
             finite |= ~update.when
@@ -191,7 +190,7 @@ class UndoCalls(NoCheck):
         return finite & all_finite(list(outputs.values()))
 
     def end_call(self, finite: tf.Tensor | bool = True) -> tf.Tensor:
-        return tf.convert_to_tensor(finite) & all_finite(list(self._updated.values()))
+        return tf.convert_to_tensor(finite) & all_finite(list(self._slots.values()))
 
     def restore(self) -> None:
         self._copies.restore()

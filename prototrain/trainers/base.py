@@ -149,13 +149,15 @@ class Trainer:
             for name, value in outputs.items():
                 if not math.isfinite(float(value)):
                     raise NonFiniteError(f"{name} is {float(value)} in step {step}")
+        stop: StopTraining | None = None
         try:
             self.callbacks.after_run(dict(outputs))
-        except StopTraining:
-            self._go_to(step)
-            raise
+        except StopTraining as error:
+            stop = error
         self._go_to(step)
         self.callbacks.after_steps({name: [value] for name, value in outputs.items()})
+        if stop is not None:
+            raise stop
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 

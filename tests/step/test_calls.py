@@ -237,7 +237,8 @@ def constrained(x: Any, train_phase: bool) -> Any:
         (SimpleTrainer, plain_build, HidesNaN(0.1)),
         (SimpleTrainer, plain_build, keras.optimizers.SGD(0.1, clipvalue=1.0)),
         (SimpleTrainer, constrained, keras.optimizers.SGD(0.1)),
-        (ResetsWeights, plain_build, keras.optimizers.SGD(0.1)),
+        (SimpleTrainer, constrained, keras.optimizers.SGD(0.1, momentum=0.9)),
+        (ResetsWeights, plain_build, keras.optimizers.SGD(0.1, momentum=0.9)),
         (SimpleTrainer, plain_build, keras.optimizers.Lion(0.1)),
     ],
 )
@@ -254,6 +255,36 @@ def test_non_finite_gradient_is_found_although_the_update_hides_it(
         trainer.train([StopOnNaN()], max_steps=20)
     assert trainer.global_step == 7
     assert all(np.isfinite(variable).all() for variable in trainer.variables.values())
+
+
+class Noisy(SimpleTrainer):
+    """Adds noise from a generator that is part of the state."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.state["noise"] = self.noise = tf.random.Generator.from_seed(3)
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        return super().train_step({**inputs, "x": inputs["x"] + self.noise.normal([8, 4])})
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_non_finite_step_draws_no_random_numbers(alone: bool) -> None:
+    trainer, good = Noisy(tiny_model(build=poisoned(8), datasets=numbered_datasets)), Noisy(tiny_model())
+    with pytest.raises(NonFiniteError, match="step 8"):
+        trainer.train([StopOnNaN(), *([Losses()] if alone else [])])
+    good.train(max_steps=7)
+    assert trainer.noise.state.numpy().tolist() == good.noise.state.numpy().tolist()
+
+
+@pytest.mark.parametrize("method", ["msgd", "rmsprop", "lion"])
+def test_single_steps_equal_long_calls_with_any_optimizer(method: str) -> None:
+    found = []
+    for callbacks in ([], [Losses()]):
+        trainer = tiny_trainer(model__optimizer__method=method)
+        trainer.train([LearningRate(rate), StopOnNaN(), *callbacks], max_steps=15)
+        found.append(values(trainer))
+    assert found[0] == found[1]
 
 
 def test_non_finite_gradient_before_a_failed_read(tmp_path: Path) -> None:
@@ -397,6 +428,25 @@ class TwoOptimizers(SimpleTrainer):
                 loss = self.build(inputs, True)["loss"]
             optimizer.apply(tape.gradient(loss, variables), variables)
         return {"loss": loss}
+
+
+class AddsWeight(SimpleTrainer):
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> Any:
+        return {**super().build(inputs, train_phase), "loss_weight": tf.constant(8.0)}
+
+
+class TakesTwoGradients(SimpleTrainer):
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
+        first, second = (super(TakesTwoGradients, self).gradients(tape, loss, variables) for _ in range(2))
+        return [(one + other) / 2 for one, other in zip(first, second, strict=True)]
+
+
+@pytest.mark.parametrize("make", [AddsWeight, TakesTwoGradients])
+def test_trainer_that_takes_several_gradients(make: Any) -> None:
+    trainers = [kind(tiny_model(model__weight_decay__value=0.1)) for kind in (SimpleTrainer, make)]
+    for trainer in trainers:
+        trainer.train(max_steps=5)
+    np.testing.assert_allclose(trainers[1].outputs["loss"], trainers[0].outputs["loss"], rtol=1e-5)
 
 
 def test_optimizers_of_a_subclass_are_saved(tmp_path: Path) -> None:

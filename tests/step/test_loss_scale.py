@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import ModelDict, SimpleTrainer
-from prototrain.callbacks import SaveOnExit, StopOnNaN
+from prototrain.callbacks import ProcessTensors, SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
 from prototrain.step.nonfinite import LossScale
 from prototrain.trainers.replicated import SyncReplicatedTrainer
@@ -79,10 +79,11 @@ def test_overflow_skips_the_update_and_lowers_the_scale(towers: int, checked: bo
     assert any((before[name] != weights(trainer)[name]).any() for name in before)
 
 
-def test_non_finite_loss_ends_the_run() -> None:
-    trainer = make(2, model__mixed_precision="mixed_float16", datasets=poisoned(3, 6))
+@pytest.mark.parametrize(("towers", "watching"), [(2, []), (1, [ProcessTensors(["logits"], lambda _: None)])])
+def test_non_finite_loss_ends_the_run(towers: int, watching: list[Any]) -> None:
+    trainer = make(towers, model__mixed_precision="mixed_float16", datasets=poisoned(3, 6))
     with pytest.raises(NonFiniteError, match="in step 3"):
-        trainer.train([StopOnNaN()], max_steps=5)
+        trainer.train([StopOnNaN(), *(one.every(steps=3) for one in watching)], max_steps=5)
     assert trainer.loss_scale is not None
     assert int(trainer.loss_scale.good_steps) == 2 and float(trainer.loss_scale.scale) == 2.0**15
 

@@ -14,6 +14,7 @@ from prototrain import AsyncTrainer, Callback, NoOpTrainer, StopTraining, SyncRe
 from prototrain.callbacks import EarlyStopping, JSONWriter, ModelSaver, SaveOnExit, Summaries, Validation
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError, PrototrainError
 from tests.callbacks.helpers import measures
+from tests.step.test_calls import AllLosses
 from tests.tiny import At, CountingTrainer, Recorder, failing, raising, tiny_build, tiny_model, tiny_trainer
 
 
@@ -172,8 +173,10 @@ def test_resume_false_keeps_old_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hook", ["before_run", "after_run"])
 def test_stop_training_in_after_run_saves_the_step(hook: str, tmp_path: Path) -> None:
     trainer = CountingTrainer(experiment=tmp_path)
-    trainer.train([failing(hook, 2, StopTraining("here")), SaveOnExit()], max_steps=5)
+    losses = AllLosses()
+    trainer.train([failing(hook, 2, StopTraining("here")), losses, SaveOnExit()], max_steps=5)
     assert trainer.run.checkpoints.steps() == [2 if hook == "before_run" else 3] == [trainer.global_step]
+    assert len(losses.losses) == trainer.global_step
 
 
 EPOCH_HOOKS = ("before_epoch", "trigger_step", "after_epoch", "trigger_epoch")
