@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -366,7 +366,7 @@ class LearningRate(Callback):
 
     Raises:
         CallbackError: the schedule is not callable or does not consist of TensorFlow ops; at setup, if the trainer has
-            no optimizer or the optimizer already has a schedule.
+            no optimizer, the optimizer already has a schedule, or another `LearningRate` sets its rate.
     """
 
     chief_only = False  # all workers must apply the same updates
@@ -387,6 +387,12 @@ class LearningRate(Callback):
             raise CallbackError(f"LearningRate needs a trainer with an optimizer; {kind} has none")
         if not isinstance(self.optimizer.learning_rate, KerasVariable):
             raise CallbackError("LearningRate: the optimizer was made with a schedule; make it with a number")
+        earlier = takewhile(lambda one: one is not self, map(innermost, self.trainer.callbacks))
+        if any(isinstance(one, LearningRate) and one.optimizer is self.optimizer for one in earlier):
+            raise CallbackError(
+                "two LearningRate callbacks set the same learning rate; leave one of them out (default_callbacks() has "
+                "one if the config has a schedule)"
+            )
 
     def before_train(self) -> None:
         self._assign(self.trainer.global_step)

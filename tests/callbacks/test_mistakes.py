@@ -70,6 +70,7 @@ def halves(step: Any) -> Any:
             [LearningRate(halves), ScheduledHyperParamSetter("learning_rate", [(1, 0.5)])],
             "both set the learning rate",
         ),
+        (tiny_trainer, [LearningRate(halves), LearningRate(lambda step: 0.5)], "two LearningRate callbacks"),
         (tiny_trainer, [LearningRate(lambda step: 0.1 if step < 5 else 0.01)], "tf.where instead of if"),
     ],
 )
