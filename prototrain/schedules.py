@@ -180,27 +180,33 @@ def _of_method(config: Config, method: str) -> Schedule:
     function = config[f"{prefix}.fn"]
 
     def custom(step: Any) -> tf.Tensor:
-        result = value_at(function, _int64(step))
-        value = tf.constant("")
-        with suppress(TypeError, ValueError):
-            value = tf.convert_to_tensor(result)
-        is_number = value.dtype.is_floating or value.dtype.is_integer
-        if not is_number or value.shape.rank not in (0, None):
-            raise ConfigError(f"{prefix}.fn: must return a scalar number, got {result!r}")
-        return tf.cast(tf.ensure_shape(value, ()), tf.float32)
+        return value_at(function, _int64(step), f"{prefix}.fn")
 
     return custom
 
 
-def value_at(schedule: Callable[[Any], Any], step: tf.Tensor) -> Any:
-    """Return the value of a schedule at an int64 step, which becomes float64 if the schedule cannot compute with it."""
+def value_at(schedule: Callable[[Any], Any], step: tf.Tensor, name: str) -> tf.Tensor:
+    """Return the value of a user's schedule at an int64 step, a float32 scalar.
+
+    The step becomes float64 if the schedule cannot compute with int64.
+
+    Raises:
+        ConfigError: the value is not a scalar number; names the schedule.
+    """
     try:
-        return schedule(step)
+        result = schedule(step)
     except TypeError as error:  # TensorFlow does not convert a Python float to int64
         try:
-            return schedule(tf.cast(step, tf.float64))
+            result = schedule(tf.cast(step, tf.float64))
         except TypeError:
             raise error from None
+    value = tf.constant("")
+    with suppress(TypeError, ValueError):
+        value = tf.convert_to_tensor(result)
+    is_number = value.dtype.is_floating or value.dtype.is_integer
+    if not is_number or value.shape.rank not in (0, None):
+        raise ConfigError(f"{name}: must return a scalar number, got {result!r}")
+    return tf.cast(tf.ensure_shape(value, ()), tf.float32)
 
 
 def _int64(step: Any) -> tf.Tensor:

@@ -165,6 +165,8 @@ USAGE = {
     "run m --frehs": "did you mean '--fresh'",
     "run m --batch-size 3": "config keys are set with -s KEY=VALUE",
     "run m --trainer replicate": "did you mean 'replicated'",
+    "run m --epochs 2 -s model.num_steps=3": "--epochs and -s both set the length",
+    "sweep m --grid model.batch_size=4,8 -s model.batch_size=2": "model.batch_size is set by -s and varied",
     "run m --workers 0": "'0' is not a whole number of at least 1",
     "run m --workers 2 --min-workers 3": "--min-workers 3 is more than --workers 2",
 }

@@ -358,7 +358,8 @@ class LearningRate(Callback):
 
         LearningRate(schedules.cosine(0.1, 10_000))
 
-    The callback has no state: the rate depends only on the step, also in a resumed run.
+    The callback has no state: the rate depends only on the step, also in a resumed run. A negative rate becomes NaN,
+    which `StopOnNaN` stops, since it would undo what was learned.
 
     Args:
         schedule: takes the number of completed steps and returns the learning rate. The step is an int64 scalar
@@ -367,6 +368,7 @@ class LearningRate(Callback):
     Raises:
         CallbackError: the schedule is not callable or does not consist of TensorFlow ops; at setup, if the trainer has
             no optimizer, the optimizer already has a schedule, or another `LearningRate` sets its rate.
+        ConfigError: the schedule does not return a scalar number.
     """
 
     chief_only = False  # all workers must apply the same updates
@@ -405,7 +407,7 @@ class LearningRate(Callback):
         # a NumPy integer, since TensorFlow caches every Python number that it converts.
         number = np.int64(step) if isinstance(step, int) else step
         try:
-            rate = value_at(self.schedule, tf.convert_to_tensor(number, tf.int64))
+            rate = value_at(self.schedule, tf.convert_to_tensor(number, tf.int64), "LearningRate: the schedule")
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise CallbackError("LearningRate: the schedule is compiled; use tf.where instead of if") from error
-        self.optimizer.learning_rate.assign(rate)
+        self.optimizer.learning_rate.assign(tf.where(rate < 0.0, math.nan, rate))

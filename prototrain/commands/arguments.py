@@ -109,10 +109,20 @@ def load(
 def check_early(options: argparse.Namespace) -> None:
     """Check the name of the model and prototrain's own keys before the slow import of TensorFlow."""
     require_module(options.model)
-    texts = {text.partition("=")[0].strip(): text for text in given(options)}
+    texts = {key_of(text): text for text in given(options)}
     is_ours = {key: key in SCHEMA or is_strict(key) for key in texts}
     # Function references are skipped, because their module may be the model, which is not imported yet.
     Config().override([text for key, text in texts.items() if is_ours[key] and ":" not in text])
+
+
+def key_of(text: str) -> str:
+    """Return the key of a KEY=VALUE text."""
+    return text.partition("=")[0].strip()
+
+
+def keys_of(texts: Sequence[str]) -> set[str]:
+    """Return the keys of KEY=VALUE texts."""
+    return set(map(key_of, texts))
 
 
 def load_tensorflow() -> None:
@@ -130,7 +140,7 @@ def given(options: argparse.Namespace) -> list[str]:
 def early_value(texts: Sequence[str], key: str) -> Any:
     """Return the given or default value of one of prototrain's own keys, before the model's config is read."""
     config = Config()
-    config.override([text for text in texts if text.partition("=")[0].strip() == key])
+    config.override([text for text in texts if key_of(text) == key])
     return config[key]
 
 
@@ -146,6 +156,6 @@ def confirm(question: str) -> bool:
 
 def override(text: str) -> str:
     """Return a KEY=VALUE text, for argparse."""
-    if not text.partition("=")[0].strip() or "=" not in text:
+    if not key_of(text) or "=" not in text:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE, such as model.batch_size=64")
     return text

@@ -281,6 +281,8 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
     if kind in ("bool", "str", "dict"):
         return value if _kind(value) == kind and (kind != "str" or not spec.choices) else UNSET
     if kind in ("int", "interval"):
+        if _kind(value) == "float" and float(value).is_integer():  # such as 1e5
+            value = int(value)
         return int(value) if _kind(value) == "int" and spec.in_bounds(value) else UNSET
     if kind == "float":
         is_number = _kind(value) in ("int", "float") and abs(value) < 1e308  # no float can hold a larger int
@@ -291,7 +293,7 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
 
 
 def checked(key: str, value: Any) -> Any:
-    """Return `value` as a Config stores it under `key`: an int for a float key becomes a float, a tuple a list."""
+    """Return `value` as a Config stores it under `key`: an int for a float key becomes a float, 1e5 an int."""
     spec = SCHEMA.get(key)
     if spec is None or (value is None and spec.default is None):
         return value

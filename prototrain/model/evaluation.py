@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from prototrain.checkpoint.values import preserve_random_state
 from prototrain.data.batches import WHY_EMPTY, Batch, counted_examples
 from prototrain.data.iterator import bounded
 from prototrain.data.pipeline import reshuffles
-from prototrain.errors import DataError, StepError
+from prototrain.errors import DataError, ModelError, StepError
 from prototrain.model.layer_cache import LayerCache
 from prototrain.step.trace import compiled
 from prototrain.step.variables import StopVariable, is_scratch
@@ -148,6 +149,7 @@ class Evaluation:
 
         Raises:
             DataError: the dataset is empty, or all weights are 0.
+            ModelError: a weight is negative or NaN.
             StepError: reading or evaluating failed.
         """
         found = self._checked(lambda: self._pass.run(stop, batches), step)
@@ -159,6 +161,8 @@ class Evaluation:
         if not different and not weight:
             what = "has batches whose 'loss_weight' is 0 only" if self._has_weight else "has no examples"
             raise DataError(f"dataset {self._name!r} {what}: there is no mean")
+        if math.isnan(weight):
+            raise ModelError(f"evaluating {self._name!r}: build() returned a negative or NaN 'loss_weight'")
         means = alike / count if different else by_weight / weight
         return dict(zip(self._names, means.numpy().tolist(), strict=True))
 

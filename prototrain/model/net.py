@@ -52,7 +52,10 @@ def explain_key_errors(inputs: Mapping[str, Any]) -> Iterator[None]:
 
 
 def loss_weight(net: Mapping[str, Any]) -> tf.Tensor | None:
-    """Return the weight of a model's loss, a float64 scalar, or None if the model returns no "loss_weight"."""
+    """Return the weight of a model's loss, a float64 scalar, or None if the model returns no "loss_weight".
+
+    A negative weight is NaN, so that the loss is NaN instead of a wrong mean.
+    """
     given = net.get(LOSS_WEIGHT)
     if given is None:
         return None
@@ -62,7 +65,8 @@ def loss_weight(net: Mapping[str, Any]) -> tf.Tensor | None:
             f"build() must return 'loss_weight' as a scalar number, such as tf.reduce_sum(mask); it is "
             f"{weight.dtype.name} of shape {weight.shape}"
         )
-    return tf.stop_gradient(tf.cast(weight, tf.float64))
+    weight = tf.stop_gradient(tf.cast(weight, tf.float64))
+    return tf.where(weight >= 0.0, weight, tf.constant(float("nan"), tf.float64))
 
 
 def scalars(net: Mapping[str, Any], *, require_loss: bool = True) -> dict[str, tf.Tensor]:

@@ -211,6 +211,6 @@ class StepCalls(ABC):
 
 def _non_finite(completed: int, values: Mapping[str, float]) -> NonFiniteError:
     rate_is_finite = math.isfinite(values.get("learning_rate", 0.0))
-    what = "the loss or a gradient" if rate_is_finite else "the learning rate"
+    what = "the loss or a gradient is not finite" if rate_is_finite else "the learning rate is negative or not finite"
     shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
-    return NonFiniteError(f"{what} is not finite in step {completed + 1} ({shown}); its update was not applied")
+    return NonFiniteError(f"{what} in step {completed + 1} ({shown}); its update was not applied")

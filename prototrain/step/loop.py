@@ -20,7 +20,7 @@ from prototrain.errors import ModelError
 from prototrain.step.calls import MOST_STEPS, ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
 from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite, UndoCalls
 from prototrain.step.trace import SummaryFile, TowerTrace, detect_summaries, tracing
-from prototrain.step.update import weighted_outputs
+from prototrain.step.update import weighted_outputs, without_weight
 from prototrain.step.variables import StopVariable, scratch_variable
 from prototrain.tf_private import KerasVariable, is_op_determinism_enabled, next_synchronously
 from prototrain.towers import components
@@ -112,20 +112,26 @@ class Iteration:
                 trainer.callbacks.before_run()
             graph: Any = tf.compat.v1.get_default_graph()
             earlier = len(graph.get_operations())
-            outputs, finite, seen = self.placement.run(lambda part: self._tower(part, watched), inputs)
+            checked, outputs, finite, seen = self.placement.run(lambda part: self._tower(part, watched), inputs)
             if self.placement.parts > 1 and trainer.has_own_train_step:
                 self._check_assignments(graph, graph.get_operations()[earlier:])
             seen = {name: _join(results(value)) for name, value in seen.items()}
             # Scalars and `finite` are the same in all towers.
-            outputs = {name: results(value)[0] for name, value in outputs.items()}
+            checked, outputs = (
+                {name: results(value)[0] for name, value in found.items()} for found in (checked, outputs)
+            )
             follows = trainer.is_compiled and any(callback.overrides("after_run") for callback in trainer.callbacks)
             follow = (lambda: trainer.callbacks.after_run(dict(outputs))) if follows else None
-            checked = outputs if trainer.check_finite and trainer.has_own_train_step else {}
-            counts = self.guard.finish(checked, results(finite)[0], follow)
+            is_checked = trainer.check_finite and trainer.has_own_train_step
+            counts = self.guard.finish(checked if is_checked else {}, results(finite)[0], follow)
         return outputs, counts, seen
 
-    def _tower(self, inputs: Batch, watched: bool) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
-        """Trace one tower's part of the iteration."""
+    def _tower(self, inputs: Batch, watched: bool) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor], Any, Any]:
+        """Trace one tower's part of the iteration.
+
+        Returns:
+            the scalars by name, to check and to report; whether all updates were finite; and the watched tensors.
+        """
         trace = TowerTrace(self.guard, watched)
         with _after(inputs), tracing(trace), tf.variable_creator_scope(_lift):
             outputs = self.train_step(inputs)
@@ -134,7 +140,7 @@ class Iteration:
         seen = _pick(self.watched_names, trace.nets, inputs) if watched else {}
         outputs = self._average({**weighted_outputs(trace, outputs, self.placement), **trace.scalars})
         finite = tf.reduce_all(tf.stack(trace.applied)) if trace.applied else tf.constant(True)
-        return outputs, finite, seen
+        return outputs, without_weight(trace, outputs), finite, seen
 
     def _check_assignments(self, graph: Any, operations: Sequence[Any]) -> None:
         """Raise a ModelError if every tower has assigned to a variable that only one device has."""

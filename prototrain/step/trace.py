@@ -31,6 +31,7 @@ class TowerTrace:
     is_watched: bool  # whether the step returns more than its scalars
     nets: list[Mapping[str, Any]] = field(default_factory=list)  # what `build` returned for each micro-batch
     weight: tf.Tensor | None = None  # the "loss_weight" of the last `build`, until it has been applied
+    has_no_weight: tf.Tensor | None = None  # whether the weights of all towers are 0; None without a "loss_weight"
     scalars: dict[str, tf.Tensor] = field(default_factory=dict)  # to report in addition to those of `train_step`
     applied: list[tf.Tensor] = field(default_factory=list)  # whether each guarded update was finite, in all towers
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph)  # a branch of a `tf.cond` has another one

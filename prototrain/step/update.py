@@ -103,12 +103,27 @@ def weighted_outputs(trace: TowerTrace, outputs: Mapping[str, Any], placement: A
     return {name: value if name in SHARED_SCALARS else _weighted(value, share) for name, value in outputs.items()}
 
 
+def without_weight(trace: TowerTrace, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scalars of a step, as NaN if all of its weights are 0, since there is no mean; traced."""
+    empty = trace.has_no_weight
+    if empty is None:
+        return dict(outputs)
+
+    def or_nan(value: Any) -> tf.Tensor:
+        tensor = _as_float(value)
+        return tf.where(empty, tf.constant(float("nan"), tensor.dtype), tensor)
+
+    return {name: value if name in SHARED_SCALARS else or_nan(value) for name, value in outputs.items()}
+
+
 def _share(weight: tf.Tensor, placement: Any) -> tf.Tensor:
     """Return the weight of this tower divided by the mean weight of all towers, or 0 if all weights are 0; traced.
 
     The plain mean over the towers of values multiplied by it is their weighted mean.
     """
     (mean,) = placement.mean([weight])
+    if (trace := tower_trace()) is not None:
+        trace.has_no_weight = tf.equal(mean, 0.0)
     return tf.math.divide_no_nan(weight, mean)
 
 

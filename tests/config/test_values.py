@@ -213,6 +213,7 @@ def test_messages(key: str, value: Any, message: str) -> None:
     [
         ("model.weight_decay.value", 1, 1.0),
         ("model.batch_size", np.int64(4), 4),
+        ("model.num_steps", 1e5, 100_000),
         ("model.lr_schedule.step.boundaries", (1, 2), [1, 2]),
         ("model.lr_schedule.step.values", (1, 0.5), [1.0, 0.5]),
         ("model.trainable_variables.filter_fn", f"{__name__}:Maker.keep", Maker.keep),

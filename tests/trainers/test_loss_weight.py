@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from prototrain import SyncParameterServerTrainer, SyncReplicatedTrainer
-from prototrain.callbacks import Callback, InferenceRunner, ScalarStats
-from prototrain.errors import ConfigError, DataError, ModelError
+from prototrain.callbacks import Callback, InferenceRunner, ScalarStats, StopOnNaN
+from prototrain.errors import ConfigError, DataError, ModelError, NonFiniteError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import Records, tiny_arrays, tiny_model, tiny_trainer
 
@@ -103,13 +103,21 @@ def test_eight_parts_with_layer_losses() -> None:
         np.testing.assert_allclose(other, kernel, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["one part", "two micro-batches with XLA"])
+@pytest.mark.parametrize("kind", ["one part", "two micro-batches with XLA", "two towers", "a train_step"])
 def test_batch_with_weight_zero_only_decays(kind: str) -> None:
     trainers: dict[str, Any] = {**DIVIDED, "one part": lambda **m: SimpleTrainer(masked(**m))}
     mask = np.zeros_like(MASK)
     found, kernel = trained(trainers[kind](mask=mask))
-    assert [row["loss"] for row in found] == [0.0, 0.0]  # 0 / 0 in the model
+    assert np.isnan([row[name] for row in found for name in ("loss", "label")]).all()  # there is no mean
     assert not kernel.any() and found[0]["learning_rate"] == np.float32(0.1)
+
+
+def test_negative_weight_is_an_error() -> None:
+    mask = -np.ones_like(MASK)
+    with pytest.raises(NonFiniteError, match="loss"):
+        SimpleTrainer(masked(mask=mask)).train([StopOnNaN()])
+    with pytest.raises(ModelError, match="loss_weight"):
+        SimpleTrainer(masked(mask=mask)).evaluate("vld")
 
 
 @pytest.mark.parametrize(("batch_size", "towers"), [(1, 1), (2, 2)])

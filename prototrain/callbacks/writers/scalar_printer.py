@@ -75,6 +75,8 @@ class ScalarPrinter(Monitor):
     def trigger(self) -> None:
         rows = self._rows()
         if not rows:
+            if self.trainer.outputs:
+                self.trainer.run.log_once("WARNING: ScalarPrinter: the whitelist and blacklist leave nothing to print")
             return
         columns = sorted(self._prefixes, key=self._rank)
         size = shutil.get_terminal_size() if sys.stdout.isatty() else os.terminal_size((_WIDTH, _HEIGHT))

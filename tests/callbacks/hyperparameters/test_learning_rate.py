@@ -7,8 +7,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from prototrain.callbacks import LearningRate, SaveOnExit, ScheduledHyperParamSetter
-from prototrain.errors import ConfigError
+from prototrain.callbacks import LearningRate, SaveOnExit, ScheduledHyperParamSetter, StopOnNaN
+from prototrain.errors import ConfigError, NonFiniteError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import Losses, tiny_model, tiny_trainer, values
 
@@ -55,6 +55,19 @@ def test_step_is_int_or_float_as_the_schedule_needs(schedule: Any, expected: Any
     rates = noted()
     tiny_trainer().train([LearningRate(schedule), rates], max_steps=3)
     assert rates.by_step == {step + 1: pytest.approx(expected(step)) for step in range(3)}
+
+
+def test_negative_rate_stops_at_its_step(experiment: Path) -> None:
+    with pytest.raises(NonFiniteError, match=r"learning rate is negative .* step 5 "):
+        falling = LearningRate(lambda step: tf.where(step < 4, 0.1, -0.1))
+        tiny_trainer(experiment).train([StopOnNaN(), falling, SaveOnExit()], max_steps=8)
+    assert [path.name for path in (experiment / "checkpoints").iterdir()] == ["step-0000000004"]
+
+
+@pytest.mark.parametrize("schedule", [lambda step: None, lambda step: tf.zeros([2]), lambda step: "fast"])
+def test_schedule_returns_a_number(schedule: Any) -> None:
+    with pytest.raises(ConfigError, match="scalar number"):
+        tiny_trainer().train([LearningRate(schedule)], max_steps=1)
 
 
 def test_constant_schedule_applies_before_the_first_step() -> None:

@@ -93,3 +93,5 @@ def test_white_and_blacklist(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         lines = printed(capsys, outputs, ScalarPrinter(**keywords).every(steps=1))
         assert lines[0].split()[5:] == expected
+    CountingTrainer().train([ScalarPrinter(whitelist=["nix"]).every(steps=1)], max_steps=3)
+    assert capsys.readouterr().out.count("WARNING: ScalarPrinter") == 1
