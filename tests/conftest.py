@@ -6,13 +6,11 @@ import gc
 import importlib
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import pytest
 
@@ -109,24 +107,6 @@ def _no_search_through_old_graphs() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture
-def forked_exports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports are verified in a forked process, in which TensorFlow is already imported.
-
-    Without this fixture, a new interpreter verifies them, as in tests/actions/test_export.py.
-    """
-    from prototrain.actions import saved_model
-    from tests.preloaded import Program
-
-    def run(command: list[str], *, env: dict[str, str], cwd: str, **_: Any) -> subprocess.CompletedProcess[str]:
-        _, isolated, *arguments = command
-        assert isolated == "-I"
-        code, said = Program(arguments, env, Path(cwd)).finish()
-        return subprocess.CompletedProcess(command, code or 0, said, said)
-
-    monkeypatch.setattr(saved_model, "subprocess", SimpleNamespace(run=run))
 
 
 @pytest.fixture

@@ -36,7 +36,6 @@ def finish(trial: Trial, arguments: list[str], *_: Any) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_exports")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_examples_of_a_page_run(
     page: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -33,8 +33,8 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """Write ``exported/<step>/`` or ``exported/<step>.keras`` to the experiment's directory.
 
     The signature ``serving_default`` takes ``actions.export.inputs`` and returns ``actions.export.outputs``, for any
-    number of examples. A new Python process that cannot import prototrain runs the SavedModel on training data; it is
-    kept only if its results equal the model's. A ``.keras`` file is kept only if it loads with equal weights.
+    number of examples. The SavedModel is loaded and run on training data; it is kept only if its results equal the
+    model's. A ``.keras`` file is kept only if it loads with equal weights.
     """
     is_keras = args.format == "keras"
     inputs, outputs = ([] if is_keras else _names(model, f"actions.export.{part}") for part in ("inputs", "outputs"))
@@ -60,7 +60,7 @@ def _names(model: ModelProtocol, key: str) -> list[str]:
 
 
 def write_export(served: ServedModel, final: Path) -> str:
-    """Write a SavedModel if its outputs in a new process equal the model's, and return a summary of the comparison."""
+    """Write a SavedModel if its outputs equal the model's, and return a summary of the comparison."""
     with appearing(final) as temporary:
         served.save(temporary)
         outcome = compare(served, temporary)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,21 +12,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.actions import reload_export
 from prototrain.checkpoint.state import describe_variable
-from prototrain.checkpoint.store import read_bundle
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import explain_key_errors
 from prototrain.step.trace import compiled
 from prototrain.system.tracebacks import cause
-from prototrain.tf_private import owner
+from prototrain.tf_private import all_operations, owner
 
 Tensors = dict[str, tf.Tensor]
 
 DEFAULT = "serving_default"
 """The name of the default signature."""
+
+_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+"""Operations that call a Python function of this process. They still work when the export is loaded in it."""
 
 
 class ServedModel:
@@ -48,7 +45,7 @@ class ServedModel:
         cases: inputs from the training data with different numbers of examples, for the comparison.
 
     Raises:
-        ModelError: the model has no such input or output, or it is not a dense tensor.
+        ModelError: the model has no such input or output, it is not a dense tensor, or `build` calls Python code.
     """
 
     def __init__(
@@ -64,6 +61,8 @@ class ServedModel:
         # All signatures share one trace of the model.
         whole = tf.function(self._serve, autograph=False, input_signature=[specs])
         self._graph = whole.get_concrete_function().graph
+        if any(operation.type in _PYTHON for operation in all_operations(self._graph)):
+            raise ModelError("build() calls Python code (tf.py_function), which an export cannot contain")
 
         def only(start: str, inputs: Tensors) -> Tensors:
             return {name.removeprefix(start): one for name, one in whole(inputs).items() if name.startswith(start)}
@@ -114,14 +113,12 @@ class ServedModel:
 
 
 def compare(served: ServedModel, directory: Path) -> str:
-    """Run an export in a new Python process without prototrain, compare it with the model, and describe the outcome."""
-    expected = served.results()
-    found = _run_elsewhere(directory, served.cases)
+    """Load and run an export, compare it with the model, and describe the outcome."""
     is_mixed = served.built.config["model.mixed_precision"] is not None
     largest = 0.0
-    for case, results in enumerate(expected):
-        for name, value in results.items():
-            difference = _difference(value.numpy(), found[f"{case}/{name}"])
+    for expected, found in zip(served.results(), _run_export(directory, served.cases), strict=True):
+        for name, value in expected.items():
+            difference = _difference(value.numpy(), found[name])
             # Devices and fused operations may round.
             if not difference <= (2e-2 if is_mixed or value.dtype.size == 2 else 1e-4):
                 shown = name.removeprefix(f"{DEFAULT}:")
@@ -135,27 +132,20 @@ def compare(served: ServedModel, directory: Path) -> str:
     return f"on {sizes} examples, {how}"
 
 
-def _run_elsewhere(directory: Path, cases: list[Tensors]) -> dict[str, np.ndarray[Any, Any]]:
-    """Run the cases in a new process, and return the outputs by ``<number of the case>/<name>``."""
-    given = {f"{number}/{name}": value for number, case in enumerate(cases) for name, value in case.items()}
-    # Hide the GPU, which this process uses. -I ignores the current directory and PYTHONPATH.
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    with tempfile.TemporaryDirectory() as scratch:
-        inputs, outputs = (str(Path(scratch, name)) for name in ("inputs", "outputs"))
-        reload_export.write(inputs, given)
+def _run_export(directory: Path, cases: list[Tensors]) -> list[dict[str, np.ndarray[Any, Any]]]:
+    """Load an export, and return its outputs for each case, named ``<signature>:<output>``."""
+    with tempfile.TemporaryDirectory() as scratch, tf.device("CPU:0"):  # the GPU may have no room for a second copy
         export = Path(scratch, "export")
         export.symlink_to(directory.absolute())  # TensorFlow interprets a path such as lr=[0.1] as a pattern
-        command = [sys.executable, "-I", reload_export.__file__, str(export), inputs, outputs]
-        # A new session keeps Ctrl-C from the child process.
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=scratch, env=environment, start_new_session=True
-        )
-        if done.returncode < 0:
-            raise ModelError(f"the check of the export was killed by {signal.Signals(-done.returncode).name}")
-        if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise ModelError(f"what was exported does not run without prototrain: {said[-1]}")
-        return read_bundle(outputs)
+        try:
+            signatures = tf.saved_model.load(str(export)).signatures.items()
+            found = [{key: run(**case) for key, run in signatures} for case in cases]
+        except (ValueError, tf.errors.OpError) as error:
+            raise ModelError(f"what was exported does not run: {cause(error)}") from error
+    return [
+        {f"{key}:{name}": value.numpy() for key, outputs in case.items() for name, value in outputs.items()}
+        for case in found
+    ]
 
 
 def _difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:

@@ -45,7 +45,6 @@ class Noting(estimator.Exporter):
         return None
 
 
-@pytest.mark.usefixtures("forked_exports")
 def test_wide_and_deep_with_exporters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     v1 = tf.compat.v1.train
     made = estimator.DNNLinearCombinedClassifier(

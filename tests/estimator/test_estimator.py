@@ -65,7 +65,6 @@ def test_get_variable_value(trained: Estimator) -> None:
     assert trained.evaluate(named, checkpoint_path=earlier)["global_step"] == 20
 
 
-@pytest.mark.usefixtures("forked_exports")
 def test_export_equals_the_model(trained: Estimator, tmp_path: Path) -> None:
     spec = {name: tf.io.FixedLenFeature([], tf.float32) for name in "ab"}
     place = trained.export_saved_model(tmp_path, estimator.build_parsing_serving_input_receiver_fn(spec))

@@ -64,7 +64,9 @@ def replicated(experiment: Path) -> Any:
 def test_non_finite_rates_and_statistics(make: Any, experiment: Path) -> None:
     """The model has a mask that is infinite from the start."""
     trainer = make(experiment)
-    ends(trainer, saving(rate(5, math.nan)), "the learning rate is negative or not finite in step 6 .*learning_rate nan")
+    ends(
+        trainer, saving(rate(5, math.nan)), "the learning rate is negative or not finite in step 6 .*learning_rate nan"
+    )
     assert trainer.global_step == 5 and saved_steps(experiment, "mask") == [2, 4, 5]
     assert kept(experiment) == [f"step-{step:010d}" for step in (2, 4, 5)]
     trainer = make(experiment)
