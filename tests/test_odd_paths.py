@@ -71,12 +71,11 @@ def test_readers(odd: Path) -> None:
         write_records(str(other / "1.tfrecord"), [1 if other == odd else 5])
     write_records(str(odd / "[12]*.tfrecord"), [2])
     write_records(str(odd / "22.tfrecord"), [3])
-    for shuffle in (None, "index"):
-        assert labels(readers.tfrecords(odd / "1.tfrecord", features=Y, shuffle=shuffle)) == [1]
-        assert labels(readers.tfrecords(odd / "[12]*.tfrecord", features=Y, shuffle=shuffle)) == [2]
-        assert labels(readers.tfrecords(odd / "[12].tfrecord", features=Y, shuffle=shuffle)) == [1]
-        assert sorted(labels(readers.tfrecords(odd / "*.tfrecord", features=Y, shuffle=shuffle))) == [1, 2, 3]
-        assert labels(readers.tfrecords(odd / "**" / "2*", features=Y, shuffle=shuffle)) == [3]
+    assert labels(readers.tfrecords(odd / "1.tfrecord", features=Y)) == [1]
+    assert labels(readers.tfrecords(odd / "[12]*.tfrecord", features=Y)) == [2]
+    assert labels(readers.tfrecords(odd / "[12].tfrecord", features=Y)) == [1]
+    assert sorted(labels(readers.tfrecords(odd / "*.tfrecord", features=Y))) == [1, 2, 3]
+    assert labels(readers.tfrecords(odd / "**" / "2*", features=Y)) == [3]
     (odd / "a.csv").write_text("y\n4\n")
     assert labels(readers.csv(odd / "a.csv", features=Y)) == [4]
     (odd / "[cat]").mkdir()

@@ -8,27 +8,13 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from prototrain.errors import DataError
 from prototrain.system.files import PathLike, local_path, url_of
-from prototrain.system.storage import Storage, downloaded, downloaded_all
+from prototrain.system.storage import Storage, downloaded_all
 
 
 def several(paths: PathLike | Iterable[PathLike]) -> list[PathLike]:
     """Return one or several paths as a list."""
     return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-
-
-def local_files(paths: PathLike | Iterable[PathLike]) -> list[tuple[str, str]]:
-    """Return (name for messages, local path) of each file, in this order; downloads files at URLs.
-
-    Raises:
-        DataError: `paths` is empty.
-    """
-    urls = [(path, url_of(path)) for path in several(paths)]
-    found = [(shown(path), str(local_path(path) if url is None else downloaded(url))) for path, url in urls]
-    if not found:
-        raise DataError("there are no files to read: name one at least")
-    return found
 
 
 def matching_files(pattern: PathLike) -> list[str]:

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import ABOUT, Order, Shuffle, is_by_index, random_order
-from prototrain.readers.paths import local_files
-from prototrain.system.files import PathLike
+from prototrain.readers.paths import several, shown
+from prototrain.system.files import PathLike, local_path, url_of
+from prototrain.system.storage import downloaded
 
 Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # name -> (dtype or its name, shape)
 Arrays: TypeAlias = list[np.ndarray[Any, Any]]  # one for each column, with the same number of rows
@@ -119,10 +120,12 @@ def dataset_of(
 
     `read` returns the arrays of several rows at a time, from a file's name for messages and its local path.
     """
-    by_index, files = is_by_index(shuffle), local_files(paths)
-    local = [path for _, path in files]
+    by_index, files = is_by_index(shuffle), several(paths)
+    local = [str(local_path(path) if (url := url_of(path)) is None else downloaded(url)) for path in files]
+    if not local:
+        raise DataError("there are no files to read: name one at least")
     chunks: list[Arrays] = []
-    for name, path in files:
+    for name, path in zip(map(shown, files), local, strict=True):
         before = len(chunks)
         try:
             with open(path, "rb") as file:
