@@ -34,10 +34,8 @@ from prototrain.estimator.exporters import BestExporter, Exporter, FinalExporter
 from prototrain.estimator.heads import (
     BinaryClassHead,
     Head,
-    LogisticRegressionHead,
     MultiClassHead,
     MultiLabelHead,
-    PoissonRegressionHead,
     RegressionHead,
 )
 from prototrain.estimator.hooks import (
@@ -78,12 +76,10 @@ __all__ = [
     "LinearEstimator",
     "LinearRegressor",
     "LoggingTensorHook",
-    "LogisticRegressionHead",
     "ModeKeys",
     "MultiClassHead",
     "MultiLabelHead",
     "OptimizerSpec",
-    "PoissonRegressionHead",
     "PredictOutput",
     "RegressionHead",
     "RegressionOutput",

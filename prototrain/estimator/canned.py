@@ -159,7 +159,7 @@ class _Classifier:
     ) -> None:
         head: Head
         if n_classes == 2:
-            head = BinaryClassHead(weight_column, None, label_vocabulary, loss_reduction)
+            head = BinaryClassHead(weight_column, label_vocabulary=label_vocabulary, loss_reduction=loss_reduction)
         else:
             head = MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
         super().__init__(head, *arguments, **options)  # type: ignore[call-arg]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -135,9 +135,9 @@ class Head:
 
 
 class _ClassHead(Head):
-    """Base class of classification heads, with the names of the classes and thresholds for further metrics."""
+    """Base class of classification heads, with the names of the classes."""
 
-    def __init__(self, n_classes: int, vocabulary: Any, thresholds: Any, *of_head: Any) -> None:
+    def __init__(self, n_classes: int, vocabulary: Any, *of_head: Any) -> None:
         super().__init__(*of_head)
         if n_classes < 2:
             raise ModelError(f"{type(self).__name__}: n_classes must be at least 2, not {n_classes}")
@@ -145,7 +145,6 @@ class _ClassHead(Head):
         self._vocabulary = None if vocabulary is None else list(vocabulary)
         if self._vocabulary is not None and len(self._vocabulary) != n_classes:
             raise ModelError(f"label_vocabulary has {len(self._vocabulary)} labels for {n_classes} classes")
-        self._thresholds = tuple(thresholds or ())
 
     def export_outputs(self, logits: Any) -> dict[str, Any]:
         found = self.predictions(logits)
@@ -188,29 +187,12 @@ class _ClassHead(Head):
             raise ModelError(f"{type(self).__name__}: the labels must be whole numbers, not {found.dtype.name}")
         return _checked_range(tf.cast(found, tf.int64), self.n_classes)
 
-    def _of_scores(self, labels: Any, scores: Any, weights: Any, spread: Any) -> Metrics:
-        """Return AUC metrics, and accuracy, precision and recall at each threshold, of scores from 0 to 1.
-
-        An example may have several scores: `weights` has one weight per example, `spread` one per score.
-        """
-        m = keras.metrics
-        found = _metric(m.AUC, "auc", labels, scores, weights=spread)
-        found |= _metric(m.AUC, "auc_precision_recall", labels, scores, weights=spread, curve="PR")
-        for at in self._thresholds:
-            end = f"positive_threshold_{at:g}"
-            # BinaryAccuracy averages the scores of each example first, so it takes one weight per example.
-            found |= _metric(m.BinaryAccuracy, f"accuracy/{end}", labels, scores, weights=weights, threshold=at)
-            for name, kind in (("precision", m.Precision), ("recall", m.Recall)):
-                found |= _metric(kind, f"{name}/{end}", labels, scores, weights=spread, thresholds=at)
-        return found
-
 
 class BinaryClassHead(_ClassHead):
     """Head for two classes with one logit and a sigmoid cross entropy loss.
 
     Args:
         weight_column: the name or the `numeric_column` of the feature with the weight of each example.
-        thresholds: thresholds between 0 and 1 for additional metrics of accuracy, precision and recall.
         label_vocabulary: the string labels of the classes 0 and 1; if None, labels are 0 and 1.
         loss_reduction: the reduction of the weighted losses of a batch: "sum_over_batch_size" (the mean) or "sum".
         loss_fn: a function of `labels` and `logits` that returns the losses of the examples and replaces the default.
@@ -224,12 +206,12 @@ class BinaryClassHead(_ClassHead):
     def __init__(
         self,
         weight_column: Any = None,
-        thresholds: Sequence[float] | None = None,
+        *,
         label_vocabulary: Sequence[str] | None = None,
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
     ) -> None:
-        super().__init__(2, label_vocabulary, thresholds, weight_column, loss_reduction, loss_fn)
+        super().__init__(2, label_vocabulary, weight_column, loss_reduction, loss_fn)
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         return tf.cast(_checked_range(self._numbered(_as_rows(labels, logits, 1)), 2), tf.float32)
@@ -245,7 +227,7 @@ class BinaryClassHead(_ClassHead):
     def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
         m, found = keras.metrics, self._predictions(logits)
         classes, chances = tf.cast(found["class_ids"], tf.float32), found["logistic"]
-        metrics = self._of_scores(labels, chances, weights, weights)
+        metrics = _areas(labels, chances, weights)
         for name, kind in (("accuracy", m.Accuracy), ("precision", m.Precision), ("recall", m.Recall)):
             metrics |= _metric(kind, name, labels, classes, weights=weights)
         metrics |= _metric(m.Mean, "prediction/mean", chances, weights=weights)
@@ -272,7 +254,7 @@ class MultiClassHead(_ClassHead):
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
     ) -> None:
-        super().__init__(n_classes, label_vocabulary, None, weight_column, loss_reduction, loss_fn)
+        super().__init__(n_classes, label_vocabulary, weight_column, loss_reduction, loss_fn)
         self.logits_dimension = n_classes
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
@@ -298,7 +280,6 @@ class MultiLabelHead(_ClassHead):
 
     Args:
         n_classes: the number of classes, at least two.
-        thresholds: thresholds between 0 and 1 for metrics of accuracy, precision and recall.
         label_vocabulary: the names of the classes, for string labels and for predictions.
         weight_column, loss_reduction, loss_fn: see `BinaryClassHead`.
 
@@ -310,12 +291,12 @@ class MultiLabelHead(_ClassHead):
         self,
         n_classes: int,
         weight_column: Any = None,
-        thresholds: Sequence[float] | None = None,
+        *,
         label_vocabulary: Sequence[str] | None = None,
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
     ) -> None:
-        super().__init__(n_classes, label_vocabulary, thresholds, weight_column, loss_reduction, loss_fn)
+        super().__init__(n_classes, label_vocabulary, weight_column, loss_reduction, loss_fn)
         self.logits_dimension = n_classes
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
@@ -336,7 +317,7 @@ class MultiLabelHead(_ClassHead):
         return {"logits": logits, "probabilities": tf.sigmoid(logits), "classes": self._all_classes(logits)}
 
     def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
-        return self._of_scores(labels, tf.sigmoid(logits), weights, _spread(weights, labels))
+        return _areas(labels, tf.sigmoid(logits), _spread(weights, labels))
 
 
 class RegressionHead(Head):
@@ -345,7 +326,6 @@ class RegressionHead(Head):
     Args:
         label_dimension: the number of labels per example.
         weight_column, loss_reduction, loss_fn: see `BinaryClassHead`.
-        inverse_link_fn: a function from logits to predictions; the identity if None.
 
     Raises:
         ModelError: the `loss_reduction` is unknown.
@@ -357,11 +337,9 @@ class RegressionHead(Head):
         weight_column: Any = None,
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
-        inverse_link_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
     ) -> None:
         super().__init__(weight_column, loss_reduction, loss_fn)
         self.logits_dimension = label_dimension
-        self._inverse_link_fn = inverse_link_fn
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         return tf.cast(_as_rows(labels, logits, self.logits_dimension), tf.float32)
@@ -370,9 +348,7 @@ class RegressionHead(Head):
         return (labels - logits) ** 2
 
     def _predictions(self, logits: tf.Tensor) -> Tensors:
-        if self._inverse_link_fn is None:
-            return {"predictions": logits}
-        return {"predictions": self._inverse_link_fn(logits), "logits": logits}
+        return {"predictions": logits}
 
     def export_outputs(self, logits: Any) -> dict[str, Any]:
         found = self.predictions(logits)
@@ -383,30 +359,6 @@ class RegressionHead(Head):
         mean, found, spread = keras.metrics.Mean, self._predictions(logits)["predictions"], _spread(weights, labels)
         metrics = _metric(mean, "prediction/mean", found, weights=spread)
         return metrics | _metric(mean, "label/mean", labels, weights=spread)
-
-
-def LogisticRegressionHead(weight_column: Any = None, loss_reduction: str = MEAN) -> RegressionHead:
-    """Return a `RegressionHead` for a number between 0 and 1, with one logit and a sigmoid cross entropy loss."""
-    return RegressionHead(1, weight_column, loss_reduction, tf.nn.sigmoid_cross_entropy_with_logits, tf.sigmoid)
-
-
-def PoissonRegressionHead(
-    label_dimension: int = 1,
-    weight_column: Any = None,
-    loss_reduction: str = MEAN,
-    compute_full_loss: bool = True,
-) -> RegressionHead:
-    """Return a `RegressionHead` for counts, with the logarithm of their mean as logits and a Poisson loss.
-
-    Args:
-        label_dimension, weight_column, loss_reduction: see `RegressionHead`.
-        compute_full_loss: whether to include the Stirling approximation of the constant term in the loss.
-    """
-
-    def loss_fn(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        return tf.nn.log_poisson_loss(targets=labels, log_input=logits, compute_full_loss=compute_full_loss)
-
-    return RegressionHead(label_dimension, weight_column, loss_reduction, loss_fn, tf.exp)
 
 
 # -- metrics, labels and weights of a batch ---------------------------------------------------------------------------
@@ -427,6 +379,12 @@ def _metric(kind: type, name: str, *values: Any, weights: Any = None, **options:
     metric = kind(name=name.replace("/", "_"), **options)
     metric.update_state(*values, sample_weight=weights)
     return {name: metric}
+
+
+def _areas(labels: Any, scores: Any, weights: Any) -> Metrics:
+    """Return the areas under the curves of scores from 0 to 1; the weights have the shape of the scores."""
+    found = _metric(keras.metrics.AUC, "auc", labels, scores, weights=weights)
+    return found | _metric(keras.metrics.AUC, "auc_precision_recall", labels, scores, weights=weights, curve="PR")
 
 
 def _spread(weights: Any, labels: tf.Tensor) -> Any:
