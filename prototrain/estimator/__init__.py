@@ -52,7 +52,6 @@ from prototrain.estimator.specs import (
     OptimizerSpec,
     RunConfig,
     TrainSpec,
-    WarmStartSettings,
 )
 
 __all__ = [
@@ -90,7 +89,6 @@ __all__ = [
     "SessionRunHook",
     "SessionRunValues",
     "TrainSpec",
-    "WarmStartSettings",
     "add_metrics",
     "build_parsing_serving_input_receiver_fn",
     "build_raw_serving_input_receiver_fn",

@@ -18,12 +18,11 @@ from prototrain.errors import ModelError
 from prototrain.estimator.estimator import Estimator
 from prototrain.estimator.feature_column import check_combiner, input_layer, linear_model, ordered
 from prototrain.estimator.heads import MEAN, BinaryClassHead, Head, MultiClassHead, RegressionHead
-from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig, WarmStartSettings
+from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig
 
 Columns = Iterable[Any]
 Logits = Callable[[Any, str], tf.Tensor]
 """A function from features and mode to logits."""
-Start = str | Path | WarmStartSettings | None
 
 
 class LinearEstimator(Estimator):
@@ -50,7 +49,7 @@ class LinearEstimator(Estimator):
         optimizer: Any = "Ftrl",
         config: RunConfig | None = None,
         sparse_combiner: str = "sum",
-        warm_start_from: Start = None,
+        warm_start_from: str | Path | None = None,
     ) -> None:
         columns = ordered(feature_columns)
         logits = _linear(columns, head.logits_dimension, sparse_combiner)
@@ -86,7 +85,7 @@ class DNNEstimator(Estimator):
         activation_fn: Any = tf.nn.relu,
         dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Start = None,
+        warm_start_from: str | Path | None = None,
         batch_norm: bool = False,
     ) -> None:
         columns = ordered(feature_columns)
@@ -125,7 +124,7 @@ class DNNLinearCombinedEstimator(Estimator):
         dnn_activation_fn: Any = tf.nn.relu,
         dnn_dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Start = None,
+        warm_start_from: str | Path | None = None,
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
     ) -> None:

@@ -43,10 +43,9 @@ from prototrain.estimator.specs import (
     ModeKeys,
     RunConfig,
     TrainSpec,
-    WarmStartSettings,
     positive,
 )
-from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer, warm_start
+from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
 from prototrain.experiment import Experiment, source_of
 from prototrain.experiment.remote import fetched
 from prototrain.system.signals import ignore_save_signals
@@ -65,8 +64,8 @@ class Estimator:
             checkpoint. The default is the directory of `config`, or else a new temporary directory.
         config: settings of the runs.
         params: passed to `model_fn` and `input_fn` as a deep copy.
-        warm_start_from: the directory of a checkpoint or of another run, or `WarmStartSettings`. Variables of the same
-            name and shape are loaded, unless `model_dir` already has a checkpoint.
+        warm_start_from: the directory of a checkpoint or of another run. Variables of the same name and shape are
+            loaded, unless `model_dir` already has a checkpoint.
 
     Raises:
         ModelError: `model_fn` requires an argument of another name.
@@ -79,12 +78,10 @@ class Estimator:
         model_dir: str | Path | None = None,
         config: RunConfig | None = None,
         params: Any = None,
-        warm_start_from: str | Path | WarmStartSettings | None = None,
+        warm_start_from: str | Path | None = None,
     ) -> None:
         if not isinstance(config, RunConfig | None):
             raise ConfigError(f"config must be a prototrain.estimator.RunConfig, not {type(config).__name__}")
-        if warm_start_from is not None and not isinstance(warm_start_from, WarmStartSettings):
-            warm_start_from = WarmStartSettings(warm_start_from)
         self.model_fn = model_fn
         self.params = copy.deepcopy(params) if params is not None else {}
         self.config = copy.copy(config) if config is not None else RunConfig()
@@ -142,7 +139,7 @@ class Estimator:
             trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
         trainer.data.allow_changes = True  # the input_fn decides on the data
         if self._warm_start_from is not None and not done:
-            trainer.log(warm_start(trainer.built, self._warm_start_from))
+            trainer.log(trainer.built.load_weights(self._warm_start_from))
         return trainer
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:

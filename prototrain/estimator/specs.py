@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -134,27 +133,6 @@ class OptimizerSpec:
         found = self.learning_rate(step)
         # The decays of tf.compat.v1.train return a tensor in a graph, and a function when they run eagerly.
         return found() if callable(found) and not tf.is_tensor(found) else found
-
-
-@dataclass
-class WarmStartSettings:
-    """The variables that a new run loads from a checkpoint.
-
-    Attributes:
-        ckpt_to_initialize_from: a checkpoint, the directory of a run, or the prefix of a TensorFlow checkpoint.
-        vars_to_warm_start: a regular expression or a list of them. Variables are loaded if an expression matches their
-            names from the start and the shapes agree.
-        var_name_to_prev_var_name: names in the checkpoint by names in the model, for variables whose names differ.
-            Several variables may load the same one.
-    """
-
-    ckpt_to_initialize_from: str | Path
-    vars_to_warm_start: str | Sequence[str] = ".*"
-    var_name_to_prev_var_name: Mapping[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.vars_to_warm_start:
-            raise ConfigError("WarmStartSettings: vars_to_warm_start names no variables; '.*' loads all")
 
 
 @dataclass

@@ -15,9 +15,9 @@ from prototrain import SimpleTrainer, SyncReplicatedTrainer, TowerTrainer, Train
 from prototrain.callbacks import Callback, LearningRate
 from prototrain.checkpoint.values import tensorflow_seeded
 from prototrain.data.batches import batch_size
-from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError
+from prototrain.errors import ConfigError, DataError, ModelError
 from prototrain.estimator.program import Program
-from prototrain.estimator.specs import OptimizerSpec, WarmStartSettings
+from prototrain.estimator.specs import OptimizerSpec
 from prototrain.model.built import BuiltModel
 from prototrain.optimizers import ClipByGlobalNorm
 from prototrain.step import update
@@ -197,23 +197,3 @@ def settle(built: BuiltModel) -> dict[str, tf.Variable]:
             del built.variables[name]
     built.config["model.batch_size"] = max(1, int(batch_size(built.data.first_batch)) // built.placement.towers)
     return metrics
-
-
-def warm_start(built: BuiltModel, settings: WarmStartSettings) -> str:
-    """Load matching variables of a checkpoint into a model; returns a table of what was loaded."""
-    names, patterns = settings.var_name_to_prev_var_name or {}, settings.vars_to_warm_start
-    if unknown := [name for name in names if name not in built.variables]:
-        listed = ", ".join(built.variables)
-        raise ModelError(f"WarmStartSettings: model_fn has no variable {unknown[0]!r}; it has {listed}")
-
-    def as_here(there: dict[str, Any]) -> dict[str, Any]:
-        if lacking := [old for old in names.values() if old not in there]:
-            raise CheckpointError(
-                f"WarmStartSettings: there is no variable {lacking[0]!r} in {settings.ckpt_to_initialize_from}; there "
-                f"are {', '.join(sorted(there))}"
-            )
-        return {**there, **{name: there[old] for name, old in names.items()}}
-
-    chosen = [patterns] if isinstance(patterns, str) else patterns
-    ignore = [re.escape(name) for name in built.variables if not any(re.match(one, name) for one in chosen)]
-    return built.load_weights(settings.ckpt_to_initialize_from, ignore=ignore, prepare=as_here)
