@@ -148,7 +148,7 @@ FULL = {
 def test_structure_of_config_json(tmp_path: Path, plain: Any) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(plain))
-    attempt(lambda: Config.load(path).to_json())
+    attempt(lambda: Config().restore(path))
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 

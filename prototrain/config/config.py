@@ -1,4 +1,4 @@
-"""`Config`: an ordered dictionary of dotted keys that checks its values, and that can be saved and loaded."""
+"""`Config`: an ordered dictionary of dotted keys that checks its values, and that can be saved."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from collections import UserDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from prototrain.config.schema import LOCATION_KEYS, NEEDS, SCHEMA, UNSET, checked, is_strict, of_same_type, show
-from prototrain.config.values import FUNCTIONS_KEY, decode, encode, is_plain, read_object, read_value, stands_for_other
+from prototrain.config.values import FUNCTIONS_KEY, decode, encode, is_plain, read_object, read_value
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
 from prototrain.system.terminal import did_you_mean
@@ -219,29 +219,18 @@ class Config(UserDict[str, Any]):
         return "\n".join(blocks).encode("utf-8", "backslashreplace").decode("utf-8")
 
     def save(self, directory: str | Path) -> None:
-        """Write `config.json` for `Config.load`, and `config.txt` for people, to a directory that exists."""
+        """Write `config.json` for programs, and `config.txt` for people, to a directory that exists."""
         write_atomic(Path(directory) / "config.json", self.to_json())
         write_atomic(Path(directory) / "config.txt", self.to_text())
 
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a `config.json` without running code. Functions are looked up in modules that are already imported.
-
-        Raises:
-            ConfigError: the file is missing, malformed or wrong, or has a value that cannot be looked up by name.
-        """
-        config = cls()
-        config.restore(path, imports=False)
-        return config
-
-    def restore(self, path: str | Path, *, imports: bool = True) -> None:
+    def restore(self, path: str | Path) -> None:
         """Replace the values with those of a `config.json` that was saved from the config of the same model.
 
         A value whose saved form has not changed keeps its object, such as a lambda, which cannot be looked up by name.
-        With `imports`, the modules of functions that are values of schema keys are imported.
+        The modules of functions that are values of schema keys are imported.
 
         Raises:
-            ConfigError: see `load`.
+            ConfigError: the file is missing, malformed or wrong, or has a value that cannot be looked up by name.
         """
         path = Path(path)
         plain, mine = read_object(path), self.to_plain()
@@ -254,10 +243,8 @@ class Config(UserDict[str, Any]):
             try:
                 if key in self and is_same:
                     read.data[key] = self.data[key]
-                elif is_marked or (stands_for_other(key, value) and not (imports and isinstance(value, str))):
-                    read[key] = decode(key, value)
                 else:
-                    read[key] = value
+                    read[key] = decode(key, value) if is_marked else value
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from error
         self.data = read.data

@@ -219,13 +219,6 @@ def decode(key: str, value: Any) -> Any:
     return _find(value, key)
 
 
-def stands_for_other(key: str, value: Any) -> bool:
-    """Return whether the saved value of a schema key names a function or describes an object."""
-    if key not in SCHEMA or SCHEMA[key].type not in ("function", "optimizer"):
-        return False
-    return isinstance(value, (str, dict)) and value not in SCHEMA[key].choices
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file. A `ConfigError` about a malformed file names the line."""
     try:
