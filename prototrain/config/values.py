@@ -9,11 +9,10 @@ import numbers
 import operator
 import re
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any, Final, NoReturn
 
 from prototrain.config.schema import REFERENCE, SCHEMA, HasConfig, show
@@ -174,8 +173,8 @@ def _refuse_constant(name: str) -> NoReturn:
 def encode(value: Any) -> Any:
     """Return `value` as JSON data.
 
-    A function is written as "module:name" if that finds it, else as its source. An object with `get_config` is written
-    as its class and config. Other values that JSON cannot hold are written as text, and tuples as lists.
+    A function is written as "module:name" if that finds it. An object with `get_config` is written as its class and
+    config. Other values that JSON cannot hold are written as text, such as lambdas, and tuples as lists.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -191,7 +190,7 @@ def encode(value: Any) -> Any:
         with suppress(NotImplementedError):  # raised by Keras for a class without get_config
             name = f"{type(value).__module__}:{type(value).__qualname__}"
             return {"class": name, "config": encode(value.get_config())}
-    return _reference(value) or _source(value) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    return _reference(value) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def is_plain(value: Any) -> bool:
@@ -260,17 +259,3 @@ def _find(reference: str, key: str) -> Any:
     except AttributeError as error:
         raise ConfigError(f"{key}: module {module!r} has no {qualname!r}") from error
     return found
-
-
-def _source(value: Any) -> str | None:
-    """Return the source of a function, with the plain values from the enclosing functions. A lambda is on one line."""
-    if not isinstance(value, FunctionType):
-        return None
-    try:
-        text = inspect.getsource(value)
-        around = inspect.getclosurevars(value).nonlocals
-    except (OSError, SyntaxError, ValueError):  # typed at a prompt, created by exec, or edited later
-        return None
-    text = " ".join(text.split()).rstrip(",") if value.__name__ == "<lambda>" else textwrap.dedent(text)
-    said = [f"{name} = {item!r}" for name, item in around.items() if isinstance(item, (bool, int, float, str))]
-    return f"{text}  # {', '.join(said)}" if said else text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,34 +69,10 @@ def test_round_trip(tmp_path: Path) -> None:
     assert FUNCTIONS_KEY not in Config({"plain": "a:b"}).to_plain()
 
 
-def local_function() -> Callable[..., Any]:
-    def local(x: int) -> int:
-        return x
-
-    return local
-
-
-def make(rate: float) -> Callable[..., Any]:
-    return lambda step: rate * step
-
-
-SPREAD = {
-    "fn": lambda step: (0.1
-                        if step < 100 else 0.01),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [
-        (make(0.5), "return lambda step: rate * step  # rate = 0.5"),
-        (SPREAD["fn"], '"fn": lambda step: (0.1 if step < 100 else 0.01)'),
-        (local_function(), "def local(x: int) -> int:\n    return x\n"),
-    ],
-)
-def test_unnamed_functions_are_written_but_not_read(tmp_path: Path, value: Any, written: Any) -> None:
-    config = Config({"own": value})
-    assert config.to_plain() == {"own": written, FUNCTIONS_KEY: ["own"]}
+def test_unnamed_functions_are_written_but_not_read(tmp_path: Path) -> None:
+    config = Config({"own": lambda step: 0.1})
+    (written, marks) = config.to_plain().values()
+    assert re.fullmatch(r"<function test_unnamed_.*<lambda>>", written) and marks == ["own"]
     config.save(tmp_path)
     with pytest.raises(ConfigError, match=r"own: .* cannot be read back") as caught:
         restored(tmp_path / "config.json")
