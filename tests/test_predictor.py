@@ -140,22 +140,6 @@ def test_errors_reach_the_caller_only() -> None:
             AsyncPredictor(fail, batch_size=0)
 
 
-def test_close() -> None:
-    begun, may_go_on = threading.Event(), threading.Event()
-
-    def wait(x: Any) -> list[Any]:
-        begun.set()
-        may_go_on.wait(10)
-        return [x]
-
-    predict = AsyncPredictor(wait, batch_size=1)
-    first, second = predict.submit(1), predict.submit(2)
-    assert begun.wait(10)
-    threading.Timer(0.05, may_go_on.set).start()
-    predict.close(cancel=True)
-    assert first.result(10) == [1] and second.cancelled()
-
-
 def test_predict_dataset(trainer: SimpleTrainer) -> None:
     predict = trainer.get_predictor(["x"], ["logits", "fc0"])
     x = tiny_arrays(20)["x"]

@@ -48,7 +48,8 @@ class RepeatedRows:
         if self._earlier is not None and self._earlier["step"] == step:
             self._compared = step
             for name, value in row.items():
-                then, now = self._earlier.get(name), value if math.isfinite(value) else None
+                now = None if value is None or not math.isfinite(value) else value
+                then = self._earlier.get(name)
                 if name in self._earlier and name != "time" and is_repeatable(name) and then != now:
                     return False, f"step {step} was made again with another {name}: {now!r}, was {then!r}"
             self._earlier = next(self._rows, None)

@@ -43,7 +43,7 @@ class AsyncPredictor:
         self._changed = threading.Condition()
         self._is_closed = False
         # A thread that runs TensorFlow code could crash the interpreter at exit.
-        atexit.register(self.close, cancel=True)
+        atexit.register(self.close)
         self._thread = threading.Thread(target=self._serve, name="AsyncPredictor", daemon=True)
         self._thread.start()
 
@@ -71,12 +71,10 @@ class AsyncPredictor:
         """Request the outputs for one example and wait for them; see `submit`."""
         return self.submit(*inputs).result()
 
-    def close(self, *, cancel: bool = False) -> None:
-        """Answer the waiting requests, or cancel them, and stop the thread. Later requests raise an error."""
+    def close(self) -> None:
+        """Answer the waiting requests and stop the thread. Later requests raise an error."""
         with self._changed:
             self._is_closed = True
-            for _, future in self._requests if cancel else ():
-                future.cancel()
             self._changed.notify()
         atexit.unregister(self.close)
         if self._thread is not threading.current_thread():
@@ -85,8 +83,8 @@ class AsyncPredictor:
     def __enter__(self) -> AsyncPredictor:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close(cancel=error is not None)
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _serve(self) -> None:
         while requests := self._take():

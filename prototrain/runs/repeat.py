@@ -15,7 +15,7 @@ from prototrain.errors import ConfigError, ExperimentError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import changes
 from prototrain.experiment.record import read_attempts
-from prototrain.experiment.rows import rows_of
+from prototrain.experiment.rows import RepeatedRows, rows_of
 from prototrain.system.terminal import plain_table
 
 
@@ -99,22 +99,12 @@ class Repeat:
 
     def compare_metrics(self, experiment: Experiment) -> str:
         """Describe whether another run has the same metrics, apart from times and speeds."""
-        common, others = 0, rows_of(experiment.metrics)
-        now = next(others, None)
-        for then in rows_of(self._experiment.metrics):
-            while now is not None and now["step"] < then["step"]:
-                now = next(others, None)
-            if now is None or now["step"] != then["step"]:
-                continue
-            common += 1
-            # The last row of a shorter run has more scalars, because its last step counts as due.
-            for name in filter(now.__contains__, then):
-                was, value = then[name], now[name]
-                if was != value and name != "time" and not name.startswith("perf/"):
-                    return f"metrics: they first differ from {self} at step {then['step']}: {name} {was}, now {value}"
-        if not common:
-            return f"metrics: there are none at the same steps as in {self}"
-        return f"metrics: the same bits as in {self} (common steps: {common})"
+        repeated, found = RepeatedRows(self._experiment.metrics, 0, 0), None
+        for row in rows_of(experiment.metrics):
+            found = repeated.compare(row, is_last=True)
+            if found is not None and not found[0]:
+                break
+        return f"metrics compared with {self}: {found[1] if found else 'there are none at the same steps'}"
 
 
 class _Announcement(Callback):

@@ -113,7 +113,7 @@ def test_repeated_run_is_exact(place: None, original: Path, capsys: pytest.Captu
     # Data in another directory counts as the same; another working directory is reported.
     assert f"differs in  directory {original} -> " in printed.replace("\n            ", " ")
     assert "repeats     experiments/first-repeat\ndiffers in  nothing that is known\n" in printed
-    assert "metrics: the same bits as in experiments/first (common steps: 5)" in printed
+    assert "metrics compared with experiments/first: steps 1 to 7 repeated with the same values" in printed
     for repeated in ("experiments/first-repeat", "experiments/third"):
         assert variables(repeated) == variables("experiments/first")
         assert rows(repeated) == rows("experiments/first") != []
@@ -129,7 +129,7 @@ def test_shorter_run_is_compared_by_common_scalars(place: None, capsys: pytest.C
     """Its last step has a validation, which the longer run has not."""
     assert main(["run", "--from", "experiments/first", "--steps", "4"]) == 0
     assert "vld/loss" in rows("experiments/first-repeat")[-1]
-    assert "metrics: the same bits as in experiments/first (common steps: 3)" in capsys.readouterr().out
+    assert "experiments/first: steps 1 to 4 repeated with the same values" in capsys.readouterr().out
 
 
 def test_differences_are_printed(place: None, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +155,7 @@ def test_differences_are_printed(place: None, original: Path, capsys: pytest.Cap
         "config trainer.limit_batches was None and is 4",
         "the pipeline's stage TensorSlice(float32[20,3]",
         "callback Mine gone",
-        "metrics: they first differ from experiments/first at step 2: trn/loss",
+        "metrics compared with experiments/first: step 2 was made again with another trn/loss",
     ):
         assert words in printed, words
 
