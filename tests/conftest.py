@@ -65,7 +65,6 @@ COMPATIBILITY = (
     "tests/estimator/test_messages.py",
     "tests/test_cli.py::test_run_and_rerun",
     "tests/actions/test_evaluate.py",
-    "tests/actions/test_export.py::test_export_is_atomic",
     "tests/actions/test_restore.py",
 )
 """The beginnings of the names of the tests that are run with other versions of Python, TensorFlow and Keras, too.

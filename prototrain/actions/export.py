@@ -8,12 +8,12 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from prototrain.actions.files import appearing
 from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.errors import ConfigError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
+from prototrain.system.files import appearing
 from prototrain.system.terminal import plain_table, say, shorten_list
 from prototrain.system.tracebacks import cause
 

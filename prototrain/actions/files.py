@@ -1,39 +1,17 @@
-"""Output files of actions: atomic results and plots."""
+"""Plots of actions."""
 
 from __future__ import annotations
 
 import io
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from prototrain.errors import ExperimentError
 from prototrain.runs.curves import FORMATS, picture_path
-from prototrain.system.files import sync, write_atomic
+from prototrain.system.files import write_atomic
 from prototrain.system.terminal import say
-
-
-@contextmanager
-def appearing(final: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path, and renames it to `final` if nothing fails.
-
-    Raises:
-        ExperimentError: the file or directory cannot be written.
-    """
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=final.parent, prefix=".tmp-") as scratch:
-            temporary = Path(scratch, final.name)
-            yield temporary
-            for path in [*temporary.rglob("*"), temporary]:
-                sync(path)
-            temporary.rename(final)
-        sync(final.parent)
-    except OSError as error:
-        raise ExperimentError(f"cannot write {final}: {error.strerror or error}") from error
 
 
 def add_plot(parser: ArgumentParser, default: str) -> None:

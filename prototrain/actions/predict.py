@@ -14,14 +14,13 @@ import numpy as np
 import orjson
 import tensorflow as tf
 
-from prototrain.actions.files import appearing
 from prototrain.actions.new_data import add_data, data_of
 from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.data.batches import at_path, batch_size, has_path
 from prototrain.errors import ConfigError, DataError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.predictor import DatasetPredictor
-from prototrain.system.files import write_atomic
+from prototrain.system.files import appearing, write_atomic
 from prototrain.system.terminal import plain_table, say
 
 SUFFIXES = (".csv", ".jsonl", ".npz")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import keyword
-import os
-import tempfile
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from prototrain.errors import ModelError
+from prototrain.system.files import appearing
 
 _TEMPLATE = "prototrain.template"
 
@@ -28,18 +27,12 @@ def add(commands: Any) -> None:
 
 def _new(name: str) -> None:
     target = _free_place(name)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".tmp-") as scratch:
-            package = Path(scratch) / target.name
-            package.mkdir()
-            for source in files("prototrain").joinpath("template").iterdir():
-                if source.name.endswith(".py"):
-                    text = source.read_text(encoding="utf-8").replace(_TEMPLATE, name)
-                    (package / source.name).write_text(text.replace('"template"', f'"{target.name}"'), encoding="utf-8")
-            os.rename(package, target)  # atomic
-    except OSError as error:
-        raise ModelError(f"cannot write {target}: {error.strerror}") from error
+    with appearing(target) as package:
+        package.mkdir()
+        for source in files("prototrain").joinpath("template").iterdir():
+            if source.name.endswith(".py"):
+                text = source.read_text(encoding="utf-8").replace(_TEMPLATE, name)
+                (package / source.name).write_text(text.replace('"template"', f'"{target.name}"'), encoding="utf-8")
     for path in sorted(target.iterdir()):
         print(path)
     print(f"\ntrain it  prototrain run {name}")

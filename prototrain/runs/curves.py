@@ -8,7 +8,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prototrain.errors import ExperimentError
 from prototrain.runs import Run
@@ -145,12 +145,11 @@ def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look
     except ModuleNotFoundError as error:
         raise ExperimentError("curves are drawn with matplotlib; pip install 'prototrain[plot]'") from error
     found = charts(runs, names, look)
-    count = len(runs) if len(runs) > 1 else max(map(len, by_tag(names).values()))
     # Without pyplot, there is no window and no global state.
     figure = Figure(figsize=(8.0, 3.2 * len(found)), layout="constrained")
     legends = []
     for axes, (title, curves) in zip(figure.subplots(len(found), 1, squeeze=False).flat, found.items(), strict=True):
-        axes.set_ylabel(_plain(title) + _draw_chart(axes, curves, count, look))
+        axes.set_ylabel(_plain(title) + _draw_chart(axes, curves, look))
         legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize="small")
         legend.set_in_layout(False)
         legends.append(legend)
@@ -165,14 +164,15 @@ def _plain(name: str) -> str:
     return one_line(name).replace("$", r"\$")
 
 
-def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look) -> str:
-    """Draw the curves of a chart with `count` colours; returns a note about values that the axis cannot show, or ""."""
+def _draw_chart(axes: Axes, curves: Sequence[Curve], look: Look) -> str:
+    """Draw the curves of a chart; returns a note about values that the axis cannot show, or ""."""
     for curve in curves:
         axes.plot(
             curve.xs,
             curve.ys,
-            color=_colour(curve.colour, count),
-            linestyle=_STYLES[curve.dash % len(_STYLES)],
+            color=f"C{curve.colour}",
+            # matplotlib has ten colours; a curve with the colour of an earlier one has another style.
+            linestyle=_STYLES[(curve.dash + curve.colour // 10) % len(_STYLES)],
             marker="o" if len(curve.xs) == 1 else None,
             alpha=0.25 if curve.pale else 1.0,
             linewidth=0.8 if curve.pale else 1.5,
@@ -195,11 +195,3 @@ def log_scale(curves: Sequence[Curve], look: Look) -> tuple[bool, str]:
     if look.log and any(value > 0 for value in values):
         return True, f" ({below} not above 0 left out)" if below else ""
     return False, " (none above 0)" if look.log and below else ""
-
-
-def _colour(number: int, count: int) -> Any:
-    if count <= 10:
-        return f"C{number}"
-    import matplotlib
-
-    return matplotlib.colormaps["turbo"](number / (count - 1))

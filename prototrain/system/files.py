@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prototrain.errors import StorageError
+from prototrain.errors import ExperimentError, StorageError
 
 PathLike = str | os.PathLike[str]
 
@@ -50,6 +50,26 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def appearing(final: Path) -> Iterator[Path]:
+    """Context manager that yields a temporary path, and renames it to `final` if nothing fails.
+
+    Raises:
+        ExperimentError: the file or directory cannot be written.
+    """
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=final.parent, prefix=".tmp-") as scratch:
+            temporary = Path(scratch, final.name)
+            yield temporary
+            for path in [*temporary.rglob("*"), temporary]:
+                sync(path)
+            temporary.rename(final)
+        sync(final.parent)
+    except OSError as error:
+        raise ExperimentError(f"cannot write {final}: {error.strerror or error}") from error
 
 
 @contextmanager

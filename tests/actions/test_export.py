@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from prototrain import SimpleTrainer
 from prototrain.actions import export, restore
-from prototrain.actions.files import appearing
 from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.callbacks import ModelSaver
 from prototrain.errors import ExperimentError, ModelError
@@ -82,20 +81,6 @@ def test_keras_file_of_a_single_model(trained: SimpleTrainer, base: Path, tmp_pa
     np.testing.assert_allclose(loaded(x), trainer.keras_layers["net"](x), rtol=1e-6)
     with pytest.raises(ModelError, match=r"not one Keras model: build\(\) uses fc0, bn0, dropout, logits; put all"):
         run(base, "keras", build=tiny_build)
-
-
-def test_export_is_atomic(tmp_path: Path) -> None:
-    with appearing(tmp_path / "a/20") as temporary:
-        temporary.mkdir()
-        (temporary / "graph").write_bytes(b"graph")
-        assert not (tmp_path / "a/20").exists()
-    assert [path.name for path in (tmp_path / "a").rglob("*")] == ["20", "graph"]
-    with pytest.raises(ZeroDivisionError), appearing(tmp_path / "a/21") as temporary:
-        temporary.write_bytes(b"half")
-        raise ZeroDivisionError
-    with pytest.raises(ExperimentError, match="cannot write"), appearing(tmp_path / "a/20/graph/21"):
-        pass
-    assert [path.name for path in (tmp_path / "a").rglob("*")] == ["20", "graph"]
 
 
 @pytest.mark.parametrize(

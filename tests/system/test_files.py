@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from prototrain.checkpoint.weights import read_weights
-from prototrain.errors import StorageError
+from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import Experiment
-from prototrain.system.files import local_path, url_of, write_atomic
+from prototrain.system.files import appearing, local_path, url_of, write_atomic
 from tests.tiny import fails
 
 
@@ -75,3 +75,17 @@ def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_scheme_is_an_error(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = fails(capsys, "run", "models.simple", "-s", "trainer.experiment_base_dir=gx://bucket/x")
     assert "cannot use gx://bucket/x" in said and not (scratch / "gx:").exists()
+
+
+def test_directories_appear_at_once(tmp_path: Path) -> None:
+    with appearing(tmp_path / "a/20") as temporary:
+        temporary.mkdir()
+        (temporary / "graph").write_bytes(b"graph")
+        assert not (tmp_path / "a/20").exists()
+    assert [path.name for path in (tmp_path / "a").rglob("*")] == ["20", "graph"]
+    with pytest.raises(ZeroDivisionError), appearing(tmp_path / "a/21") as temporary:
+        temporary.write_bytes(b"half")
+        raise ZeroDivisionError
+    with pytest.raises(ExperimentError, match="cannot write"), appearing(tmp_path / "a/20/graph/21"):
+        pass
+    assert [path.name for path in (tmp_path / "a").rglob("*")] == ["20", "graph"]
