@@ -169,7 +169,6 @@ def test_defaults_are_valid() -> None:
         ("model.optimizer.adam.beta1", 1, "^model.optimizer.adam.beta1: expected float >= 0 and < 1, got 1$"),
         ("trainer.experiment_name", "", "leave the base directory"),
         ("trainer.experiment_name", "..", "leave the base directory"),
-        ("trainer.experiment_name", "/a", "leave the base directory"),
     ],
 )
 def test_messages(key: str, value: Any, message: str) -> None:

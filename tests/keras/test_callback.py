@@ -179,14 +179,6 @@ def test_resume_within_an_epoch(tmp_path: Path) -> None:
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
-def test_state_after_a_resume_within_an_epoch(tmp_path: Path) -> None:
-    def state(directory: str, *steps: int) -> Any:
-        found = [run(keras.callbacks.History(), steps=n, experiment=tmp_path / directory) for n in steps]
-        return found[-1].run.checkpoints.newest().meta["callbacks"]
-
-    assert state("parts", 5, 6) == state("whole", 6)
-
-
 @pytest.mark.parametrize(("hook", "step"), [("trigger_step", 3), ("trigger_step", 4), ("trigger_epoch", 4)])
 @pytest.mark.parametrize("first", [False, True])
 def test_stop_between_callbacks_skips_no_hook(tmp_path: Path, first: bool, hook: str, step: int) -> None:
