@@ -87,42 +87,34 @@ class StepResult:
 
 
 class ScalarPacker:
-    """Packs scalars into a vector of float32 values and one of all others, as float64, to copy them at once."""
+    """Packs the scalars of a step into one float64 vector, to copy them to the host at once."""
 
     def __init__(self) -> None:
-        self._names: tuple[list[str], list[str]] = ([], [])
+        self._names: list[str] = []
 
-    def pack(self, outputs: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return a float32 and a float64 vector; traced."""
-        single: dict[str, tf.Tensor] = {}
-        double: dict[str, tf.Tensor] = {}
-        for name, value in outputs.items():
-            tensor = tf.convert_to_tensor(value)
-            if tensor.shape.rank != 0:
-                raise ModelError(f"a step's outputs must be scalars; {name!r} has shape {tensor.shape}")
-            if tensor.dtype == tf.float32:
-                single[name] = tensor
-            else:
-                double[name] = tf.cast(tensor, tf.float64)
-        self._names = (list(single), list(double))
-        return _stack(single, tf.float32), _stack(double, tf.float64)
+    def pack(self, outputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Return a float64 vector of float32 and float64 scalars; traced."""
+        # All float32 scalars are converted by one op.
+        single = {name: value for name, value in outputs.items() if value.dtype == tf.float32}
+        double = {name: value for name, value in outputs.items() if name not in single}
+        self._names = [*single, *double]
+        parts = [tf.cast(tf.stack(list(part.values())), tf.float64) for part in (single, double) if part]
+        return tf.concat(parts, 0) if parts else tf.zeros([0], tf.float64)
 
-    def unstack(self, vectors: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Return the scalars of packed vectors as tensors; traced."""
-        pairs = zip(self._names, vectors, strict=True)
-        return {name: value for names, vector in pairs for name, value in zip(names, tf.unstack(vector), strict=True)}
-
-    def unpack(self, vectors: tuple[tf.Tensor | None, tf.Tensor | None]) -> dict[str, list[float]]:
-        """Copy the scalars of one or several steps to the host: packed vectors, or rows of them; None if empty."""
-        found: dict[str, list[float]] = {}
-        for names, vector in zip(self._names, vectors, strict=True):
-            if vector is not None and names:
-                found.update(zip(names, vector.numpy().reshape(-1, len(names)).T.tolist(), strict=True))
-        return found
+    def unpack(self, vectors: tf.Tensor) -> dict[str, list[float]]:
+        """Copy the scalars of one or several steps to the host, from a packed vector or rows of them."""
+        if not self._names:
+            return {}
+        rows = vectors.numpy().reshape(-1, len(self._names))
+        return dict(zip(self._names, rows.T.tolist(), strict=True))
 
 
-def _stack(values: dict[str, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-    return tf.stack(list(values.values())) if values else tf.zeros([0], dtype)
+def as_scalar(name: str, value: Any) -> tf.Tensor:
+    """Return a scalar of a step as a float32 or float64 tensor; raises a `ModelError` for other shapes."""
+    tensor = tf.convert_to_tensor(value)
+    if tensor.shape.rank != 0:
+        raise ModelError(f"a step's outputs must be scalars; {name!r} has shape {tensor.shape}")
+    return tensor if tensor.dtype == tf.float32 else tf.cast(tensor, tf.float64)
 
 
 class StepCalls(ABC):

@@ -17,7 +17,15 @@ import tensorflow as tf
 from prototrain.checkpoint.state import StateEntries, variables_in
 from prototrain.data.batches import Batch, at_path, by_path, has_path
 from prototrain.errors import ModelError
-from prototrain.step.calls import MOST_STEPS, ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
+from prototrain.step.calls import (
+    MOST_STEPS,
+    ConcreteCall,
+    ScalarPacker,
+    StepCalls,
+    StepResult,
+    as_scalar,
+    whole_number,
+)
 from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite, UndoCalls
 from prototrain.step.trace import SummaryFile, TowerTrace, detect_summaries, tracing
 from prototrain.step.update import weighted_outputs, without_weight
@@ -61,7 +69,6 @@ class Iteration:
         # values of the towers.
         self.changed = [copy for variable in variables_in(trainer.state).values() for copy in components(variable)]
         self.guard = self._choose_guard(may_fail and trainer.placement.may_fail, may_undo)
-        self._packer = ScalarPacker()
 
     def _choose_guard(self, may_fail: bool, may_undo: bool) -> NoCheck:
         trainer = self.trainer
@@ -138,7 +145,8 @@ class Iteration:
         if not isinstance(outputs, Mapping):
             raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
         seen = _pick(self.watched_names, trace.nets, inputs) if watched else {}
-        outputs = self._average({**weighted_outputs(trace, outputs, self.placement), **trace.scalars})
+        outputs = {**weighted_outputs(trace, outputs, self.placement), **trace.scalars}
+        outputs = self._average({name: as_scalar(name, value) for name, value in outputs.items()})
         finite = tf.reduce_all(tf.stack(trace.applied)) if trace.applied else tf.constant(True)
         return outputs, without_weight(trace, outputs), finite, seen
 
@@ -157,17 +165,16 @@ class Iteration:
                     "`with self.strategy.scope():`, with an aggregation such as tf.VariableAggregation.MEAN"
                 )
 
-    def _average(self, outputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+    def _average(self, outputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Average outputs and moving statistics over the towers in one call; from inside a tower."""
         placement = self.placement
         if placement.towers == 1:
             return outputs
         statistics = placement.moving_statistics()
-        vectors = self._packer.pack(outputs)
-        single, double, *means = placement.mean([*vectors, *map(tf.convert_to_tensor, statistics)])
-        for variable, mean in zip(statistics, means, strict=True):
+        means = placement.mean([*outputs.values(), *map(tf.convert_to_tensor, statistics)])
+        for variable, mean in zip(statistics, means[len(outputs) :], strict=True):
             variable.assign(mean)
-        return self._packer.unstack((single, double))
+        return dict(zip(outputs, means, strict=False))
 
 
 def _lift(make: Callable[..., Any], **arguments: Any) -> Any:
@@ -185,8 +192,7 @@ class CompiledCalls(StepCalls):
         self._packer = ScalarPacker()
         self._stop, self._stride = stop, stride
         self._completed = scratch_variable(0, dtype=tf.int64, name="completed")  # correct even after a failed call
-        # The packed scalars of each step of a call. Variables, since a call may fail.
-        self._rows: list[Any] = [None, None]
+        self._rows: Any = None  # the packed scalars of each step of a call, in a variable, since a call may fail
         self._counted = -1  # the value of `_completed`, or -1 if unknown
         self._call = ConcreteCall(self._iterate, towers=iteration.placement.towers if towers is None else towers)
         self._watched = tf.function(
@@ -225,12 +231,11 @@ class CompiledCalls(StepCalls):
         return result
 
     def scalars_so_far(self, steps: int) -> dict[str, list[float]]:
-        single, double = (None if rows is None else rows[:steps] for rows in self._rows)  # None without a loop
-        return self._packer.unpack((single, double))
+        return {} if self._rows is None else self._packer.unpack(self._rows[:steps])  # None without a loop
 
     def _result(self, state: State) -> StepResult:
         steps, is_finite = int(state["done"]), bool(state.get("finite", True))
-        found = self._packer.unpack((state["single"], state["double"]))
+        found = self._packer.unpack(state["scalars"])
         last = steps - is_finite
         return StepResult(
             steps=steps,
@@ -299,8 +304,7 @@ class CompiledCalls(StepCalls):
                 (state,) = tf.while_loop(has_more, body, [first])
                 # Those of the completed steps, and of one that is not finite.
                 made = state["done"] + (1 - tf.cast(state["finite"], tf.int32) if "finite" in state else 0)
-                rows = [tf.zeros([0]) if one is None else one[:made] for one in self._rows]
-                state |= {"single": rows[0], "double": rows[1]}
+                state["scalars"] = self._rows[:made]
                 if self._iteration.guard.undoes_calls:
                     state["counts"] = self._iteration.guard.end_call(state["finite"])
         self.has_summaries = self._iteration.may_be_watched and has_summaries()
@@ -311,7 +315,7 @@ class CompiledCalls(StepCalls):
         # Only the variables that can change: each one costs several ops in every iteration.
         first: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
         if self._iteration.alone:
-            first |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
+            first["scalars"] = tf.zeros([0], tf.float64)
         first |= {"finite": tf.constant(True)} if self._iteration.guard.may_end else {}
         return first | ({} if self._iteration.data.endless else {"ended": tf.constant(False)})
 
@@ -343,28 +347,22 @@ class CompiledCalls(StepCalls):
         """Return the state after one iteration, and the watched tensors."""
         number = start + tf.cast(done * self._stride, tf.int64)
         outputs, counts, seen = self._iteration(inputs, number, watched=watched)
-        single, double = self._packer.pack(outputs)
-        stored = [] if self._iteration.alone or watched else self._store(done, (single, double))
+        scalars = self._packer.pack(outputs)
+        stored = [] if self._iteration.alone or watched else [self._store(done, scalars)]
         completed = tf.cast(counts, tf.int32) if self._iteration.guard.may_end else tf.constant(1)
         # Count after the update, so that the number of completed steps is correct if the call fails.
-        with tf.control_dependencies([counts, single, double, *stored]):
+        with tf.control_dependencies([counts, scalars, *stored]):
             self._completed.assign_add(tf.cast(completed, tf.int64))
         state = {"done": done + completed, "finite": counts, "ended": tf.constant(False), "waited": waited}
-        return {**state, "single": single, "double": double}, seen
+        return {**state, "scalars": scalars}, seen
 
-    def _store(self, done: tf.Tensor, vectors: Sequence[tf.Tensor]) -> list[Any]:
-        """Store the packed scalars of a step; traced. Returns the ops to wait for."""
-        stored = []
-        for place, vector in enumerate(vectors):
-            if not vector.shape[0]:
-                continue
-            if self._rows[place] is None:
-                with tf.init_scope():
-                    zeros = tf.zeros([MOST_STEPS, *vector.shape], vector.dtype)
-                    self._rows[place] = scratch_variable(zeros, name="scalars")
-            handle = self._rows[place].handle
-            stored.append(tf.raw_ops.ResourceScatterUpdate(resource=handle, indices=done, updates=vector))
-        return stored
+    def _store(self, done: tf.Tensor, scalars: tf.Tensor) -> Any:
+        """Store the packed scalars of a step; traced. Returns the op to wait for."""
+        if self._rows is None:
+            with tf.init_scope():
+                zeros = tf.zeros([MOST_STEPS, *scalars.shape], scalars.dtype)
+                self._rows = scratch_variable(zeros, name="scalars")
+        return tf.raw_ops.ResourceScatterUpdate(resource=self._rows.handle, indices=done, updates=scalars)
 
 
 def _after(inputs: Batch) -> Any:

@@ -54,10 +54,10 @@ class XlaLoop(StepCalls):
             return StepResult(steps=0, data_ended=True, waiting=waiting)
         block, row, left = found
         arguments = (block, whole_number(row), whole_number(min(n, left)), tf.constant(np.int64(start)))
-        done, finite, counts, single, double = self._call(row + left, arguments)
+        done, finite, counts, vectors = self._call(row + left, arguments)
         steps, is_finite = int(done), bool(finite)
         self._completed = start + steps
-        values, last = self._packer.unpack((single, double)), steps - is_finite
+        values, last = self._packer.unpack(vectors), steps - is_finite
         return StepResult(
             steps=steps,
             scalars={name: of_steps[:steps] for name, of_steps in values.items()},
@@ -89,9 +89,9 @@ class XlaLoop(StepCalls):
     def _program(self, block: Batch, row: tf.Tensor, n: tf.Tensor, start: tf.Tensor) -> tuple[Any, ...]:
         """Run the steps of a call; traced."""
 
-        def one_step(inputs: Batch, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def one_step(inputs: Batch, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             outputs, counts, _ = self._iteration(inputs, step)
-            return counts, *self._packer.pack(outputs)
+            return counts, self._packer.pack(outputs)
 
         # Trace one step first: the variables of an XLA loop need static shapes, and the step determines the scalars.
         step_function = tf.function(one_step, autograph=False)
@@ -100,19 +100,19 @@ class XlaLoop(StepCalls):
             traced = step_function.get_concrete_function(specs, tf.TensorSpec([], tf.int64))
         if has_summaries():
             raise ConfigError(f"{KEY} cannot record tf.summary, which the step calls; use another value")
-        _, *vectors = traced.structured_outputs
+        _, vector = traced.structured_outputs
         size = tf.nest.flatten(block)[0].shape[0]
-        rows = [tf.TensorArray(one.dtype, size, element_shape=one.shape, clear_after_read=False) for one in vectors]
+        rows = tf.TensorArray(vector.dtype, size, element_shape=vector.shape, clear_after_read=False)
         first = {"done": tf.constant(0), "finite": tf.constant(True), "rows": rows}
 
         def body(state: State) -> list[State]:
             place = row + state["done"]
             # Not stacked[place]: XLA would compile a slice for each value of `row`.
             inputs = tf.nest.map_structure(lambda stacked: tf.gather(stacked, place), block)
-            counts, *vectors = step_function(inputs, start + tf.cast(state["done"], tf.int64))
-            rows = [rows.write(state["done"], one) for rows, one in zip(state["rows"], vectors, strict=True)]
+            counts, vector = step_function(inputs, start + tf.cast(state["done"], tf.int64))
+            rows = state["rows"].write(state["done"], vector)
             return [{"done": state["done"] + tf.cast(counts, tf.int32), "finite": counts, "rows": rows}]
 
         (state,) = tf.while_loop(lambda state: (state["done"] < n) & state["finite"], body, [first])
         counts = self._iteration.guard.end_call(state["finite"])
-        return state["done"], state["finite"], counts, *(rows.stack() for rows in state["rows"])
+        return state["done"], state["finite"], counts, state["rows"].stack()
