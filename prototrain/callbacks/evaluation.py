@@ -254,7 +254,11 @@ class KerasMetric(Inferencer):
         self.metric.reset_state()
 
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
-        self.metric.update_state(*(tensor(net, name) for name in self.names))
+        values = [tensor(net, name) for name in self.names]
+        # Functions such as the mean absolute error average over the last axis, so Keras's `fit` adds one to vectors.
+        if isinstance(self.metric, keras.metrics.MeanMetricWrapper) and all(one.shape.rank == 1 for one in values[:2]):
+            values[:2] = [one[:, tf.newaxis] for one in values[:2]]
+        self.metric.update_state(*values)
         return []
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:

@@ -112,6 +112,12 @@ class HyperParamSetter(Callback):
         is_scheduled = any(isinstance(innermost(callback), LearningRate) for callback in self.trainer.callbacks)
         if is_scheduled and self.param.variable is getattr(self.trainer.optimizer, "learning_rate", None):
             raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
+        for other in takewhile(lambda one: one is not self, map(innermost, self.trainer.callbacks)):
+            if isinstance(other, HyperParamSetter) and other.param.name == self.param.name:
+                raise CallbackError(
+                    f"{other.name} and {self.name} both record hyper/{self.param.name}: leave one of them out, or give "
+                    "another value its own name with HyperParam(..., name=)"
+                )
 
     def before_train(self) -> None:
         if self._restored is not None:

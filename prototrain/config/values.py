@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import math
@@ -30,7 +31,8 @@ def read_value(text: str) -> Any:
     """Parse the text of one value.
 
     In addition to JSON, this takes `true`, `false`, `none` and `null` in any case, numbers such as `.25`, `1.` and
-    `1E-3`, and lists of all these. Everything else is text, as is anything in single or double quotes.
+    `1E-3`, lists of all these, and Python's lists and dicts. Everything else is text, as is anything in single or
+    double quotes.
 
     >>> [read_value(text) for text in ("False", ".25", "[1, None]", "adam", "'1'")]
     [False, 0.25, [1, None], 'adam', '1']
@@ -45,6 +47,9 @@ def read_value(text: str) -> Any:
     found = _read_word(word)
     if found is not word:
         return found
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        if word.startswith(("[", "{")) and is_plain(literal := ast.literal_eval(word)):
+            return literal
     inner = word[1:-1]
     if word == f"'{inner}'" and "'" not in inner:
         return inner

@@ -204,6 +204,9 @@ def _why_replay(dataset: tf.data.Dataset) -> Iterator[str]:
             yield f"stage {shown(stage)}"
         if is_file_cache(stage):
             yield "it is cached in a file"  # restoring the iterator without that file would kill the process
+        is_parallel = stage_name(stage).startswith("_Parallel")
+        if is_parallel and (op := next(filter(_has_order, operations(stage)), None)) is not None:
+            yield f"parallel calls of {shown(stage)} run {op.type} in any order, so the data may not repeat"
         for op in operations(stage):
             if is_random(op):
                 yield f"{shown(stage)} draws random numbers ({op.type}); tf.random.stateless_* keep the place"
@@ -232,6 +235,11 @@ def _above_shuffle(stage: Any, above: tuple[str, ...] = ()) -> Iterator[str]:
 def is_random(op: Any) -> bool:
     """Return whether an op draws random numbers from its own stateful generator."""
     return bool(op.op_def is not None and op.op_def.is_stateful and "seed2" in op.node_def.attr)
+
+
+def _has_order(op: Any) -> bool:
+    """Return whether the results of an op depend on its earlier calls: it is random, or changes a variable."""
+    return is_random(op) or op.type.startswith(("Assign", "RngReadAndSkip"))
 
 
 def is_python(dataset: tf.data.Dataset) -> bool:

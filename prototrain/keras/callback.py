@@ -37,8 +37,8 @@ class KerasCallback(Callback):
             run has an experiment; during training, if it uses the Keras model of a trainer that has none.
     """
 
-    at_end = False
     priority = Priority.DECIDE
+    _model: Any = None  # until setup
 
     def __init__(self, callback: keras.callbacks.Callback, *, state_key: str | None = None) -> None:
         if not isinstance(callback, keras.callbacks.Callback) or isinstance(callback, keras.callbacks.CallbackList):
@@ -52,6 +52,11 @@ class KerasCallback(Callback):
     @property
     def name(self) -> str:
         return type(self.callback).__name__
+
+    @property
+    def at_end(self) -> bool:  # type: ignore[override]
+        """Whether a run that ends within an epoch calls `on_epoch_end`: if a callback stopped it, as in Keras."""
+        return self._model is not None and bool(self._model.stop_training)
 
     def overrides(self, hook: str) -> bool:
         return super().overrides(hook) and (hook != "trigger_step" or self._by_step)

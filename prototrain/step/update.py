@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -228,7 +229,9 @@ def apply_gradients(
     ]
     if record_norm and trace is not None:
         name = unique_name("gradient_norm", trace.scalars, first=2)  # a step may update several times
-        trace.scalars[name] = global_norm(pairs)
+        norm = global_norm(pairs)
+        # NaN is left out of recorded means; with loss scaling, some steps have no finite gradients.
+        trace.scalars[name] = tf.where(tf.math.is_finite(norm), norm, tf.cast(math.nan, norm.dtype))
     for process in processors:
         pairs = process(pairs)
     pairs = drop_missing(pairs)

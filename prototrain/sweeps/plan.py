@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +54,10 @@ class Plan:
         for key, dimension in self.space.items():
             if key in _OF_EACH_TRIAL:
                 raise SweepError(f"{key} cannot be swept: each trial has its own experiment, named by its number")
-            for text in dimension.texts:
+            texts = dimension.texts
+            if dimension.kind in ("float", "log"):
+                texts += [repr(math.nextafter(*dimension.values))]  # a fraction, which keys of whole numbers refuse
+            for text in texts:
                 self.config.copy().override(f"{key}={text}")
         for values in self.grid or [{key: dimension.values[0] for key, dimension in self.space.items()}]:
             tried = self.config.copy()

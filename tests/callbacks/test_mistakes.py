@@ -13,6 +13,7 @@ from prototrain.callbacks import (
     Callback,
     EarlyStopping,
     ExponentialMovingAverage,
+    HyperParamSetterWithFunc,
     LearningRate,
     MLflowWriter,
     ModelSaver,
@@ -71,6 +72,11 @@ def halves(step: Any) -> Any:
             "both set the learning rate",
         ),
         (tiny_trainer, [LearningRate(halves), LearningRate(lambda step: 0.5)], "two LearningRate callbacks"),
+        (
+            tiny_trainer,
+            [HyperParamSetterWithFunc("learning_rate", min), ScheduledHyperParamSetter("learning_rate", [(1, 0.5)])],
+            "both record hyper/learning_rate",
+        ),
         (tiny_trainer, [LearningRate(lambda step: 0.1 if step < 5 else 0.01)], "tf.where instead of if"),
     ],
 )

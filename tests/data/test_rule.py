@@ -74,7 +74,7 @@ REPLAY: dict[str, tuple[Make, str]] = {
     "a variable": (lambda: numbers().map(lambda x: x + VARIABLE), "runs ReadVariableOp"),
     "random ops": (lambda: numbers().map(noisy), "Map draws random numbers"),
     "an inner shuffle": (lambda: numbers().flat_map(lambda x: D.range(4).shuffle(4)), "runs DummySeed"),
-    "parallel random ops": (lambda: numbers().map(noisy, num_parallel_calls=2), "draws random numbers"),
+    "parallel random ops": (lambda: numbers().map(noisy, num_parallel_calls=2), "RandomUniform.* in any order"),
     "a snapshot": (lambda: numbers().snapshot("nowhere"), "stage (Variant|Snapshot)"),
     "a shuffle that is repeated and cut off": (lambda: numbers().shuffle(3).repeat().prefetch(9).take(4), "cut off"),
     "a file's cache": (lambda: numbers().cache("kept"), "cached in a file"),

@@ -99,6 +99,29 @@ def test_hooks_and_model_changes_equal_fit(tmp_path: Path) -> None:
     assert len((tmp_path / "here.csv").read_text().splitlines()) == 4
 
 
+class StopAt(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_training |= batch == self.batch
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_stop_within_an_epoch_ends_it(batch: int) -> None:
+    """As in Keras, all callbacks see the end of the epoch."""
+
+    def callbacks() -> list[keras.callbacks.Callback]:
+        return [StopAt(batch), Hooks(*ALL)]
+
+    (stopper, hooks), (mine, own) = callbacks(), callbacks()
+    there = made(line).fit(data(), epochs=4, verbose=0, shuffle=False, callbacks=[stopper, hooks])
+    here = KerasTrainer(made(line)).fit(data(), epochs=4, verbose=0, callbacks=[mine, own])
+    assert own.calls == hooks.calls and ("on_epoch_end", 0) in own.calls
+    assert {name: pytest.approx(losses, rel=1e-5) for name, losses in there.history.items()} == here.history
+
+
 def test_only_batch_hooks_ask_for_every_step(tmp_path: Path) -> None:
     seen = []
     by_step = {

@@ -283,7 +283,7 @@ def plan_of(space: Any, config: Config, *, trials: int | None = None) -> Plan:
     [
         ({}, "the space is empty"),
         (grid(["model.own=a"]), "model.own: expected float, got 'a'"),
-        (search(["model.batch_size=float:1..8"]), "model.batch_size: expected int >= 1, got 1.0"),
+        (search(["model.batch_size=float:1..8"]), "model.batch_size: expected int >= 1, got 1.0000"),
         (grid(["trainer.experiment_name=a,b"]), "trainer.experiment_name cannot be swept"),
         (grid(["model.lr_schedule.method=constant,exp"]), "model.lr_schedule.exp.value is not set"),
     ],

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -47,6 +48,7 @@ def inferencers() -> list[Inferencer]:
         BinaryClassificationStats("predicted", "y", prefix="binary_"),
         KerasMetric(keras.metrics.AUC(name="auc"), "y", "probability"),
         KerasMetric(keras.metrics.BinaryAccuracy(), "y", "probability", name="keras_accuracy"),
+        KerasMetric(keras.metrics.MeanSquaredError(name="mse"), "y", "probability"),
         Largest(),
     ]
 
@@ -71,6 +73,7 @@ def expected(trainer: Any, count: int) -> dict[str, float]:
         "binary_accuracy": accuracy,
         "auc": float(auc.result()),
         "keras_accuracy": accuracy,
+        "mse": np.mean((arrays["y"] - probability) ** 2),
         "examples": count,
     }
 
