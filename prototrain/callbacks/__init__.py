@@ -30,13 +30,9 @@ if TYPE_CHECKING:
     from prototrain.callbacks.monitor import Best, Monitor
     from prototrain.callbacks.profiling.progress_bar import ProgressBar
     from prototrain.callbacks.profiling.tensors import (
-        ActivationSummary,
-        DumpParamAsImage,
         DumpTensorAsImage,
         DumpTensors,
-        ParamSummary,
         ProcessTensors,
-        TensorSummary,
     )
     from prototrain.callbacks.profiling.trackers import (
         EstimatedTimeLeft,
@@ -48,7 +44,6 @@ if TYPE_CHECKING:
     )
     from prototrain.callbacks.saving import MaxSaver, MinSaver, ModelSaver, SaveOnExit
     from prototrain.callbacks.scheduling import (
-        AssignVariables,
         CallbackFactory,
         EnableCallbackIf,
         PeriodicCallback,
@@ -64,15 +59,12 @@ if TYPE_CHECKING:
     from prototrain.keras.callback import KerasCallback
 
 __all__ = [
-    "ActivationSummary",
-    "AssignVariables",
     "Best",
     "BinaryClassificationStats",
     "Callback",
     "CallbackFactory",
     "CheckNumerics",
     "ClassificationError",
-    "DumpParamAsImage",
     "DumpTensorAsImage",
     "DumpTensors",
     "EarlyStopping",
@@ -101,7 +93,6 @@ __all__ = [
     "ModelSaver",
     "Monitor",
     "MovingAverageSummary",
-    "ParamSummary",
     "PeriodicCallback",
     "PeriodicTrigger",
     "Priority",
@@ -120,7 +111,6 @@ __all__ = [
     "StopOnNaN",
     "Summaries",
     "TensorBoardWriter",
-    "TensorSummary",
     "ThroughputTracker",
     "Validation",
     "WandbWriter",
@@ -136,12 +126,11 @@ _MODULES = {
     "callbacks.integrations": "InjectShell SendMonitorData StartProcOrThread",
     "callbacks.monitor": "Best Monitor",
     "callbacks.profiling.progress_bar": "ProgressBar",
-    "callbacks.profiling.tensors": "ActivationSummary DumpParamAsImage DumpTensorAsImage DumpTensors ParamSummary "
-    "ProcessTensors TensorSummary",
+    "callbacks.profiling.tensors": "DumpTensorAsImage DumpTensors ProcessTensors",
     "callbacks.profiling.trackers": "EstimatedTimeLeft GPUMemoryTracker GPUUtilizationTracker GraphProfiler "
     "HostMemoryTracker ThroughputTracker",
     "callbacks.saving": "MaxSaver MinSaver ModelSaver SaveOnExit",
-    "callbacks.scheduling": "AssignVariables CallbackFactory EnableCallbackIf PeriodicCallback RunOp",
+    "callbacks.scheduling": "CallbackFactory EnableCallbackIf PeriodicCallback RunOp",
     "callbacks.stopping": "CheckNumerics EarlyStopping StopAfter StopOnNaN",
     "callbacks.writers.json_writer": "JSONWriter",
     "callbacks.writers.scalar_printer": "ScalarPrinter",

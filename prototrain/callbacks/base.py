@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -333,12 +332,4 @@ def chain(callback: Callback) -> Iterator[Callback]:
 def innermost(callback: Callback) -> Callback:
     """Return the callback inside any number of proxies."""
     *_, found = chain(callback)
-    return found
-
-
-def matching_variables(who: str, variables: Mapping[str, Any], pattern: str) -> dict[str, Any]:
-    """Return the variables whose full names match a pattern; raise CallbackError, naming `who`, if none matches."""
-    found = {name: variable for name, variable in variables.items() if re.fullmatch(pattern, name)}
-    if not found:
-        raise CallbackError(f"{who}: no trained variable has the name {pattern!r}; there are: {', '.join(variables)}")
     return found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, ProxyCallback, matching_variables
+from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.errors import CallbackError
 
 if TYPE_CHECKING:
@@ -108,36 +107,6 @@ class RunOp(Callback):
 
     def trigger(self) -> None:
         self.function()
-
-
-class AssignVariables(Callback):
-    """Assigns new values to trained variables after each step, within the compiled call.
-
-        AssignVariables(lambda variable: tf.clip_by_value(variable, -0.01, 0.01), "critic/.*")
-
-    Args:
-        function: takes a variable and returns its new value, or None to leave it unchanged. It is traced.
-        regex: a regular expression for full names of trained variables.
-
-    Raises:
-        CallbackError: at setup, if no trained variable matches.
-    """
-
-    chief_only = False
-
-    def __init__(self, function: Callable[[Any], Any], regex: str = ".*") -> None:
-        re.compile(regex)  # raises an error for a wrong pattern
-        self.function = function
-        self.regex = regex
-
-    def setup(self) -> None:
-        self._variables = matching_variables(self.name, self.trainer.trained_variables, self.regex)
-
-    def after_run(self, outputs: dict[str, Any]) -> None:
-        for variable in self._variables.values():
-            value = self.function(variable)
-            if value is not None:
-                variable.assign(value)
 
 
 _CONDITIONAL = ("before_epoch", "after_epoch", "trigger_step", "trigger_epoch", "trigger")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from prototrain import ModelDict, SimpleTrainer
 from prototrain.callbacks import (
-    AssignVariables,
+    Callback,
     EarlyStopping,
     ExponentialMovingAverage,
     GradientNorm,
@@ -47,6 +47,12 @@ def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
     return net
 
 
+class Clips(Callback):
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        kernel = self.trainer.trained_variables["logits/kernel"]
+        kernel.assign(tf.clip_by_value(kernel, -0.5, 0.5))
+
+
 def trained(trainer: Any) -> list[Any]:
     """Train with callbacks of all kinds; returns the tensors that `ProcessTensors` has seen."""
     seen: list[Any] = []
@@ -54,7 +60,7 @@ def trained(trainer: Any) -> list[Any]:
     trainer.train(
         [
             *(GradientNorm(), StopOnNaN(), TensorBoardWriter(), SaveOnExit()),
-            AssignVariables(lambda variable: tf.clip_by_value(variable, -0.5, 0.5), "logits/kernel"),
+            Clips(),
             PeriodicCallback(ExponentialMovingAverage(0.9), every_k_steps=2),
             ScheduledHyperParamSetter("learning_rate", [(4, 0.005)], step_based=True),
             MovingAverageSummary("loss").every(steps=4),

@@ -1,4 +1,4 @@
-"""Callbacks that process, dump or summarize tensors and variables."""
+"""Callbacks that process or dump tensors of a step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority, matching_variables
+from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.pictures import pictures, png
 from prototrain.errors import CallbackError
 from prototrain.system.files import write_atomic
@@ -17,11 +16,6 @@ from prototrain.system.files import write_atomic
 Array = np.ndarray[Any, Any]
 
 _IMAGES = 4
-_KINDS: dict[str, Callable[[Array], Any]] = {
-    "mean": np.mean,
-    "rms": lambda array: np.sqrt(np.mean(np.square(array))),
-    "sparsity": lambda array: np.mean(array == 0),
-}
 
 
 class ProcessTensors(Callback):
@@ -123,119 +117,3 @@ class DumpTensorAsImage(ProcessTensors):
         for index, image in enumerate(pictures(self.names[0], images * self._scale)[:_IMAGES]):
             name = f"{self._prefix}-step-{self.trainer.global_step:010d}-{index}.png".replace("/", "-")
             write_atomic(self._directory / name, png(image))
-
-
-class DumpParamAsImage(DumpTensorAsImage):
-    """Writes a variable of the model as PNG files to ``analysis/images/``.
-
-    Args:
-        name: the name of the variable, such as ``conv0/kernel``.
-        prefix, scale, map_function: as for `DumpTensorAsImage`. For example, `map_function` turns a kernel into images.
-
-    Raises:
-        CallbackError: at setup, if there is no such variable; while training, as for `DumpTensorAsImage`.
-    """
-
-    def setup(self) -> None:
-        super().setup()
-        known = self.trainer.model_variables
-        if self.names[0] not in known:
-            raise CallbackError(f"{self.name}: there is no variable {self.names[0]!r}; there are: {', '.join(known)}")
-
-    def watches(self) -> Collection[str] | None:
-        return None
-
-    def trigger(self) -> None:
-        self.process(np.asarray(tf.convert_to_tensor(self.trainer.model_variables[self.names[0]])))
-
-
-def _checked(who: str, kinds: str | Sequence[str]) -> list[str]:
-    given = [kinds] if isinstance(kinds, str) else list(kinds)
-    known = ["scalar", "histogram", *_KINDS]
-    if unknown := [kind for kind in given if kind not in known]:
-        raise CallbackError(f"{who}: there is no {unknown[0]!r}; there are {', '.join(known)}")
-    return given
-
-
-def _record(callback: Callback, name: str, array: Array, kinds: Sequence[str]) -> None:
-    monitors = callback.trainer.monitors
-    numbers = array.astype(np.float64)
-    for kind in kinds:
-        if kind == "scalar":
-            monitors.put_scalar(name, array)
-        elif kind == "histogram":
-            monitors.put_histogram(f"{name}-histogram", numbers)
-        else:
-            monitors.put_scalar(f"{name}-{kind}", _KINDS[kind](numbers))
-
-
-class TensorSummary(ProcessTensors):
-    """Records statistics of tensors of the last step.
-
-        TensorSummary(["x", "logits"], ["mean", "rms"]).every(steps=100)
-
-    "mean", "rms" (root mean square) and "sparsity" (fraction of zeros) record scalars named ``trn/<tensor>-<kind>``.
-    "scalar" records the value of a scalar tensor, and "histogram" a histogram for `TensorBoardWriter`.
-
-    Args:
-        names: names of tensors of the model or the batch.
-        kinds: the statistics to record.
-
-    Raises:
-        CallbackError: a kind is unknown; while training, if there is no such tensor.
-    """
-
-    prefix = "trn"
-
-    def __init__(self, names: str | Sequence[str], kinds: str | Sequence[str]) -> None:
-        super().__init__(names)
-        self.kinds = _checked(self.name, kinds)
-
-    def process(self, *arrays: Array) -> None:
-        for name, array in zip(self.names, arrays, strict=True):
-            _record(self, f"{self.prefix}/{name}", array, self.kinds)
-
-
-class ActivationSummary(TensorSummary):
-    """Records statistics of activations as ``trn/activation-summary/...``; see `TensorSummary`.
-
-        ActivationSummary("fc0").every(steps=100)
-
-    Args:
-        names: names of the model's tensors.
-        kinds: the statistics to record.
-    """
-
-    prefix = "trn/activation-summary"
-
-    def __init__(
-        self, names: str | Sequence[str], kinds: str | Sequence[str] = ("sparsity", "rms", "histogram")
-    ) -> None:
-        super().__init__(names, kinds)
-
-
-class ParamSummary(Callback):
-    """Records statistics of trained variables as ``param-summary/<variable>-<kind>``.
-
-        ParamSummary((".*/kernel", ["histogram", "rms"]), (".*/gamma", "mean"))
-
-    Args:
-        choices: pairs of a regular expression for full names of variables and the kinds; see `TensorSummary`.
-
-    Raises:
-        CallbackError: a kind is unknown; at setup, if a regular expression matches no trained variable.
-    """
-
-    def __init__(self, *choices: tuple[str, str | Sequence[str]]) -> None:
-        self.choices = [(pattern, _checked("ParamSummary", kinds)) for pattern, kinds in choices]
-
-    def setup(self) -> None:
-        self._variables = [
-            (name, variable, kinds)
-            for pattern, kinds in self.choices
-            for name, variable in matching_variables(self.name, self.trainer.trained_variables, pattern).items()
-        ]
-
-    def trigger(self) -> None:
-        for name, variable, kinds in self._variables:
-            _record(self, f"param-summary/{name}", np.asarray(tf.convert_to_tensor(variable)), kinds)
