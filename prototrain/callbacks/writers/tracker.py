@@ -7,10 +7,8 @@ import io
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Priority
@@ -25,43 +23,26 @@ if TYPE_CHECKING:
     from prototrain.experiment.record import Outcome
 
 
-@dataclass(frozen=True)
-class Point:
-    """A scalar or images (of Pillow) at a step. `time` is in seconds since the epoch."""
-
-    name: str
-    step: int
-    time: float
-    value: float = 0.0
-    pictures: tuple[Any, ...] = ()
-
-
 class Tracker(Monitor):
     """Sends scalars, images, the config and the outcome of a run to an experiment tracker.
 
-    A thread sends new values every few seconds. A failure is reported once, and the values are sent later. Values that
-    are not sent when the run ends or is killed are only in metrics.jsonl. Checkpoints hold the id of the tracker's run,
-    which a resumed run continues.
+    The first failure of a run is reported. Values that are not sent are only in metrics.jsonl. Checkpoints hold the id
+    of the tracker's run, which a resumed run continues.
 
     Subclasses define `connect`, `send` and `close`.
 
     Attributes:
         extra: the extra of prototrain that installs the tracker's package.
-        seconds: the minimum time, in seconds, between two transfers.
     """
 
     # Runs after the savers, since a failed save is part of the outcome.
     priority = Priority.SAVE + 100
     extra: str
-    seconds = 5.0
 
     def __init__(self) -> None:
         self._run: str | None = None
-        self._waiting: list[Point] = []
-        self._sending: tuple[list[Point], Future[None]] | None = None
-        self._pool: ThreadPoolExecutor | None = None  # None until connected
-        self._is_failing = False
-        self._sent_at = 0.0
+        self._is_open = False
+        self._has_failed = False
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -84,17 +65,22 @@ class Tracker(Monitor):
         """
         raise NotImplementedError
 
-    def send(self, points: Sequence[Point]) -> None:
-        """Send scalars and images, ordered by step. Called in a thread. Sending a point twice must be harmless.
-
-        Raises:
-            Exception: the tracker has not accepted all points.
-        """
+    def send(self, values: Mapping[str, Any], step: int) -> None:
+        """Send scalars (floats) and images (lists of Pillow's) by name. Training waits until this returns."""
         raise NotImplementedError
 
     def close(self, outcome: Outcome) -> None:
-        """Report the end and the outcome of the run."""
+        """Send what is left, and report the end and the outcome of the run."""
         raise NotImplementedError
+
+    def attempt(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function. The first error of a run is printed; no error ends the training."""
+        try:
+            function(*arguments)
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                self.trainer.log(f"WARNING: {self.name}: run {self._run} is not complete: {in_one_line(error)}")
 
     @property
     def title(self) -> str | None:
@@ -109,7 +95,7 @@ class Tracker(Monitor):
 
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         self._open()
-        self._waiting += [Point(name, step, time.time(), value) for name, value in values.items()]
+        self.attempt(self.send, values, step)
 
     def put_event(self, prefix: str, event: Event) -> None:
         self._open()
@@ -117,30 +103,14 @@ class Tracker(Monitor):
             name = f"{prefix}/{value.tag}" if prefix else value.tag
             if value.metadata.plugin_data.plugin_name == "images":
                 pillow, files = self.needed("PIL.Image"), value.tensor.string_val[2:]  # skip the width and the height
-                pictures = tuple(pillow.open(io.BytesIO(file)) for file in files)
-                self._waiting.append(Point(name, event.step, time.time(), pictures=pictures))
+                self.attempt(self.send, {name: [pillow.open(io.BytesIO(file)) for file in files]}, event.step)
             else:
                 self.trainer.run.log_once(f"WARNING: {self.name} takes scalars and pictures, not histograms and text")
 
-    def flush(self) -> None:
-        is_due = time.monotonic() - self._sent_at >= self.seconds
-        if self._pool is not None and is_due and (self._sending is None or self._sending[1].done()):
-            self._send(self._pool)
-
     def after_train(self) -> None:
-        if self._pool is None:
-            return
-        with self._pool as pool:
-            self._send(pool)
-            self._take_result()
-        self._pool = None
-        if self._waiting:
-            first, missing = self._waiting[0].step, len(self._waiting)
-            self.trainer.log(f"WARNING: {self.name}: run {self._run} lacks {missing} values from step {first} on")
-        try:
-            self.close(self.trainer.outcome)
-        except Exception as error:  # does not change the outcome of the run
-            self.trainer.log(f"WARNING: {self.name}: run {self._run} was not told of the end: {in_one_line(error)}")
+        if self._is_open:
+            self._is_open = False
+            self.attempt(self.close, self.trainer.outcome)
 
     def state_dict(self) -> dict[str, Any]:
         return {"run": self._run}
@@ -148,38 +118,17 @@ class Tracker(Monitor):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._run = state["run"]
 
-    # -- sending ------------------------------------------------------------------------------------------------------
-
     def _open(self) -> None:
         """Connect on the first call, which may come from another callback's `before_train`."""
-        if self._pool is None:
-            try:
-                self._run = self.connect(self._run)
-            except PrototrainError:
-                raise
-            except Exception as error:
-                raise CallbackError(f"{self.name} cannot begin: {in_one_line(error)}") from error
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix=self.name)
-
-    def _send(self, pool: ThreadPoolExecutor) -> None:
-        self._take_result()
-        if self._waiting:
-            points, self._waiting = self._waiting, []
-            self._sending = points, pool.submit(self.send, points)
-            self._sent_at = time.monotonic()
-
-    def _take_result(self) -> None:
-        """Wait for the thread. After an error, the points are sent again with the next transfer."""
-        if self._sending is None:
+        if self._is_open:
             return
-        (points, future), self._sending = self._sending, None
-        error = future.exception()
-        if error is not None:
-            self._waiting = points + self._waiting
-            if not self._is_failing:
-                text = f"cannot send to run {self._run}: {in_one_line(error)}; trying again"
-                self.trainer.log(f"WARNING: {self.name} {text}")
-        self._is_failing = error is not None
+        try:
+            self._run = self.connect(self._run)
+        except PrototrainError:
+            raise
+        except Exception as error:
+            raise CallbackError(f"{self.name} cannot begin: {in_one_line(error)}") from error
+        self._is_open, self._has_failed = True, False
 
 
 _OUTCOME = "prototrain.outcome"
@@ -198,7 +147,8 @@ class MLflowWriter(Tracker):
 
     Requires the extra ``prototrain[mlflow]``. A resumed run continues the same MLflow run. MLflow parameters are
     immutable, so a changed config value is logged as the tag ``changed.KEY``. Characters that MLflow does not allow in
-    names are replaced by underscores.
+    names are replaced by underscores. A thread sends new values every five seconds. MLflow retries a request for some
+    minutes (MLFLOW_HTTP_REQUEST_MAX_RETRIES); if it fails, its values are dropped.
 
     Args:
         experiment: the name of the MLflow experiment, which is created if it does not exist. Defaults to the
@@ -207,9 +157,13 @@ class MLflowWriter(Tracker):
     """
 
     extra = "mlflow"
+    seconds = 5.0  # the least time between two transfers
 
     def __init__(self, experiment: str | None = None, *, uri: str | None = None) -> None:
         super().__init__()
+        self._waiting: list[tuple[str, Any, int, int]] = []  # name, value, step, time in milliseconds
+        self._sending: Thread | None = None
+        self._sent_at = 0.0
         self._experiment = experiment
         self._uri = uri
 
@@ -247,22 +201,41 @@ class MLflowWriter(Tracker):
             if known.get(key, text) != text:
                 self._client.set_tag(run, f"changed.{key}", text[:_LONGEST_TAG])
 
-    def send(self, points: Sequence[Point]) -> None:
+    def send(self, values: Mapping[str, Any], step: int) -> None:
+        now = round(time.time() * 1000)
+        self._waiting += [(name, value, step, now) for name, value in values.items()]
+
+    def flush(self) -> None:
+        # MLflow's own queue sends each value with its own request. While a server is down, each of them is retried for
+        # minutes, and the program cannot end before. Here all new values wait for the one request that is retried.
+        is_sending = self._sending is not None and self._sending.is_alive()
+        if self._waiting and not is_sending and time.monotonic() - self._sent_at >= self.seconds:
+            self._sending = Thread(target=self.attempt, args=(self._log, self._take()), daemon=True)
+            self._sending.start()
+            self._sent_at = time.monotonic()
+
+    def _take(self) -> list[tuple[str, Any, int, int]]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def _log(self, values: Sequence[tuple[str, Any, int, int]]) -> None:
         from mlflow.entities import Metric
 
         metrics = []
-        for point in points:
-            key = re.sub(r"[^\w\-./ ]", "_", point.name, flags=re.ASCII)[:250]
-            milliseconds = round(point.time * 1000)
-            if not point.pictures:
-                metrics.append(Metric(key, point.value, milliseconds, point.step))
-            for picture in point.pictures:
-                at = {"step": point.step, "timestamp": milliseconds}
-                self._client.log_image(self._run, picture, key=key, **at, synchronous=True)
+        for name, value, step, now in values:
+            key = re.sub(r"[^\w\-./ ]", "_", name, flags=re.ASCII)[:250]
+            if not isinstance(value, list):
+                metrics.append(Metric(key, value, now, step))
+                continue
+            for picture in value:
+                self._client.log_image(self._run, picture, key=key, step=step, timestamp=now, synchronous=True)
         for start in range(0, len(metrics), _METRICS_IN_BATCH):
             self._client.log_batch(self._run, metrics=metrics[start : start + _METRICS_IN_BATCH], synchronous=True)
 
     def close(self, outcome: Outcome) -> None:
+        if self._sending is not None:
+            self._sending.join()
+        self.attempt(self._log, self._take())
         self._client.set_tag(self._run, _OUTCOME, str(outcome)[:_LONGEST_TAG])
         self._client.set_terminated(self._run, status=_STATUS[outcome.state])
 
@@ -304,10 +277,9 @@ class WandbWriter(Tracker):
         self._handle.summary["outcome"] = str(self.trainer.outcome)
         return str(self._handle.id)
 
-    def send(self, points: Sequence[Point]) -> None:
-        for step, group in groupby(points, key=lambda point: point.step):
-            values = {point.name: [*map(self._wandb.Image, point.pictures)] or point.value for point in group}
-            self._handle.log({"global_step": step, **values})
+    def send(self, values: Mapping[str, Any], step: int) -> None:
+        pictures = {name: [*map(self._wandb.Image, value)] for name, value in values.items() if isinstance(value, list)}
+        self._handle.log({"global_step": step, **values, **pictures})
 
     def close(self, outcome: Outcome) -> None:
         self._handle.summary["outcome"] = str(outcome)

@@ -54,7 +54,6 @@ def test_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
         options: dict[str, Any] = {"mode": "offline", "dir": tmp_path, "settings": {"silent": True, "console": "off"}}
         options["id"] = "chosen"
         writer = WandbWriter("tests", **options)
-        writer.seconds = 0.0
         with suppress(RuntimeError):
             draw = At(2, lambda: trainer.monitors.put_image("samples", np.full((3, 4), 9)))
             trainer.train([Summaries().every(steps=1), writer, draw, *callbacks], max_steps=6)
@@ -71,7 +70,7 @@ def test_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
     first = run(ModelSaver().every(steps=4), Puts(s2={"vld/loss": 3}), Fails(5))
     second = run(model__batch_size=16)
     assert [row["global_step"] for row in rows(first) if "trn/loss" in row] == [1, 2, 3, 4, 5]
-    assert [row["global_step"] for row in rows(second)][-2:] == [5, 6]
+    assert [row["global_step"] for row in rows(second) if "trn/loss" in row] == [5, 6]
     assert any(row.get("vld/loss") == 3 for row in rows(first))
     assert [row["samples/count"] for row in rows(first) if "samples/count" in row] == [1], rows(first)
     begun, again = last(first, "run"), last(second, "run")
