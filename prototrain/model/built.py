@@ -258,7 +258,7 @@ class BuiltModel:
     def load_weights(self, source: Source, **options: Any) -> str:
         """Load the matching weights and return a table of them; see `prototrain.checkpoint.weights.load_weights`."""
         report = load_weights(self.variables, source, **options)
-        self.layers.note_loaded(report["loaded"])
+        self.layers.mark_trained(report["loaded"], False)
         self.refresh()
         where = f"{len(source)} arrays" if isinstance(source, Mapping) else source
         return f"weights from {where}\n{load_report_table(report)}"

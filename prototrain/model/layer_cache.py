@@ -49,7 +49,6 @@ class LayerCache:
         self._outer: dict[int, tf.Variable] = {}  # variables of existing layers that `build` calls, by id
         self._unused: set[int] = set()  # ids of those that it does not use, such as the head of a pretrained layer
         self._thread = threading.local()  # towers are traced in threads
-        self._sums: dict[str, bytes] = {}  # sums of the variables at the start of a run
 
     @contextmanager
     def creating(
@@ -217,25 +216,15 @@ class LayerCache:
 
     # -- layers that several trainers use -----------------------------------------------------------------------------
 
-    def trained_before(self) -> list[str]:
-        """Return the names of the variables that still have values trained earlier in this process.
+    @property
+    def trained(self) -> list[str]:
+        """The names of the variables that a trainer of this process has trained."""
+        return [name for name, holder in self.holders.items() if getattr(holder, "is_trained", False)]
 
-        This also stores the present values for `note_trained`.
-        """
-        self._sums = {name: _sum(variable) for name, variable in self.variables.items()}
-        marks = {name: getattr(holder, "trained_to", None) for name, holder in self.holders.items()}
-        return [name for name, mark in marks.items() if mark == self._sums[name]]
-
-    def note_trained(self) -> None:
-        """Mark the variables that have changed since `trained_before` as trained."""
-        for name, holder in self.holders.items():
-            if (after := _sum(self.variables[name])) != self._sums[name]:
-                holder.trained_to = after
-
-    def note_loaded(self, names: Iterable[str]) -> None:
-        """Remove the marks of variables with loaded values: their trained values are intended."""
+    def mark_trained(self, names: Iterable[str], is_trained: bool = True) -> None:
+        """Mark variables as trained, or as loaded: trained values that are loaded are intended."""
         for name in names:
-            self.holders[name].trained_to = None
+            self.holders[name].is_trained = is_trained
 
     # -- losses -------------------------------------------------------------------------------------------------------
 
@@ -255,15 +244,6 @@ def _name_with_layers(variable: Any, holder: Any) -> str:
     if path[0] not in name or len(path) <= len(name) - name.index(path[0]):
         return "/".join(name)
     return "/".join([*name[: name.index(path[0])], *path])
-
-
-def _sum(variable: Any) -> bytes:
-    part = components(variable)[0]
-    if part.dtype == tf.string or part.dtype.is_complex:
-        return repr(part.numpy()).encode()
-    value = tf.convert_to_tensor(part if part.dtype.is_floating else tf.cast(part, tf.int64))
-    found: bytes = tf.reduce_sum(value).numpy().tobytes()
-    return found
 
 
 def _place_again(variable: Any) -> None:

@@ -112,8 +112,6 @@ class TowerTrainer(Trainer):
     ) -> None:
         check_model(model)
         super().__init__(experiment=experiment)
-        self._has_trained = False
-        self._trained_before: list[str] = []
         self.model = model
         self.config = model.config
         self.placement = Placement() if placement is None else placement
@@ -248,11 +246,12 @@ class TowerTrainer(Trainer):
 
     def _measure(self) -> None:
         """Time XLA for ``model.jit_compile = "auto"``, unless an earlier part of the run did so."""
-        if self._trained_before and not self.global_step:
+        trained = self.built.layers.trained
+        if trained and not self.global_step and not self.continues_from_trained:
             raise ModelError(
-                f"an earlier trainer of this process has trained {shorten_list(self._trained_before)}, so this would "
-                "be no fresh run; make the layers in build(), or a new model for each run (to continue from the "
-                "trained weights, load_weights() a checkpoint or call train() of the same trainer)"
+                f"an earlier trainer of this process has trained {shorten_list(trained)}, so this would be no fresh "
+                "run; make the layers in build(), or a new model for each run (to continue from the trained weights, "
+                "call train() of the same trainer; to start from others, pass them to load_weights())"
             )
         if not self.is_compiled or self.has_own_train_step:
             self._xla.turn_off(f"{type(self).__name__} has its own step")
@@ -571,11 +570,7 @@ class TowerTrainer(Trainer):
     @contextmanager
     def _around_run(self) -> Iterator[None]:
         self.built.check_trained()
-        layers = self.built.layers
-        layers.note_names()
-        found = layers.trained_before()
-        self._trained_before = [] if self._has_trained or self.continues_from_trained else found
-        self._has_trained = True
+        self.built.layers.note_names()
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._read_blocks()
         self._forget_calls()  # the calls contain the callbacks of one run
@@ -591,7 +586,8 @@ class TowerTrainer(Trainer):
         finally:
             self.data.allow_changes = before
             self.config.planned_steps = None
-            layers.note_trained()
+            if self.global_step:
+                self.built.layers.mark_trained(self.trainable)
 
     def _check_trained(self) -> None:
         """Raise a ModelError if `trainable` of a layer has changed since the trainer was made."""
