@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -189,21 +188,12 @@ class StopOnNaN(Callback):
     All variables are checked before each checkpoint and at the end of the run. A non-finite checkpoint is never written
     or resumed from. A variable that was infinite before the first step, such as a mask of -inf, is reported once and
     checked for NaN only.
-
-    Args:
-        ignore: a regular expression for names of variables to skip.
     """
 
     chief_only = False  # all workers must apply the same updates
 
-    def __init__(self, *, ignore: str | None = None) -> None:
-        re.compile(ignore or "")  # raises an error for a wrong pattern
-        self.ignore = ignore
-
     def setup(self) -> None:
         self.trainer.check_finite = True
-        if self.ignore is not None:
-            self.trainer.run.finite.ignored.append(self.ignore)
 
     def after_train(self) -> None:
         """Check the final state before it is saved."""

@@ -336,7 +336,6 @@ class FiniteState:
     """
 
     def __init__(self) -> None:
-        self.ignored: list[str] = []  # regular expressions of names that are skipped
         self._known: dict[str, str | None] = {}  # "NaN", "infinite" or None at the start, by name
 
     def begin(self, variables: Mapping[str, Any]) -> dict[str, str]:
@@ -348,11 +347,7 @@ class FiniteState:
 
     def find(self, values: Mapping[str, Any]) -> dict[str, str]:
         """Return the values that are not finite and should be: "NaN" or "infinite" by name."""
-        checked = {
-            name: value
-            for name, value in values.items()
-            if self._known.get(name) != NAN and not any(re.match(pattern, name) for pattern in self.ignored)
-        }
+        checked = {name: value for name, value in values.items() if self._known.get(name) != NAN}
         return {name: kind for name, kind in not_finite(checked).items() if kind != self._known.get(name)}
 
 

@@ -109,7 +109,6 @@ class Run:
         self._sources = file_digests(self._trainer._sources())
         self.is_accepted = False
         self._outcome, self.stopped_by = Outcome("running"), None
-        self.finite.ignored = []
         self.wait()
         self._writing = None
         self._protected.clear()
@@ -560,8 +559,8 @@ class Run:
         found = self.finite.find({name: v for name, v in saved if name in own or not name.startswith(CALLBACK_PREFIX)})
         if found:
             raise CheckpointError(
-                f"checkpoint {checkpoint.path} is not resumed from: {describe_not_finite(found)}; variables that may "
-                "be so are named by StopOnNaN(ignore=...)"
+                f"checkpoint {checkpoint.path} is not resumed from: {describe_not_finite(found)}; to resume from it, "
+                "leave StopOnNaN out"
             )
 
     # -- facts for checkpoints and run.json ---------------------------------------------------------------------------
