@@ -204,10 +204,17 @@ def _collection(self: tf.Graph, name: str, scope: str | None = None) -> Any:
     if name in _GONE or (name == _KEYS.REGULARIZATION_LOSSES and scope is not None):
         raise ModelError(f"model_fn asks for TensorFlow 1's collection of {name}, which is gone; {_GUIDE}")
     if name == _KEYS.REGULARIZATION_LOSSES:
-        return [tf.cast(loss, tf.float32) for loss in call.take_losses()]
+        regularized = {id(weight): weight for layer in call.called.values() for weight in layer.trainable_weights}
+        losses = call.losses_left(list(regularized.values()))
+        call.taken |= {*map(id, call.losses), *regularized}
+        return [tf.cast(loss, tf.float32) for loss in losses]
     # tf.custom_gradient requests GLOBAL_VARIABLES.
     if name in (_KEYS.TRAINABLE_VARIABLES, _KEYS.GLOBAL_VARIABLES):
-        return [one for one in call.trainable_variables() if scope is None or re.match(scope, one.name)]
+        layers = call.called.values()
+        of_layers = {id(weight.value) for layer in layers for weight in layer.weights}
+        found = {id(weight.value): weight.value for layer in layers for weight in layer.trainable_weights}
+        found |= {id(made): made for made in call.variables if made.trainable and id(made) not in of_layers}
+        return [one for one in found.values() if scope is None or re.match(scope, one.name)]
     return _get_collection(self, name, scope)
 
 

@@ -121,7 +121,7 @@ class BuildCall:
         self._given: Any = None
         self._new: dict[int, Any] = {}
         self._before: dict[int, tuple[Any, Any]] = {}  # variables and their values, by the id of the handle
-        self._taken: set[int] = set()  # ids of the losses, and of regularized weights, that `build` has read
+        self.taken: set[int] = set()  # ids of the losses, and of regularized weights, that `build` has read
         self.called: dict[int, Any] = {}  # the layers that `build` itself has called, by id
         self.variables: list[Any] = []  # the `tf.Variable` objects that `build` or its layers have requested
         self.losses: list[Any] = []  # that layers have added
@@ -303,28 +303,12 @@ class BuildCall:
     def note_taken(self, layer: Any, losses: list[Any]) -> None:
         """Record that a layer's losses were read; if `build` itself reads them, it adds them to its own loss."""
         if not self._in_layer:
-            self._taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
+            self.taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
 
     def losses_left(self, weights: list[Any]) -> list[Any]:
         """Return the losses of layers and of the weights' regularizers that `build` has not read."""
-        found = [loss for loss in self.losses if id(loss) not in self._taken]
-        return found + [w.regularizer(w) for w in weights if w.regularizer is not None and id(w) not in self._taken]
-
-    def take_losses(self) -> list[Any]:
-        """Return the unread losses of the layers that `build` has called so far, and mark them as read."""
-        weights = {id(w): w for layer in self.called.values() for w in layer.trainable_weights}
-        found = self.losses_left(list(weights.values()))
-        self._taken |= {*map(id, self.losses), *weights}
-        return found
-
-    def trainable_variables(self) -> list[Any]:
-        """Return the trainable variables of the layers that `build` has called so far, and those it has made itself."""
-        weights = [weight for layer in self.called.values() for weight in layer.weights]
-        trained = {id(weight) for layer in self.called.values() for weight in layer.trainable_weights}
-        found = {id(weight.value): weight.value for weight in weights if id(weight) in trained}
-        of_layers = {id(weight.value) for weight in weights}
-        found |= {id(made): made for made in self.variables if made.trainable and id(made) not in of_layers}
-        return list(found.values())
+        found = [loss for loss in self.losses if id(loss) not in self.taken]
+        return found + [w.regularizer(w) for w in weights if w.regularizer is not None and id(w) not in self.taken]
 
 
 def base_name(variable: Any) -> str:

@@ -141,7 +141,7 @@ class StepCalls(ABC):
 
     @property
     def graph(self) -> Any:
-        """The traced graph; None before tracing, or if another process traces."""
+        """The traced graph, or None before tracing."""
         return None
 
     @property

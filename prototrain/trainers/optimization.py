@@ -97,17 +97,12 @@ def recreate_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizer
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Raise a ConfigError if an optimizer has an argument that only Keras's `fit` supports."""
-    own_scale = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
-    cure = "leave it out, and set model.mixed_precision: mixed_float16 for a loss scale"
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        what, cure = "its scale", "give its inner optimizer, and model.mixed_precision: mixed_float16 for a loss scale"
-    elif own_scale or optimizer.loss_scale_factor is not None:
-        what = "scale_loss" if own_scale else f"loss_scale_factor={optimizer.loss_scale_factor}"
-    elif optimizer.use_ema:
-        what, cure = "use_ema=True", "leave it out, and add the callback ExponentialMovingAverage"
-    else:
-        return
-    raise ConfigError(f"{type(optimizer).__name__}: {what} has an effect in Keras's fit only; {cure}")
+    scales_loss = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
+    if scales_loss or optimizer.loss_scale_factor is not None or optimizer.use_ema:
+        raise ConfigError(
+            f"{type(optimizer).__name__}: a loss scale and use_ema have an effect in Keras's fit only; set "
+            "model.mixed_precision: mixed_float16 for a loss scale, or add the callback ExponentialMovingAverage"
+        )
 
 
 def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tensor]:

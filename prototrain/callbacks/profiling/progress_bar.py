@@ -68,11 +68,6 @@ class ProgressBar(Callback):
             self._move()
             self._bar.close()
             self._bar = None
-        known = self._values()
-        missing = [name for name in self._scalars if not matching(known, [name]) and name != "loss"]
-        if missing and known:
-            names = ", ".join(map(repr, missing))
-            self.trainer.log(f"ProgressBar: there was no scalar {names} to be shown; there are: {', '.join(known)}")
 
     def _move(self) -> None:
         if shutil.get_terminal_size().columns >= _WIDE:

@@ -69,6 +69,5 @@ def test_chosen_scalars(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer()
     bar = ProgressBar(scalars=["vld/*", "loss", "nothing"], clock=lambda: trainer.global_step)
     trainer.train([bar, EachStep(), Puts(s2={"vld/b": 2.5, "vld/a": 1})], max_steps=3)
-    said = capsys.readouterr().out
-    assert "epoch 1 of 1, step 3 of 3, 1 steps/s, vld/b 2.5, vld/a 1, loss 0.3333\n" in said
-    assert "ProgressBar: there was no scalar 'nothing' to be shown; there are: loss, vld/b, vld/a, trn/loss\n" in said
+    shown = "epoch 1 of 1, step 3 of 3, 1 steps/s, vld/b 2.5, vld/a 1, loss 0.3333\n"
+    assert shown in capsys.readouterr().out
