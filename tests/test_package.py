@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,9 @@ def test_exported_names_are_sorted_and_exist(module: ModuleType) -> None:
 
 def test_every_exported_name_has_a_home() -> None:
     assert sorted(prototrain.callbacks._HOMES) == prototrain.callbacks.__all__
+    text = (PACKAGE / "callbacks" / "__init__.py").read_text(encoding="utf-8")
+    for_type_checkers = re.findall(r"from prototrain\.(\S+) import \*", text)
+    assert set(for_type_checkers) == set(prototrain.callbacks._HOMES.values())
     assert sorted(prototrain._HOMES) == [name for name in prototrain.__all__ if name != "__version__"]
     assert set(dir(prototrain)) == set(prototrain.__all__)
     for name, home in prototrain._HOMES.items():

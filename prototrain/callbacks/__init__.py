@@ -5,58 +5,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback
-    from prototrain.callbacks.evaluation import (
-        BinaryClassificationStats,
-        ClassificationError,
-        ExponentialMovingAverage,
-        Inferencer,
-        InferenceRunner,
-        KerasMetric,
-        ScalarStats,
-        Validation,
-    )
-    from prototrain.callbacks.hyperparameters import (
-        HumanHyperParamSetter,
-        HyperParam,
-        HyperParamSetter,
-        HyperParamSetterWithFunc,
-        LearningRate,
-        ScheduledHyperParamSetter,
-        StatMonitorParamSetter,
-    )
-    from prototrain.callbacks.integrations import InjectShell, SendMonitorData, StartProcOrThread
-    from prototrain.callbacks.monitor import Best, Monitor
-    from prototrain.callbacks.profiling.progress_bar import ProgressBar
-    from prototrain.callbacks.profiling.tensors import (
-        DumpTensorAsImage,
-        DumpTensors,
-        ProcessTensors,
-    )
-    from prototrain.callbacks.profiling.trackers import (
-        EstimatedTimeLeft,
-        GPUMemoryTracker,
-        GPUUtilizationTracker,
-        GraphProfiler,
-        HostMemoryTracker,
-        ThroughputTracker,
-    )
-    from prototrain.callbacks.saving import MaxSaver, MinSaver, ModelSaver, SaveOnExit
-    from prototrain.callbacks.scheduling import (
-        CallbackFactory,
-        EnableCallbackIf,
-        PeriodicCallback,
-        RunOp,
-    )
-    from prototrain.callbacks.stopping import CheckNumerics, EarlyStopping, StopAfter, StopOnNaN
-    from prototrain.callbacks.writers.json_writer import JSONWriter
-    from prototrain.callbacks.writers.scalar_printer import ScalarPrinter
-    from prototrain.callbacks.writers.summaries import GradientNorm, MovingAverageSummary, Summaries
-    from prototrain.callbacks.writers.tensorboard_writer import TensorBoardWriter
-    from prototrain.callbacks.writers.tracker import MLflowWriter, WandbWriter
-    from prototrain.checkpoint.weights import averaged_weights
-    from prototrain.keras.callback import KerasCallback
+if TYPE_CHECKING:  # `__all__` has the names
+    from prototrain.callbacks.base import *
+    from prototrain.callbacks.evaluation import *
+    from prototrain.callbacks.hyperparameters import *
+    from prototrain.callbacks.integrations import *
+    from prototrain.callbacks.monitor import *
+    from prototrain.callbacks.profiling.progress_bar import *
+    from prototrain.callbacks.profiling.tensors import *
+    from prototrain.callbacks.profiling.trackers import *
+    from prototrain.callbacks.saving import *
+    from prototrain.callbacks.scheduling import *
+    from prototrain.callbacks.stopping import *
+    from prototrain.callbacks.writers.json_writer import *
+    from prototrain.callbacks.writers.scalar_printer import *
+    from prototrain.callbacks.writers.summaries import *
+    from prototrain.callbacks.writers.tensorboard_writer import *
+    from prototrain.callbacks.writers.tracker import *
+    from prototrain.checkpoint.weights import *
+    from prototrain.keras.callback import *
 
 __all__ = [
     "Best",
