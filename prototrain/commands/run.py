@@ -206,7 +206,7 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
 
         callbacks = default_callbacks(model)
         if repeat is not None:
-            repeat.check_directory(model.config)
+            repeat.check_directory(model.config, fresh=options.fresh)
             callbacks.append(repeat.announcement())
         if reporter.link is not None:
             callbacks.append(reporter.reporter(reporter.link.report, model.config))

@@ -68,6 +68,10 @@ class Config(UserDict[str, Any]):
             raise ConfigError(f"{show(key)} is not a key; expected dotted names such as model.batch_size")
         if key == FUNCTIONS_KEY:
             raise ConfigError(f"{key} is reserved for the saved form of a configuration")
+        if isinstance(value, Mapping) and any(known.startswith(f"{key}.") for known in SCHEMA):
+            for name, inside in value.items():  # nested, as in a YAML file
+                self[f"{key}.{name}"] = inside
+            return
         if key not in SCHEMA and is_strict(key):
             raise ConfigKeyError(f"unknown key {key!r}{did_you_mean(key, SCHEMA)}")
         value = checked(key, value)

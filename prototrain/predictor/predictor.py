@@ -23,10 +23,11 @@ class Predictor:
         predict = trainer.get_predictor(["images"], ["logits"])
         (logits,) = predict(images)
 
-    A predictor shares the training variables, so its results change during training. Several threads may call it at
-    the same time. An input is any value that `build` uses when `train_phase` is False: a part of a training batch or
-    another value, such as a state. All shapes share one trace if `build` can be traced with unknown sizes. It
-    keeps the constants of `keras.layers.Normalization` from its first call: make a new one after loading weights.
+    A predictor shares the training variables, so its results change during training. A call moves the random seeds and
+    the states of stateful layers that `build` uses without training. Several threads may call it at the same time. An
+    input is any value that `build` uses when `train_phase` is False: a part of a training batch or another value, such
+    as a state. All shapes share one trace if `build` can be traced with unknown sizes. It keeps the constants of
+    `keras.layers.Normalization` from its first call: make a new one after loading weights.
 
     Args:
         built: a trainer or a `BuiltModel`, whose `build` is called with `train_phase` False.

@@ -77,10 +77,18 @@ class Repeat:
         if config["model.jit_compile"] == "auto" and measured:
             config["model.jit_compile"] = measured[-1]  # another measurement could have another result
 
-    def check_directory(self, config: Config) -> None:
-        """Raise a `ConfigError` if a config names the directory of the run itself."""
-        if Experiment.from_config(config).directory.resolve() == self._experiment.directory.resolve():
+    def check_directory(self, config: Config, *, fresh: bool) -> None:
+        """Raise a `ConfigError` if a config names the directory of the run itself, or of a repeat with other values."""
+        directory = Experiment.from_config(config).directory
+        if directory.resolve() == self._experiment.directory.resolve():
             raise ConfigError(f"--from: {self._experiment} cannot be repeated into itself; set another experiment_name")
+        if not fresh and (directory / "config.json").is_file():
+            for key, (was, value) in differing([read_object(directory / "config.json"), config]):
+                if key not in LOCATION_KEYS:
+                    raise ConfigError(
+                        f"--from: {directory} has begun with another {key} ({was}, now {value}); repeat with --fresh, "
+                        "or set another experiment_name"
+                    )
 
     def differences(self, now: dict[str, Any], config: Config) -> list[str]:
         """Describe the differences between the run and another one with this environment.json and config."""

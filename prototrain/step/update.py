@@ -212,6 +212,11 @@ def apply_gradients(
     if condition is not None and (condition.dtype != tf.bool or condition.shape.rank != 0):
         found = f"{condition.dtype.name} of shape {condition.shape}"
         raise ModelError(f"apply_gradients: when must be a scalar bool, not {found}")
+    if condition is not None and placement.towers > 1:
+        (share,) = placement.mean([tf.cast(condition, tf.float32)])
+        message = "apply_gradients: `when` differs between the towers; average what it depends on over them first"
+        with tf.control_dependencies([tf.debugging.Assert((share == 0.0) | (share == 1.0), [message])]):
+            condition = share > 0.5
     pairs: Pairs = drop_missing(gradients_and_variables)
     if notes is not None:
         notes.take(gradients_and_variables)

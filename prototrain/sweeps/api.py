@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.group import checked
+from prototrain.config.config import UNSET_TEXT
 from prototrain.config.schema import NEEDS, REFERENCE
 from prototrain.config.values import as_text
 from prototrain.errors import ConfigError, SweepError
@@ -173,6 +174,8 @@ def _command(model: str, plan: Plan, options: Mapping[str, object]) -> list[str]
     """Return the arguments of `prototrain` that all trials share."""
     settings = []
     for key, value, _ in plan.config.changes() or ():
+        if value == UNSET_TEXT:
+            continue  # num_steps, which a num_epochs has removed, or the reverse
         try:
             if callable(plan.config.get(key)) and not REFERENCE.fullmatch(str(value)):
                 raise ConfigError(f"{key} is a function without a name")

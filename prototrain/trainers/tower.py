@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import keras
@@ -99,7 +100,7 @@ class TowerTrainer(Trainer):
     share = Share()  # this worker's share of the data
     devices: list[str] | None = None  # names of the towers' devices, if the constructor takes them
     config: Config
-    datasets: dict[str, tf.data.Dataset]
+    datasets: Mapping[str, tf.data.Dataset]
     _calls: StepCalls | None = None
     _takes_two_gradients = False  # whether a tape may be asked for more than one gradient
 
@@ -130,7 +131,7 @@ class TowerTrainer(Trainer):
             counter=self.counter,
             log=self.log,
         )
-        self.data, self.datasets = self.built.data, self.built.datasets
+        self.data, self.datasets = self.built.data, MappingProxyType(self.built.datasets)  # training reads `data`
         self.config.batches_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality
         self.element_spec = self.built.element_spec
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
@@ -381,8 +382,8 @@ class TowerTrainer(Trainer):
             gradients_and_variables: pairs; a variable whose gradient is None is left out.
             loss: the scalar loss that the gradients belong to.
             optimizer: the optimizer to update with; `self.optimizer` if None.
-            when: a scalar bool, the same in all towers: whether to update in this step. If it is false, the
-                optimizer's `iterations` do not change either. None updates in every step.
+            when: a scalar bool, whether to update in this step; an error if it differs between towers. If it is false,
+                the optimizer's `iterations` do not change either. None updates in every step.
 
         Raises:
             ModelError: the list is empty, no variable has a gradient, or the call is inside a `tf.cond` or a loop.

@@ -36,6 +36,13 @@ def test_mapping_is_over_the_set_keys() -> None:
         assert config["c"] == 3
 
 
+def test_nested_values() -> None:
+    config = Config({"model": {"weight_decay": {"value": 0.1}, "own": {"a": 1}}, "trainer.keep_best": {"mode": "max"}})
+    assert config == {"model.weight_decay.value": 0.1, "model.own": {"a": 1}, "trainer.keep_best.mode": "max"}
+    with pytest.raises(ConfigError, match=r"trainer\.no_such"):
+        Config({"trainer": {"no_such": 1}})
+
+
 def test_validate() -> None:
     config = Config({**REQUIRED, "model.clip_gradients.maxval": -1})
     config.validate()  # without clipping it has no effect

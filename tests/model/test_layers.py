@@ -320,9 +320,13 @@ def test_scalars() -> None:
             "text": tf.constant("x"),
             "ragged": tf.ragged.constant([[1.0]]),
             "array": np.array(1.0),
+            "number": 4,
+            "numpy_number": np.float32(5.0),
+            "flag": True,
         }
     )
-    assert {name: float(value) for name, value in found.items()} == {"loss": 1.0, "variable": 2.0, "count": 3.0}
+    expected = {"loss": 1.0, "variable": 2.0, "count": 3.0, "number": 4.0, "numpy_number": 5.0}
+    assert {name: float(value) for name, value in found.items()} == expected
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "loss_total"])

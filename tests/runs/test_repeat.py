@@ -130,6 +130,9 @@ def test_shorter_run_is_compared_by_common_scalars(place: None, capsys: pytest.C
     assert main(["run", "--from", "experiments/first", "--steps", "4"]) == 0
     assert "vld/loss" in rows("experiments/first-repeat")[-1]
     assert "experiments/first: steps 1 to 4 repeated with the same values" in capsys.readouterr().out
+    assert main(["run", "--from", "experiments/first", "--steps", "4", "-s", "model.units=6"]) == 1
+    assert "has begun with another model.units" in capsys.readouterr().err
+    assert main(["run", "--from", "experiments/first", "--steps", "4", "-s", "model.units=6", "--fresh", "--yes"]) == 0
 
 
 def test_differences_are_printed(place: None, original: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,8 @@ def test_exit_code_of_a_failed_trial(capsys: pytest.CaptureFixture[str], monkeyp
         return int(trial.number > 0), "prototrain: error: no"
 
     monkeypatch.setattr(processes, "fork", stand_in)
-    assert main(["sweep", "m", "--grid", "model.batch_size=4,5,8"]) == 1
+    options = ["-s", "model.num_epochs=1"]  # instead of the model's num_steps
+    assert main(["sweep", "m", "--grid", "model.batch_size=4,5,8", *options]) == 1
     said = capsys.readouterr()
     assert "(3 of 3, best" in said.out and "prototrain: error: 2 of 3 trials failed: 1, 2; see above" in said.err
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from prototrain import KerasTrainer, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import SaveOnExit, ScheduledHyperParamSetter, StopOnNaN
-from prototrain.errors import ConfigError, ModelError
+from prototrain.errors import ConfigError, ModelError, StepError
 from prototrain.launch import default_callbacks
 from prototrain.trainers.async_towers import AsyncTrainer
 from prototrain.trainers.tower import TowerTrainer
@@ -179,6 +179,7 @@ class Sometimes(TowerTrainer):
 
     spoilt = False
     inside = False
+    firsts = 0
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         variables = list(self.trainable.values())
@@ -225,6 +226,26 @@ class TestUpdatesInSomeSteps:
         made.inside = True
         with pytest.raises(ModelError, match=r"inside a tf.cond.*when="):
             made.train(max_steps=1)
+
+
+def test_condition_that_differs_between_towers_is_an_error() -> None:
+    class ByLoss(SometimesOnTwo):
+        def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+            variables = list(self.trainable.values())
+            with tf.GradientTape() as tape:
+                loss = self.build(inputs, True)["loss"]
+            pairs = list(zip(self.gradients(tape, loss, variables), variables, strict=True))
+            index = tf.distribute.get_replica_context().replica_id_in_sync_group
+            self.apply_gradients(pairs, loss=loss, when=index < self.firsts)
+            return {"loss": loss}
+
+    trainer = ByLoss(line())
+    trainer.firsts = 2
+    trainer.train(max_steps=1)
+    trainer = ByLoss(line())
+    trainer.firsts = 1
+    with pytest.raises(StepError, match="`when` differs between the towers"):
+        trainer.train(max_steps=1)
 
 
 def test_warning_for_an_unused_schedule(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ class ScalarPrinter(Monitor):
         step_width = 5 if self.trainer.is_endless else max(5, len(str(self.trainer.total_steps)))
         widths = [step_width, 5, 8, 7, max(4, *(len(one_line(prefix)) for prefix in prefixes))]
         shown = _that_fit(columns, size.columns - sum(widths) - 2 * len(widths))
-        lines = [_line(row, widths, shown) for row in rows]
+        lines = [_line(row, widths, shown) for row in rows if row.lead[0] or row.cells.keys() & shown]
         if (widths, shown) != self._header or self._lines + len(rows) > size.lines - 3:
             left_out = [column for column in columns if column not in shown]
             if left_out and not self._has_left_out:
