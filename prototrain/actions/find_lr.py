@@ -79,12 +79,17 @@ class _Curve(Callback):
     def __init__(self) -> None:
         self.points: list[Point] = []
         self._mean = 0.0
+        self._not_finite = 0  # steps in a row
 
     def trigger_step(self) -> None:
         outputs = self.trainer.outputs
         loss = float(outputs.get("loss_total", outputs["loss"]))
         if not math.isfinite(loss):
-            raise StopTraining("the loss is not finite any more")
+            self._not_finite += 1
+            if self._not_finite > 1:  # one NaN may be a batch without weight
+                raise StopTraining("the loss is not finite any more")
+            return
+        self._not_finite = 0
         self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * loss
         smoothed = self._mean / (1 - SMOOTHING ** (len(self.points) + 1))
         self.points.append((float(outputs["learning_rate"]), smoothed))

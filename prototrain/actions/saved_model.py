@@ -140,7 +140,7 @@ def _run_export(directory: Path, cases: list[Tensors]) -> list[dict[str, np.ndar
         try:
             signatures = tf.saved_model.load(str(export)).signatures.items()
             found = [{key: run(**case) for key, run in signatures} for case in cases]
-        except (ValueError, tf.errors.OpError) as error:
+        except (ValueError, TypeError, KeyError, OSError, tf.errors.OpError) as error:
             raise ModelError(f"what was exported does not run: {cause(error)}") from error
     return [
         {f"{key}:{name}": value.numpy() for key, outputs in case.items() for name, value in outputs.items()}

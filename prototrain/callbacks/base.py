@@ -207,7 +207,11 @@ class ProxyCallback(Callback):
         self.chief_only = callback.chief_only
         self.priority = callback.priority
         self.state_key = callback.state_key
-        self.at_end = callback.at_end
+
+    @property
+    def at_end(self) -> bool:  # type: ignore[override]
+        """That of the callback, which may change."""
+        return self.callback.at_end
 
     @property
     def name(self) -> str:

@@ -9,7 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from prototrain.config.schema import LOCATION_KEYS, NEEDS, SCHEMA, UNSET, checked, is_strict, of_same_type, show
+from prototrain.config.schema import (
+    LOCATION_KEYS,
+    NEEDS,
+    SCHEMA,
+    UNSET,
+    checked,
+    is_namespace,
+    is_strict,
+    of_same_type,
+    show,
+)
 from prototrain.config.values import FUNCTIONS_KEY, decode, encode, is_plain, read_object, read_value
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
@@ -68,7 +78,7 @@ class Config(UserDict[str, Any]):
             raise ConfigError(f"{show(key)} is not a key; expected dotted names such as model.batch_size")
         if key == FUNCTIONS_KEY:
             raise ConfigError(f"{key} is reserved for the saved form of a configuration")
-        if isinstance(value, Mapping) and any(known.startswith(f"{key}.") for known in SCHEMA):
+        if isinstance(value, Mapping) and value and is_namespace(key):
             for name, inside in value.items():  # nested, as in a YAML file
                 self[f"{key}.{name}"] = inside
             return

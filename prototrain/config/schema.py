@@ -256,6 +256,11 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def is_namespace(key: str) -> bool:
+    """Return whether there are keys below `key`."""
+    return any(known.startswith(f"{key}.") for known in SCHEMA)
+
+
 def is_strict(key: str) -> bool:
     """Return whether `key` is in a namespace in which every key must be in the schema."""
     return any(key == namespace or key.startswith(f"{namespace}.") for namespace in STRICT_NAMESPACES)

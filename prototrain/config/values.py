@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, Final, NoReturn
 
-from prototrain.config.schema import REFERENCE, SCHEMA, HasConfig, show
+from prototrain.config.schema import REFERENCE, HasConfig, is_namespace, show
 from prototrain.errors import ConfigError
 
 FUNCTIONS_KEY: Final = "prototrain.functions"
@@ -48,7 +48,7 @@ def read_value(text: str) -> Any:
     if found is not word:
         return found
     with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-        if word.startswith(("[", "{")) and is_plain(literal := ast.literal_eval(word)):
+        if word.startswith(("[", "{")) and "\\" not in word and is_plain(literal := ast.literal_eval(word)):
             return literal
     inner = word[1:-1]
     if word == f"'{inner}'" and "'" not in inner:
@@ -149,7 +149,7 @@ def texts_of_file(path: str | Path) -> list[str]:
 def _flat(mapping: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in mapping.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and any(known.startswith(f"{key}.") for known in SCHEMA):
+        if isinstance(value, Mapping) and value and is_namespace(key):
             yield from _flat(value, f"{key}.")
         else:
             yield key, value
@@ -195,7 +195,8 @@ def encode(value: Any) -> Any:
         with suppress(NotImplementedError):  # raised by Keras for a class without get_config
             name = f"{type(value).__module__}:{type(value).__qualname__}"
             return {"class": name, "config": encode(value.get_config())}
-    return _reference(value) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    line = f", line {value.__code__.co_firstlineno}" if isinstance(value, FunctionType) else ""
+    return _reference(value) or re.sub(r" at 0x[0-9a-fA-F]+", line, repr(value))
 
 
 def is_plain(value: Any) -> bool:

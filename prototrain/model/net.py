@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Real
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from prototrain.data.batches import by_path
@@ -77,7 +77,7 @@ def scalars(net: Mapping[str, Any], *, require_loss: bool = True) -> dict[str, t
         ModelError: a required "loss" is missing or not a floating-point scalar.
     """
     # The dtype of a Keras variable, such as a metric's, is a string.
-    kinds = (KerasVariable, Real)
+    kinds = (KerasVariable, float, np.floating)  # no int, which is rather a constant such as the number of classes
     read = {name: tf.convert_to_tensor(one) if isinstance(one, kinds) else one for name, one in net.items()}
     tensors = {name: one for name, one in read.items() if tf.is_tensor(one) and one.shape.rank == 0}
     numbers = {name: one for name, one in tensors.items() if one.dtype.is_floating or one.dtype.is_integer}

@@ -84,7 +84,7 @@ class Repeat:
             raise ConfigError(f"--from: {self._experiment} cannot be repeated into itself; set another experiment_name")
         if not fresh and (directory / "config.json").is_file():
             for key, (was, value) in differing([read_object(directory / "config.json"), config]):
-                if key not in LOCATION_KEYS:
+                if key.startswith("model.") and not key.startswith("model.num_"):
                     raise ConfigError(
                         f"--from: {directory} has begun with another {key} ({was}, now {value}); repeat with --fresh, "
                         "or set another experiment_name"

@@ -148,7 +148,8 @@ class Iteration:
         outputs = {**weighted_outputs(trace, outputs, self.placement), **trace.scalars}
         outputs = self._average({name: as_scalar(name, value) for name, value in outputs.items()})
         finite = tf.reduce_all(tf.stack(trace.applied)) if trace.applied else tf.constant(True)
-        return outputs, without_weight(trace, outputs), finite, seen
+        checked = {name: value for name, value in outputs.items() if name not in trace.scalars}
+        return checked, without_weight(trace, outputs), finite, seen
 
     def _check_assignments(self, graph: Any, operations: Sequence[Any]) -> None:
         """Raise a ModelError if every tower has assigned to a variable that only one device has."""
@@ -231,7 +232,7 @@ class CompiledCalls(StepCalls):
         return result
 
     def scalars_so_far(self, steps: int) -> dict[str, list[float]]:
-        return {} if self._rows is None else self._packer.unpack(self._rows[:steps])  # None without a loop
+        return {} if self._rows is None else self._packer.unpack(self._rows[:steps])  # None without scalars
 
     def _result(self, state: State) -> StepResult:
         steps, is_finite = int(state["done"]), bool(state.get("finite", True))
@@ -304,7 +305,7 @@ class CompiledCalls(StepCalls):
                 (state,) = tf.while_loop(has_more, body, [first])
                 # Those of the completed steps, and of one that is not finite.
                 made = state["done"] + (1 - tf.cast(state["finite"], tf.int32) if "finite" in state else 0)
-                state["scalars"] = self._rows[:made]
+                state["scalars"] = tf.zeros([0], tf.float64) if self._rows is None else self._rows[:made]
                 if self._iteration.guard.undoes_calls:
                     state["counts"] = self._iteration.guard.end_call(state["finite"])
         self.has_summaries = self._iteration.may_be_watched and has_summaries()
@@ -348,7 +349,8 @@ class CompiledCalls(StepCalls):
         number = start + tf.cast(done * self._stride, tf.int64)
         outputs, counts, seen = self._iteration(inputs, number, watched=watched)
         scalars = self._packer.pack(outputs)
-        stored = [] if self._iteration.alone or watched else [self._store(done, scalars)]
+        is_stored = scalars.shape[0] and not self._iteration.alone and not watched
+        stored = [self._store(done, scalars)] if is_stored else []
         completed = tf.cast(counts, tf.int32) if self._iteration.guard.may_end else tf.constant(1)
         # Count after the update, so that the number of completed steps is correct if the call fails.
         with tf.control_dependencies([counts, scalars, *stored]):

@@ -212,11 +212,11 @@ def apply_gradients(
     if condition is not None and (condition.dtype != tf.bool or condition.shape.rank != 0):
         found = f"{condition.dtype.name} of shape {condition.shape}"
         raise ModelError(f"apply_gradients: when must be a scalar bool, not {found}")
+    checks = []
     if condition is not None and placement.towers > 1:
         (share,) = placement.mean([tf.cast(condition, tf.float32)])
         message = "apply_gradients: `when` differs between the towers; average what it depends on over them first"
-        with tf.control_dependencies([tf.debugging.Assert((share == 0.0) | (share == 1.0), [message])]):
-            condition = share > 0.5
+        checks = [tf.debugging.Assert((share == 0.0) | (share == 1.0), [message])]
     pairs: Pairs = drop_missing(gradients_and_variables)
     if notes is not None:
         notes.take(gradients_and_variables)
@@ -226,7 +226,8 @@ def apply_gradients(
     if trace is not None and trace.weight is not None:
         share = _share(trace.weight, placement)
         values = [_weighted(value, share) for value in values]
-    *gradients, loss = placement.mean(values)
+    with tf.control_dependencies(checks):  # before the towers wait for each other's gradients
+        *gradients, loss = placement.mean(values)
     # Sum duplicate rows, also those of different towers, before any nonlinear function of the gradient.
     dense = updates_all_rows(optimizer)
     pairs = [

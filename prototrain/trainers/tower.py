@@ -326,7 +326,7 @@ class TowerTrainer(Trainer):
         if train_phase and trace is not None:
             if trace.is_watched:
                 trace.nets.append(net)
-            trace.weight = loss_weight(net)
+            trace.weight, trace.has_no_weight = loss_weight(net), None
         return net
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:

@@ -320,7 +320,8 @@ def test_scalars() -> None:
             "text": tf.constant("x"),
             "ragged": tf.ragged.constant([[1.0]]),
             "array": np.array(1.0),
-            "number": 4,
+            "number": 4.0,
+            "classes": 10,
             "numpy_number": np.float32(5.0),
             "flag": True,
         }

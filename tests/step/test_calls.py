@@ -393,6 +393,25 @@ def test_custom_train_step_is_compiled_and_guarded() -> None:
     assert [values(trainer)] == good
 
 
+class WithoutScalars(SimpleTrainer):
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        super().train_step(inputs)
+        return {}
+
+
+@pytest.mark.parametrize("form", [False, "loop"])
+def test_step_without_scalars(form: bool | str) -> None:
+    def datasets() -> dict[str, tf.data.Dataset]:
+        return {"trn": tf.data.Dataset.from_tensor_slices(tiny_arrays()).batch(8, drop_remainder=True)}
+
+    trainer, other = (
+        kind(tiny_model(datasets=datasets, model__jit_compile=form)) for kind in (WithoutScalars, SimpleTrainer)
+    )
+    for one in (trainer, other):
+        one.train([StopOnNaN(), Summaries().every(steps=4)], max_steps=8)
+    assert trainer.outputs == {} and values(trainer) == values(other)
+
+
 def test_custom_run_step_may_call_the_compiled_step(tmp_path: Path) -> None:
     class Wrapped(SimpleTrainer):
         def run_step(self) -> Any:

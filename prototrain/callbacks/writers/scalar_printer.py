@@ -69,14 +69,18 @@ class ScalarPrinter(Monitor):
     def before_train(self) -> None:
         self._since = self.trainer.global_step, self.trainer.times.steps
 
+    def after_train(self) -> None:
+        if self.trainer.outputs and not self._prefixes:
+            self.trainer.log(
+                "WARNING: ScalarPrinter has printed nothing: no scalar matches its whitelist and blacklist"
+            )
+
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         self._recorded |= {name: (step, value) for name, value in values.items()}
 
     def trigger(self) -> None:
         rows = self._rows()
         if not rows:
-            if self.trainer.outputs:
-                self.trainer.run.log_once("WARNING: ScalarPrinter: the whitelist and blacklist leave nothing to print")
             return
         columns = sorted(self._prefixes, key=self._rank)
         size = shutil.get_terminal_size() if sys.stdout.isatty() else os.terminal_size((_WIDTH, _HEIGHT))

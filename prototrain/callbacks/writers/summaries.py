@@ -52,10 +52,9 @@ class Summaries(_StepSums):
     def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
         for name, values in scalars.items():
             pair = self._sums.setdefault(name, [0.0, 0.0])
-            for value in _numbers(name, values):
-                if value == value:  # not NaN
-                    pair[0] += value
-                    pair[1] += 1
+            for value in filter(_is_known, _numbers(name, values)):
+                pair[0] += value
+                pair[1] += 1
 
     def means(self) -> dict[str, float]:
         """Return the means over the steps since the last record, or the recorded means at the step of a record."""
@@ -100,7 +99,7 @@ class MovingAverageSummary(_StepSums):
 
         MovingAverageSummary("loss", decay=0.99).every(steps=100)
 
-    The averages are saved in every checkpoint.
+    Steps with NaN are left out. The averages are saved in every checkpoint.
 
     Args:
         names: names of the step's scalars.
@@ -135,7 +134,7 @@ class MovingAverageSummary(_StepSums):
         # Keep the weighted sum of each scalar's values and the sum of the weights.
         for name in names:
             total, weight = self._sums.get(name, (0.0, 0.0))
-            for value in _numbers(name, scalars[name]):
+            for value in filter(_is_known, _numbers(name, scalars[name])):
                 total = self.decay * total + (1 - self.decay) * value
                 weight = self.decay * weight + (1 - self.decay)
             self._sums[name] = [total, weight]
@@ -143,6 +142,10 @@ class MovingAverageSummary(_StepSums):
     def trigger(self) -> None:
         averages = {f"{name}_average": total / weight for name, (total, weight) in self._sums.items() if weight}
         self.trainer.monitors.put_scalars(averages, "trn")
+
+
+def _is_known(value: float) -> bool:
+    return value == value  # not NaN
 
 
 def _numbers(name: str, values: Sequence[Any]) -> list[float]:

@@ -13,7 +13,15 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain import ModelDict
-from prototrain.callbacks import GradientNorm, JSONWriter, SaveOnExit, StopOnNaN, Summaries, TensorBoardWriter
+from prototrain.callbacks import (
+    GradientNorm,
+    JSONWriter,
+    MovingAverageSummary,
+    SaveOnExit,
+    StopOnNaN,
+    Summaries,
+    TensorBoardWriter,
+)
 from tests.tiny import CountingTrainer, PressesCtrlC, Records, rows, tiny_build, tiny_trainer, values
 
 
@@ -110,6 +118,13 @@ def test_restored_state_is_the_same_text() -> None:
     text = json.dumps(first.state_dict())  # `prototrain verify` compares it
     second.load_state_dict(json.loads(text))
     assert json.dumps(second.state_dict()) == text
+
+
+def test_moving_average_leaves_out_nan() -> None:
+    average = MovingAverageSummary("loss", decay=0.5)
+    average.after_steps({"loss": [4.0, math.nan, 1.0]})
+    (total, weight), *_ = average.state_dict()["sums"].values()
+    assert total / weight == pytest.approx((0.25 * 4 + 0.5 * 1) / 0.75)
 
 
 def test_gradient_norm_is_before_the_processors() -> None:
