@@ -120,11 +120,6 @@ def key_of(text: str) -> str:
     return text.partition("=")[0].strip()
 
 
-def keys_of(texts: Sequence[str]) -> set[str]:
-    """Return the keys of KEY=VALUE texts."""
-    return set(map(key_of, texts))
-
-
 def load_tensorflow() -> None:
     """Import TensorFlow, and print a message first."""
     if "tensorflow" not in sys.modules:

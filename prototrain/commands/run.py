@@ -18,7 +18,7 @@ from prototrain.commands.arguments import (
     confirm,
     early_value,
     given,
-    keys_of,
+    key_of,
     load,
     load_tensorflow,
     number,
@@ -98,7 +98,7 @@ def reference(text: str) -> str:
 def _run(options: argparse.Namespace) -> None:
     for name in ("steps", "epochs"):
         if (number := getattr(options, name)) is not None:
-            if {"model.num_steps", "model.num_epochs"} & keys_of(options.set):
+            if {"model.num_steps", "model.num_epochs"} & set(map(key_of, options.set)):
                 options.wrong_usage(f"--{name} and -s both set the length; leave one of them out")
             options.set.append(f"model.num_{name}={number}")
     if options.model is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from prototrain.commands.arguments import add_model, given, keys_of, option, override, whole
+from prototrain.commands.arguments import add_model, given, key_of, option, override, whole
 from prototrain.commands.run import reference, trainer_class
 from prototrain.errors import SweepError
 from prototrain.sweeps.space import FORMS, parse_space
@@ -46,7 +46,8 @@ def _sweep(options: argparse.Namespace) -> None:
         options.wrong_usage("--search needs --trials N: how many to sample")
     if options.grid and options.trials is not None:
         options.wrong_usage("--trials is for --search; --grid runs every combination")
-    if twice := keys_of(options.search or options.grid) & keys_of(options.set):
+    varied, given_once = (set(map(key_of, texts)) for texts in (options.search or options.grid, options.set))
+    if twice := varied & given_once:
         options.wrong_usage(f"{min(twice)} is set by -s and varied by the sweep; leave out one of them")
     space = parse_space(options.search or options.grid, is_grid=options.search is None)
     import_tensorflow()

@@ -52,7 +52,7 @@ class Summaries(_StepSums):
     def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
         for name, values in scalars.items():
             pair = self._sums.setdefault(name, [0.0, 0.0])
-            for value in filter(_is_known, _numbers(name, values)):
+            for value in _numbers(name, values):
                 pair[0] += value
                 pair[1] += 1
 
@@ -134,7 +134,7 @@ class MovingAverageSummary(_StepSums):
         # Keep the weighted sum of each scalar's values and the sum of the weights.
         for name in names:
             total, weight = self._sums.get(name, (0.0, 0.0))
-            for value in filter(_is_known, _numbers(name, scalars[name])):
+            for value in _numbers(name, scalars[name]):
                 total = self.decay * total + (1 - self.decay) * value
                 weight = self.decay * weight + (1 - self.decay)
             self._sums[name] = [total, weight]
@@ -144,12 +144,10 @@ class MovingAverageSummary(_StepSums):
         self.trainer.monitors.put_scalars(averages, "trn")
 
 
-def _is_known(value: float) -> bool:
-    return value == value  # not NaN
-
-
 def _numbers(name: str, values: Sequence[Any]) -> list[float]:
-    return [value if type(value) is float else as_number(f"trn/{name}", value) for value in values]
+    """Return the values of a scalar that are not NaN."""
+    numbers = [value if type(value) is float else as_number(f"trn/{name}", value) for value in values]
+    return [number for number in numbers if number == number]
 
 
 class GradientNorm(Callback):
