@@ -135,8 +135,6 @@ def _measure(tree: Path, figures: list[str]) -> dict[str, float]:
     return figures_of
 
 
-# -- The measurements; they use only names that every version of prototrain has ----------------------------------------
-
 WIDTH, BATCH, STEPS, TURNS = 64, 32, 1000, 9
 _IMPORTED: dict[str, float] = {}
 

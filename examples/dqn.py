@@ -103,8 +103,6 @@ class ExperienceReplay(Callback):
         self._scores: list[float] = []
         self._error: BaseException | None = None
 
-    # -- the data -----------------------------------------------------------------------------------------------------
-
     def dataset(self) -> tf.data.Dataset:
         """The batches. The data is live, so none is read before `before_train`."""
         return dataflow(self, spec=SPEC, live=True)
@@ -127,8 +125,6 @@ class ExperienceReplay(Callback):
         is_filled = self._made[0] >= self._first
         has_ended = self._thread is not None and not self._is_playing
         return self._error is not None or bool(is_filled and (has_ended or behind < AHEAD * MOVES_PER_BATCH))
-
-    # -- the player ---------------------------------------------------------------------------------------------------
 
     def setup(self) -> None:
         self._predict = self.trainer.get_predictor(["state"], ["q"])

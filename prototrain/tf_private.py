@@ -30,8 +30,6 @@ from prototrain.errors import ConfigError
 
 Trackable = tf.__internal__.tracking.Trackable  # the base class of all objects that `tf.train.Checkpoint` can save
 
-# -- tf.data -----------------------------------------------------------------------------------------------------------
-
 _ADDRESSES = ("_variant_tensor_attr", "_address", "_dataset_id")  # specific to a process or service
 _GENERATOR = b"@@epoch_num_random_samples"  # a key in the state of a shuffle's random generator
 _NAME = re.compile(rb"Iterator::[\w:\[\]]+")
@@ -177,9 +175,6 @@ def divided_by_files(dataset: tf.data.Dataset, count: int, index: int) -> tf.dat
     return distribute._AutoShardDataset(dataset, count, index)
 
 
-# -- graphs and ops ----------------------------------------------------------------------------------------------------
-
-
 def all_operations(graph: Any) -> list[Any]:
     """Return all operations of a graph and of the functions in it, at any depth."""
     graphs = [graph]
@@ -200,8 +195,6 @@ def names_in_checkpoint(saved: bytes) -> dict[str, str]:
     graph = TrackableObjectGraph.FromString(saved)
     return {entry.checkpoint_key: entry.full_name for node in graph.nodes for entry in node.attributes}
 
-
-# -- Keras -------------------------------------------------------------------------------------------------------------
 
 CALLBACK_SCRATCH = {"_model", "params", "csv_file", "writer", "_writers", "_summary_module", "min_delta"}
 """Attributes of Keras callbacks that are not state: set anew in every run (like the sign of `min_delta`), or files."""
@@ -352,9 +345,6 @@ def expecting_averages(optimizer: Any, *, for_good: bool) -> Iterator[None]:
     finally:
         if not for_good:
             del optimizer._all_reduce_sum_gradients
-
-
-# -- the runtime -------------------------------------------------------------------------------------------------------
 
 
 def tensorflow_seed() -> int | None:

@@ -94,9 +94,6 @@ def building(
         _building.tower = outer
 
 
-# -- devices ----------------------------------------------------------------------------------------------------------
-
-
 def choose_devices(towers: int | str | Sequence[str] | None) -> list[str]:
     """Choose the devices of the towers.
 
@@ -175,9 +172,6 @@ def _named_devices(names: Sequence[str]) -> list[str]:
     if repeated:
         raise ConfigError(f"towers: {repeated[0]} is named twice; a device holds one tower")
     return found
-
-
-# -- values -----------------------------------------------------------------------------------------------------------
 
 
 def components(variable: Any) -> list[tf.Variable]:

@@ -89,9 +89,6 @@ class Result:
         return {"ok": bool(self), "where": self.where, **asdict(self)}
 
 
-# -- running ----------------------------------------------------------------------------------------------------------
-
-
 def verify(
     program: str | Path | Sequence[str],
     *arguments: str,
@@ -220,9 +217,6 @@ def _run(
     said = (directory / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
     shown = "\n".join(f"  {line}" for line in said)
     raise ProgramError(f"{shlex.join(command)} {what} (run {directory.name}); its last lines:\n{shown}")
-
-
-# -- comparing --------------------------------------------------------------------------------------------------------
 
 
 def compare(first: Sequence[Event], other: Sequence[Event], ignored: Collection[str] = ()) -> Difference | None:

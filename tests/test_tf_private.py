@@ -25,8 +25,6 @@ from prototrain.errors import ConfigError
 from prototrain.tf_private import stage_name as name_of
 from tests.conftest import ROOT
 
-# -- tf.data ----------------------------------------------------------------------------------------------------------
-
 
 def numbers() -> tf.data.Dataset:
     return tf.data.Dataset.range(8).shuffle(8, seed=3).map(lambda x: x + 1, num_parallel_calls=2).batch(2)
@@ -90,9 +88,6 @@ def test_order_and_seeds_of_a_stage() -> None:
             assert tf_private.is_declared_unordered(stage) == (kind is False)
 
 
-# -- what TensorFlow keeps --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def own_seed() -> Iterator[None]:
     before = tf_private.tensorflow_seed()
@@ -103,9 +98,6 @@ def own_seed() -> Iterator[None]:
 def test_state_of_a_generator() -> None:
     state = tf.random.Generator.from_seed(1).state
     assert tf_private.is_generator_state(state) and not tf_private.is_generator_state(tf.Variable([1, 2, 3], tf.int64))
-
-
-# -- Keras ------------------------------------------------------------------------------------------------------------
 
 
 def test_keras_thread_state_is_restored() -> None:
@@ -143,8 +135,6 @@ def test_stateless_attributes_of_keras_callbacks() -> None:
     held.add("csv_file")
     assert held & tf_private.CALLBACK_SCRATCH == {"_model", "params", "writer", "csv_file", "min_delta"}
 
-
-# -- nowhere else -----------------------------------------------------------------------------------------------------
 
 OTHERS = {
     "commands/arguments.py": {"_option_string_actions"},  # of argparse, which has no public name

@@ -31,7 +31,6 @@ _REACH = 1.2  # of a picture, from its middle
 VIEWS = 5
 TRAINING_PRODUCTS, TEST_PRODUCTS = 60, 16  # of each class
 
-# -- silhouettes ------------------------------------------------------------------------------------------------------
 # In coordinates from -1 to 1, y downwards. A part is a signed distance, negative inside, and the number of its colour.
 # `p` holds a product's own proportions, each from 0 to 1.
 
@@ -114,8 +113,6 @@ CLASSES: dict[str, Shape] = {
     shape.__name__: shape for shape in (bottle, chair, kettle, lamp, mug, shirt, shoe, table)
 }  # fmt: skip
 
-# -- prints -----------------------------------------------------------------------------------------------------------
-
 
 def _print(x: Array, y: Array, kind: int, frequency: float, angle: float) -> Array:
     """The share of the second colour on a product's body, from 0 to 1."""
@@ -193,9 +190,6 @@ def _background(x: Array, y: Array, random: np.random.Generator) -> Array:
         distance = (_box if random.uniform() < 0.5 else _disc)(x, y, cx, cy, w, h)
         picture = np.where(distance[..., None] < 0.0, random.uniform(size=3), picture)
     return picture
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def render(directory: Path) -> None:

@@ -111,9 +111,6 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
 def _write_lines(file: IO[bytes], batches: Iterator[Columns]) -> None:
     """Write one line of JSON per example; non-finite numbers become null."""
     for columns in batches:

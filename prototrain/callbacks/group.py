@@ -82,8 +82,6 @@ class CallbackGroup:
         """Whether a callback runs after every step."""
         return any(map(_runs_each_step, self._scheduled))
 
-    # -- around the run -----------------------------------------------------------------------------------------------
-
     def setup(self) -> None:
         """Set the trainer of every callback and call `setup`."""
         self._trainer.monitors.attach(one for one in map(innermost, self.callbacks) if isinstance(one, Monitor))
@@ -134,8 +132,6 @@ class CallbackGroup:
         if self.late_failure is not None:
             raise self.late_failure
 
-    # -- hooks within the step ----------------------------------------------------------------------------------------
-
     def before_run(self) -> None:
         """Call `before_run` of all callbacks while the step is traced or, in plain Python, before each step."""
         for callback in self._overriding["before_run"]:
@@ -165,8 +161,6 @@ class CallbackGroup:
                 failure = failure or error
         if failure is not None:
             raise failure
-
-    # -- epochs and steps ---------------------------------------------------------------------------------------------
 
     def before_epoch(self) -> None:
         """Call `before_epoch` of all callbacks.
@@ -316,8 +310,6 @@ class CallbackGroup:
                 getattr(callback, hook)()
         finally:
             self._seconds[callback] += time.perf_counter() - begin
-
-    # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the callbacks' states by key, and the progress within the current step and epoch."""

@@ -129,8 +129,6 @@ class Monitors:
         finally:
             self._source = outer
 
-    # -- recording ----------------------------------------------------------------------------------------------------
-
     def put_scalar(self, name: str, value: Any) -> None:
         """Record a scalar at the current step.
 
@@ -222,8 +220,6 @@ class Monitors:
         """Flush every monitor."""
         for monitor in self._attached:
             monitor.flush()
-
-    # -- reading ------------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """Return the names of all recorded scalars, in the order of their first value."""

@@ -122,8 +122,6 @@ class StateEntries:
         """The names of the variables that a checkpoint must have. Arrays and callbacks may differ."""
         return {name for name in self.variables if not name.startswith(CALLBACK_PREFIX)} - set(self._arrays.values())
 
-    # -- restoring ----------------------------------------------------------------------------------------------------
-
     @contextmanager
     def restoring(self, checkpoint: Checkpoint) -> Iterator[None]:
         """Context manager that restores the state from a verified checkpoint; variables change only if nothing fails.
@@ -212,9 +210,6 @@ class StateEntries:
             self._put(arrays | {key: decode(coded[key]) for key in self._values})
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _fits_bundle(entry: Any) -> bool:
     """Return whether an entry is an array that a TensorFlow bundle can store unchanged."""
     is_array = type(entry) in (np.ndarray, np.memmap)
@@ -273,9 +268,6 @@ def preserve_values(variables: Iterable[Any]) -> Iterator[None]:
             part.assign(value)
 
 
-# -- variables --------------------------------------------------------------------------------------------------------
-
-
 def variables_in(state: dict[str, Any]) -> dict[str, Any]:
     """Return the TensorFlow and Keras variables in a state dict by name, including those of layers and modules."""
     found = StateEntries(state).variables
@@ -323,8 +315,6 @@ def describe_variable(variable: Any) -> str:
     """Return the dtype and shape of a variable, such as ``float32[64,128]``."""
     return f"{tf.as_dtype(variable.dtype).name}[{','.join(str(size) for size in variable.shape)}]"
 
-
-# -- finite values ----------------------------------------------------------------------------------------------------
 
 NAN, INFINITE = "NaN", "infinite"
 

@@ -133,8 +133,6 @@ class Checkpoints:
         """Return the directory of a step's checkpoint."""
         return self.directory / f"step-{step:010d}"
 
-    # -- saving -------------------------------------------------------------------------------------------------------
-
     def start(self, snapshot: Snapshot, *, aside: bool = False, keep: bool = False) -> Callable[[], Path]:
         """Start to write a checkpoint. It replaces one of the same step, unless that has the same content or `keep`.
 
@@ -206,8 +204,6 @@ class Checkpoints:
             return False
         return True
 
-    # -- deleting -----------------------------------------------------------------------------------------------------
-
     def prune(self, keep: int, *, protected: Set[int] = frozenset()) -> None:
         """Delete all but the newest `keep` checkpoints and those of the `protected` steps."""
         for step in self.steps()[:-keep]:
@@ -234,8 +230,6 @@ class Checkpoints:
         doomed = _unused(path.with_name(f".old-{path.name}-{os.getpid()}"))
         path.rename(doomed)
         _remove_tree(doomed)
-
-    # -- restoring ----------------------------------------------------------------------------------------------------
 
     def newest(
         self, check: Callable[[Checkpoint], object] | None = None, *, broken: list[Path] | None = None
@@ -336,9 +330,6 @@ def prefix_of(directory: Path, name: str) -> str:
     return str(directory / quoted)
 
 
-# -- writing the files -------------------------------------------------------------------------------------------------
-
-
 def _write(directory: Path, snapshot: Snapshot, tensors: Mapping[str, tf.Tensor], parts: Mapping[str, Any]) -> None:
     """Write and sync all files of a checkpoint. Functions in `parts` write the files of their `Saveable`."""
     if snapshot.check is not None:
@@ -396,9 +387,6 @@ def _holds_graph(path: Path) -> bool:
         return False
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return _GRAPH_KEY.search(content) is not None
-
-
-# -- reading and verifying ---------------------------------------------------------------------------------------------
 
 
 def _read_tensors(prefix: Path | str) -> dict[str, tf.Tensor]:

@@ -114,8 +114,6 @@ def decode(coded: Any) -> Any:
     return {key: decode(item) for key, item in coded.items()}
 
 
-# -- random generators -------------------------------------------------------------------------------------------------
-
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 

@@ -169,9 +169,6 @@ def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(AVERAGES): value for name, value in saved.items() if name.startswith(AVERAGES)}
 
 
-# -- the formats of a source ------------------------------------------------------------------------------------------
-
-
 def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
     """Read all arrays of a source by name, without a ``:0`` at the end.
 
@@ -277,9 +274,6 @@ def best_checkpoint(source: Any) -> Path:
     if len(set(found.values())) > 1:
         raise CheckpointError(f"{experiment} has several best checkpoints: {', '.join(found)}; name one by its step")
     return Checkpoints(experiment.checkpoints).path(next(iter(found.values())))
-
-
-# -- the weights files of Keras ----------------------------------------------------------------------------------------
 
 
 def _read_h5(path: Path) -> dict[str, np.ndarray[Any, Any]]:

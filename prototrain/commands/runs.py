@@ -98,9 +98,6 @@ def _place(fact: Any) -> tuple[int, float, str]:
     return (1, fact, "") if isinstance(fact, int | float) else (2, 0.0, as_text(fact))
 
 
-# -- showing ----------------------------------------------------------------------------------------------------------
-
-
 def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
     """Return a table of experiments with the scalars that match the patterns, by default with the loss."""
     columns: dict[str, Callable[[Run], str | None]] = {
@@ -186,9 +183,6 @@ def _range_in_json(scalar: Range) -> dict[str, Any]:
     ends = {"lowest": scalar.lowest, "highest": scalar.highest}
     found = {name: {"value": number(value), "step": step} for name, (value, step) in ends.items()}
     return {"last": number(scalar.last), **found}
-
-
-# -- compare -----------------------------------------------------------------------------------------------------------
 
 
 def add_compare(commands: Any) -> None:

@@ -24,8 +24,6 @@ FUNCTIONS_KEY: Final = "prototrain.functions"
 _WORDS: Final = {"true": True, "false": False, "none": None, "null": None}
 _NUMBER: Final = re.compile(r"[+-]?(0|[1-9]\d*|(\d+\.\d*|\.\d+)(e[+-]?\d+)?|\d+e[+-]?\d+)", re.IGNORECASE)
 
-# -- as people write them: on the command line, in the space of a sweep, and in files ----------------------------------
-
 
 def read_value(text: str) -> Any:
     """Parse the text of one value.
@@ -170,9 +168,6 @@ def _finite(text: str) -> float:
 def _refuse_constant(name: str) -> NoReturn:
     """Reject `NaN` and `Infinity`, for `json.loads(parse_constant=)`."""
     raise ValueError(f"{name} is not JSON")
-
-
-# -- as JSON data, which is read without running any code that a file names --------------------------------------------
 
 
 def encode(value: Any) -> Any:

@@ -19,8 +19,6 @@ Batch = dict[str, Any]
 Datasets = dict[str, tf.data.Dataset]
 _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
-# -- structure ---------------------------------------------------------------------------------------------------------
-
 
 def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
     """Return a dataset if it is not empty and its elements are batches; otherwise raise a DataError.
@@ -106,9 +104,6 @@ def from_paths(values: Mapping[str, Any], like: Any) -> Batch:
     return found
 
 
-# -- sizes -------------------------------------------------------------------------------------------------------------
-
-
 def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     """Return the first dimensions of a batch's tensors by path, without scalars."""
     return {path: _length(value) for path, value in by_path(inputs).items() if value.shape.rank != 0}
@@ -156,9 +151,6 @@ def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
         raise ConfigError(
             f"model.batch_size: {batch_size} examples do not divide evenly into {' of '.join(parts)}; {nearest} would"
         )
-
-
-# -- parts -------------------------------------------------------------------------------------------------------------
 
 
 def split_batch(inputs: Batch, parts: int) -> list[Batch]:
@@ -250,9 +242,6 @@ def limited(make: Callable[[], Datasets], *, limit: int | None, overfit: int | N
     return make if limit is None and overfit is None else datasets
 
 
-# -- the first batch ---------------------------------------------------------------------------------------------------
-
-
 def first_batch(iterator: Any) -> Batch:
     """Read one batch of the training dataset; raises a DataError if it is empty or reading fails."""
     try:
@@ -274,8 +263,6 @@ def batch_of_zeros(spec: Mapping[str, Any], batch_size: int) -> Batch:
 
     return dict(tf.nest.map_structure(zeros, dict(spec)))
 
-
-# -- digests -----------------------------------------------------------------------------------------------------------
 
 _KEPT_DIGESTS = 1024  # more than the batches that are ever prefetched
 

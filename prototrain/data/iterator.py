@@ -128,8 +128,6 @@ class DataIterator:
         """Return the mode and its reason, such as "replay (2 shuffles)"."""
         return f"{self.mode} ({self.reason})" if self.reason else self.mode
 
-    # -- reading ------------------------------------------------------------------------------------------------------
-
     def next_batch(self) -> Batch:
         """Read and count one training batch; raises StopTraining at the end of the data."""
         self.catch_up()
@@ -200,8 +198,6 @@ class DataIterator:
         self.iterator = iter(dataset.batch(self.block).prefetch(1) if self.block else dataset.prefetch(PREFETCH))
         self.number, self.offset, self.behind, self.passes_behind = number, offset, 0, 0
 
-    # -- blocks -------------------------------------------------------------------------------------------------------
-
     def fits_blocks(self) -> str | None:
         """Return why batches cannot be stacked into blocks, or None if they can."""
         for path, spec in by_path(self.element_spec).items():
@@ -243,8 +239,6 @@ class DataIterator:
     def _read_block(self) -> None:
         self._current = None  # in case reading fails
         self._current, self._row = self.iterator.get_next(), 0
-
-    # -- the position -------------------------------------------------------------------------------------------------
 
     def write(self, prefix: str) -> Callable[[], Place]:
         """Capture the position; returns a function that writes it as part of a checkpoint, from any thread."""
@@ -319,8 +313,6 @@ class DataIterator:
     def _restore(self, prefix: str, place: Place) -> None:
         """Restore a written position; raises a CheckpointError if it cannot be read."""
         self._go(place)
-
-    # -- reading again ------------------------------------------------------------------------------------------------
 
     def catch_up(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
         """Read batches again up to the position of the run, if a restored iterator is behind it.

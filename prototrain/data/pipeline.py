@@ -64,9 +64,6 @@ def operations(stage: Any) -> Iterator[Any]:
         yield from all_operations(function.graph)
 
 
-# -- description -------------------------------------------------------------------------------------------------------
-
-
 def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
     """Describe a dataset in JSON values that are the same in every process for the same code and data.
 
@@ -137,8 +134,6 @@ def _texts(tensor: Any) -> list[bytes]:
 def _digest(found: object) -> str:
     return short_digest(repr(found).encode(errors="surrogateescape"))
 
-
-# -- the rule ----------------------------------------------------------------------------------------------------------
 
 PLAIN = frozenset(
     (

@@ -96,9 +96,6 @@ def training_data(
     return DataIterator(source, reason, batch_size=batch_size)
 
 
-# -- the state of TensorFlow's iterator --------------------------------------------------------------------------------
-
-
 def write_state(prefix: str, state: tf.Tensor) -> Path:
     """Write the state of an iterator, from any thread; returns the data file."""
     with tf.device("CPU:0"):
@@ -195,9 +192,6 @@ class StateIterator(DataIterator):
             raise CheckpointError(f"the data position {prefix} cannot be restored: {cause(error)}") from error
 
 
-# -- a number ----------------------------------------------------------------------------------------------------------
-
-
 def indexed(dataset: tf.data.Dataset) -> Callable[[int], None] | None:
     """Return a function that makes the next iteration over a dataset start after a number of batches.
 
@@ -263,9 +257,6 @@ class NumberIterator(DataIterator):
         self._read(self._dataset, place["pass"], place["offset"])
 
 
-# -- Grain -------------------------------------------------------------------------------------------------------------
-
-
 class GrainIterator(DataIterator):
     """Training data whose position is the state of a Grain iterator.
 
@@ -319,9 +310,6 @@ def _close(reading: Any) -> None:
     """End the threads of a Grain iterator."""
     with suppress(Exception):  # at interpreter shutdown, modules may be gone
         reading.close()
-
-
-# -- reading again -----------------------------------------------------------------------------------------------------
 
 
 class ReplayIterator(DataIterator):

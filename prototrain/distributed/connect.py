@@ -148,9 +148,6 @@ def _leave_if_lost() -> None:
         os._exit(1)
 
 
-# -- waiting for all workers ------------------------------------------------------------------------------------------
-
-
 class _Deadline:
     """Prints the missing workers after two seconds, and raises a `ClusterError` after `seconds`."""
 

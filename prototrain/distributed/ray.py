@@ -211,9 +211,6 @@ def _drive(board: Any, fit: Callable[[], object], workers: int, max_restarts: in
         raise ClusterError(f"the run has ended after {state['restarts']} restarts: {why}") from error
 
 
-# -- in a worker ------------------------------------------------------------------------------------------------------
-
-
 def _address() -> str:
     import ray
 

@@ -98,8 +98,6 @@ class WorkerSync:
 
         self._add_all = tf.function(add_all, autograph=False, reduce_retracing=True)
 
-    # -- exchange -----------------------------------------------------------------------------------------------------
-
     def gather(self, row: Sequence[int]) -> list[list[int]]:
         """Return the integers of each worker. All workers must call this with the same number of integers."""
         table = np.zeros([self.worker.count, len(row)], np.int64)
@@ -164,8 +162,6 @@ class WorkerSync:
         """Wait for all workers at the end of the run, because TensorFlow may still be reading from this process."""
         with suppress(ClusterError):
             self.gather([0])
-
-    # -- errors -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:

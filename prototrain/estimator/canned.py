@@ -220,9 +220,6 @@ class DNNLinearCombinedRegressor(_Regressor, DNNLinearCombinedEstimator):
     """
 
 
-# -- the model_fn ------------------------------------------------------------------------------------------------------
-
-
 def _model_fn(head: Head, *parts: tuple[str, Logits, Any, float]) -> Callable[..., EstimatorSpec]:
     """Return a `model_fn` that adds the logits of its parts.
 

@@ -92,8 +92,6 @@ class Estimator:
         self._experiment = _experiment(model_dir, self.config.model_dir)
         self.model_dir = self.config.model_dir = str(self._experiment.directory)
 
-    # -- training -----------------------------------------------------------------------------------------------------
-
     @ignore_save_signals()
     def train(
         self,
@@ -174,8 +172,6 @@ class Estimator:
         if (place := Path(self.model_dir) / "export").is_dir():
             self._experiment.keep(place)  # includes the exporters' records, and removes deleted exports
         return measured, exported
-
-    # -- evaluation, prediction and export ----------------------------------------------------------------------------
 
     def evaluate(
         self,
@@ -302,8 +298,6 @@ class Estimator:
         print(f"exported step {built.step} to {final}, compared {compared}")
         return str(final)
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------
-
     def latest_checkpoint(self) -> str | None:
         """Return the path of the newest checkpoint for `tf.train.load_checkpoint`, or None if there is none."""
         newest = self._newest()
@@ -350,8 +344,6 @@ class Estimator:
         if newest is None:
             raise CheckpointError(f"there is no checkpoint in {self.model_dir} yet; call train() first")
         return newest
-
-    # -- models -------------------------------------------------------------------------------------------------------
 
     def _program(self, mode: str, input_fn: Callable[..., Any], **more: Any) -> Program:
         directory = Path(self.model_dir).resolve()  # resolve() because Path(".") has no name

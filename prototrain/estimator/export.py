@@ -62,9 +62,6 @@ def signatures(outputs: Mapping[str, Any] | None, predictions: Any) -> dict[str,
     return found
 
 
-# -- inputs of an exported model --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ServingInputReceiver:
     """The inputs of an exported model.

@@ -157,9 +157,6 @@ class BestExporter(LatestExporter):
         return best is None or bool(self._compare(best_eval_result=best, current_eval_result=eval_result))
 
 
-# -- callbacks of `train_and_evaluate` --------------------------------------------------------------------------------
-
-
 class ThrottledValidation(Validation):
     """Evaluates the current weights at most as often as an `EvalSpec` allows, and at the end of the run.
 

@@ -323,9 +323,6 @@ class Crossed(Categorical):
         return tf.sparse.to_dense(crossed, default_value=-1)
 
 
-# -- dense representations of categorical columns ---------------------------------------------------------------------
-
-
 @dataclass(eq=False)
 class Indicator(Dense):
     """A multi-hot encoding of a categorical column: the count of each value per example.
@@ -447,9 +444,6 @@ def categorical_column_with_vocabulary_file(
     return Vocabulary(key, words, dtype, -1 if default_value is None else default_value, num_oov_buckets)
 
 
-# -- dense features with a dimension of values ------------------------------------------------------------------------
-
-
 def _raw(features: Mapping[str, Any], key: str) -> tf.Tensor:
     """Return a feature as a dense tensor with a dimension of values; missing values are empty strings or -1."""
     if not isinstance(features, Mapping) or key not in features:
@@ -486,9 +480,6 @@ def _is_given(feature: Any, values: tf.Tensor) -> tf.Tensor:
 
 def _is_missing(values: tf.Tensor) -> tf.Tensor:
     return values == ("" if values.dtype == tf.string else tf.constant(-1, values.dtype))
-
-
-# -- models of several columns ----------------------------------------------------------------------------------------
 
 
 def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> tf.Tensor:

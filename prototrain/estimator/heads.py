@@ -361,9 +361,6 @@ class RegressionHead(Head):
         return metrics | _metric(mean, "label/mean", labels, weights=spread)
 
 
-# -- metrics, labels and weights of a batch ---------------------------------------------------------------------------
-
-
 class _Baseline(keras.metrics.Mean):  # type: ignore[misc]
     """The accuracy of always predicting the more frequent class, for labels 0 and 1."""
 

@@ -157,9 +157,6 @@ def _has_own(hook: Any, method: str) -> bool:
     return defined is not None and not str(defined.__module__).startswith(("tensorflow.", __name__))
 
 
-# -- printing tensors of a training step -----------------------------------------------------------------------------
-
-
 class LoggingTensorHook(ProcessTensors):
     """Prints tensors of the training step at an interval.
 

@@ -122,9 +122,6 @@ def _flat(parts: tuple[Any, Any]) -> dict[str, Any]:
     return {"/".join(map(str, path)): leaf for path, leaf in leaves}
 
 
-# -- calls of user functions, and checks of their results --------------------------------------------------------------
-
-
 def calling(function: Callable[..., Any], what: str, **available: Any) -> Callable[..., Any]:
     """Return a user function as one of keyword arguments, which passes on those that the signature names.
 
@@ -183,8 +180,6 @@ def _optimizer_spec(train_op: Any) -> OptimizerSpec:
         "train_op=keras.optimizers.Adagrad(0.1); the engine does what minimize() did"
     )
 
-
-# -- TensorFlow 1's graph collections ----------------------------------------------------------------------------------
 
 # In TensorFlow 2, `tf.compat.v1.trainable_variables` and similar functions return empty lists, and a weight decay that
 # uses them would silently be 0. All of these functions call `tf.Graph.get_collection`.

@@ -96,8 +96,6 @@ class Experiment:
             return None
         return found if isinstance(found, str) else None
 
-    # -- the lock ---------------------------------------------------------------------------------------------------
-
     def lock(self, announce: Callable[[str], object] = print) -> str | None:
         """Create the directory if needed and lock it for this process. The lock is released when the process ends.
 
@@ -154,8 +152,6 @@ class Experiment:
         """Return whether a live process holds the lock; see `is_locked`."""
         return is_locked(self.directory / LOCK) or (self.remote is not None and self.remote.is_running())
 
-    # -- the start of a run -----------------------------------------------------------------------------------------
-
     def write_start(
         self,
         *,
@@ -187,8 +183,6 @@ class Experiment:
             write_atomic(self.environment, json.dumps(environment, indent=2) + "\n")
         except OSError as error:
             raise ExperimentError(f"cannot write to the experiment directory {self}: {error.strerror}") from error
-
-    # -- deletion ---------------------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
         """Return whether the directory has anything that a fresh start would delete."""

@@ -135,9 +135,6 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-# -- the lease of a URL ------------------------------------------------------------------------------------------------
-
-
 class Holder(NamedTuple):
     """The run that holds the lease, or held it last."""
 

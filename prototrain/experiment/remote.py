@@ -72,8 +72,6 @@ class Remote:
             why = f"{error.strerror}; PROTOTRAIN_CACHE names another place for it"
             raise StorageError(f"cannot keep a copy of {self} in {self.directory}: {why}") from error
 
-    # -- for commands that read ---------------------------------------------------------------------------------------
-
     def fetch(self, *, whole: bool = False) -> None:
         """Update the local copy, unless a run on this machine is working in it or was the last one at the URL.
 
@@ -99,8 +97,6 @@ class Remote:
         if not is_locked(self.directory / LOCK):
             with self._alone(), announcing(f"uploading to {self}"):
                 self._mirror.upload()
-
-    # -- for a run ----------------------------------------------------------------------------------------------------
 
     def open(self, announce: Say = print, *, to_clear: bool = False) -> str | None:
         """Take the lease and update the local copy, which this process has locked, unless it is going to be cleared.
@@ -183,8 +179,6 @@ class Remote:
             except (StorageError, ExperimentError) as error:
                 announce(f"WARNING: {error}; other machines have to wait until the lease has expired")
 
-    # -- threads ------------------------------------------------------------------------------------------------------
-
     def _start(self, work: Callable[[], None]) -> None:
         self._threads.append(threading.Thread(target=work, name="upload", daemon=True))
         self._threads[-1].start()
@@ -235,9 +229,6 @@ class Remote:
                 is_failing = True
 
 
-# -- the local copy ----------------------------------------------------------------------------------------------------
-
-
 class Mirror:
     """The files of one experiment, at its URL and in its local copy. `copy` identifies the local copy.
 
@@ -286,8 +277,6 @@ class Mirror:
             at = Path(path).relative_to(self._directory)
             yield from (name for file in files if step_of(name := (at / file).as_posix()) is None and _is_copied(name))
 
-    # -- download -----------------------------------------------------------------------------------------------------
-
     def download(self, *, whole: bool) -> list[str]:
         """Update the local copy from the URL, with complete checkpoints if `whole`, or only their meta.json.
 
@@ -333,8 +322,6 @@ class Mirror:
             raise ExperimentError(  # runs may be at work in the local copies of those below
                 f"{self._storage} is not an experiment; `prototrain runs {self._storage}` lists those below it"
             )
-
-    # -- upload -------------------------------------------------------------------------------------------------------
 
     def upload(self, check: Callable[[], object] = lambda: None) -> bool:
         """Upload the changed files and at most one checkpoint, the newest; returns whether more checkpoints remain.
@@ -422,9 +409,6 @@ def _is_meta(name: str) -> bool:
 
 def _is_copied(name: str) -> bool:
     return not any(part in _NOT_COPIED or part.startswith((".tmp-", ".old-", ".replaced-")) for part in name.split("/"))
-
-
-# -- paths -------------------------------------------------------------------------------------------------------------
 
 
 def local_copy(url: str) -> Path:

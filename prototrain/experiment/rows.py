@@ -80,9 +80,6 @@ def _row(line: bytes) -> Row | None:
         return None
 
 
-# -- resuming ---------------------------------------------------------------------------------------------------------
-
-
 def truncate_rows(path: Path, step: int) -> tuple[Row, int] | None:
     """Keep the rows of a file up to a step, and move the lines after them to the `superseded` file.
 

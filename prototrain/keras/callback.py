@@ -61,8 +61,6 @@ class KerasCallback(Callback):
     def overrides(self, hook: str) -> bool:
         return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
 
-    # -- hooks --------------------------------------------------------------------------------------------------------
-
     def setup(self) -> None:
         trainer = self.trainer
         if isinstance(self.callback, keras.callbacks.BackupAndRestore) and trainer.experiment is not None:
@@ -119,8 +117,6 @@ class KerasCallback(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._restored = state
-
-    # -- calling Keras ------------------------------------------------------------------------------------------------
 
     def _call(self, hook: str, *arguments: Any) -> None:
         getattr(self.callback, hook)(*arguments)

@@ -113,8 +113,6 @@ class KerasTrainer(SimpleTrainer):
     def _has_data(self) -> bool:
         return "built" in vars(self)
 
-    # -- the step -----------------------------------------------------------------------------------------------------
-
     @property
     def has_own_train_step(self) -> bool:
         return self.model.has_own_step
@@ -163,8 +161,6 @@ class KerasTrainer(SimpleTrainer):
 
     def _check_data(self, built: BuiltModel) -> None:
         pass  # the data determines the batch size
-
-    # -- training -----------------------------------------------------------------------------------------------------
 
     def train(self, callbacks: Any = (), **length: Any) -> None:
         """Train; see `TowerTrainer.train`. Raises ModelError if the model was compiled again."""
@@ -277,8 +273,6 @@ class KerasTrainer(SimpleTrainer):
         self.data.rewind()  # reading it may have changed the order of a shuffled dataset
         return steps
 
-    # -- evaluation ---------------------------------------------------------------------------------------------------
-
     @property
     def unaveraged(self) -> Collection[str]:  # type: ignore[override]
         """Names of scalars whose last value is recorded, including the metrics.
@@ -313,8 +307,6 @@ class KerasTrainer(SimpleTrainer):
         with preserve_values(model.metrics_variables):  # the metrics of training continue over the epoch
             found = model.evaluate(data, steps=batches or None, callbacks=callbacks, verbose=0, return_dict=True)
         return None if self.stop.signum is not None else metric_scalars(found)
-
-    # -- checkpoints and tables ---------------------------------------------------------------------------------------
 
     def _describe_layers(self) -> str | None:
         of_metrics = self._of_metrics()

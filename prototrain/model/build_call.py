@@ -171,8 +171,6 @@ class BuildCall:
         finally:
             self._frames.pop()
 
-    # -- objects ------------------------------------------------------------------------------------------------------
-
     def _find_or_make(self, key: Key, make: Callable[[], Any]) -> tuple[Any, bool]:
         """Return the next object of a key, and whether it is new."""
         frame = self._frames[-1]
@@ -247,8 +245,6 @@ class BuildCall:
                     "own"
                 )
 
-    # -- changes that happen once -------------------------------------------------------------------------------------
-
     def is_done(self, changed: Any) -> bool:
         """Return whether the first call has made a one-time change of this object, such as building a layer."""
         return not (self._is_first or self._in_layer or id(changed) in self._new)
@@ -297,8 +293,6 @@ class BuildCall:
                 # A tensor keeps its value; TensorFlow copies only a variable that changes.
                 value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
                 self._before[id(handle)] = (variable, value)
-
-    # -- losses and variables -----------------------------------------------------------------------------------------
 
     def note_taken(self, layer: Any, losses: list[Any]) -> None:
         """Record that a layer's losses were read; if `build` itself reads them, it adds them to its own loss."""
@@ -360,9 +354,6 @@ def _digest(array: Any) -> Any:
     return str(array.dtype), array.shape, hashlib.sha256(held).hexdigest()
 
 
-# -- hooks in constructors --------------------------------------------------------------------------------------------
-
-
 def _hook_constructor(kind: type) -> None:
     original: Any = kind.__new__
 
@@ -406,9 +397,6 @@ def _build(layer: Any, call: BuildCall, original: Any, *args: Any, **kwargs: Any
         return None
     with call.ignoring():
         return original(*args, **kwargs)
-
-
-# -- hooks in methods -------------------------------------------------------------------------------------------------
 
 
 def _with_hook(original: Any, hook: Callable[..., Any]) -> Any:

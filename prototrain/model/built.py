@@ -180,8 +180,6 @@ class BuiltModel:
                 "ignores; make a new trainer, and load_weights() the variables of this one"
             )
 
-    # -- Keras's part -------------------------------------------------------------------------------------------------
-
     def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
         """Return variables by name, as Keras variables where layers have them, for optimizers.
 
@@ -207,8 +205,6 @@ class BuiltModel:
     def layer_loss(self) -> tf.Tensor | None:
         """Return the sum of the layers' losses in this tower's last `build`, or None without any; traced."""
         return self.layers.loss()
-
-    # -- using it -----------------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
@@ -253,8 +249,6 @@ class BuiltModel:
         """Return a function from arrays to arrays; see `Predictor`."""
         return Predictor(self, input_names, output_names)
 
-    # -- weights ------------------------------------------------------------------------------------------------------
-
     def load_weights(self, source: Source, **options: Any) -> str:
         """Load the matching weights and return a table of them; see `prototrain.checkpoint.weights.load_weights`."""
         report = load_weights(self.variables, source, **options)
@@ -290,8 +284,6 @@ class BuiltModel:
             layer.finalize_state()
         if normalizing:
             self._evaluations.clear()  # their traces contain the old constants
-
-    # -- facts --------------------------------------------------------------------------------------------------------
 
     @property
     def source(self) -> Path | None:

@@ -181,8 +181,6 @@ class LayerCache:
         for name, variable in self.variables.items():
             setattr(variable, NAME, name)
 
-    # -- what Keras knows of the variables ----------------------------------------------------------------------------
-
     def keras_variable(self, variable: Any) -> Any:
         """Return the Keras variable of a `tf.Variable`, or the `tf.Variable` itself if it has none."""
         return self._weights.get(id(variable), variable)
@@ -214,8 +212,6 @@ class LayerCache:
         """Return the layers of the model and all layers inside them, outer layers first."""
         return list({id(layer): layer for root in self.layers.values() for layer in layers_within(root)}.values())
 
-    # -- layers that several trainers use -----------------------------------------------------------------------------
-
     @property
     def trained(self) -> list[str]:
         """The names of the variables that a trainer of this process has trained."""
@@ -225,8 +221,6 @@ class LayerCache:
         """Mark variables as trained, or as loaded: trained values that are loaded are intended."""
         for name in names:
             self.holders[name].is_trained = is_trained
-
-    # -- losses -------------------------------------------------------------------------------------------------------
 
     def loss(self) -> tf.Tensor | None:
         """Return the sum (float32) of the layers' losses in this thread's last `build`, or None without any; traced.

@@ -51,8 +51,6 @@ class Placement:
         self._cache = LayerCache()
         self._variables: Mapping[str, tf.Variable] = {}
 
-    # -- building -----------------------------------------------------------------------------------------------------
-
     def declare_variable(self, **arguments: Any) -> dict[str, Any]:
         """Return the arguments of `tf.Variable` for a variable of the model."""
         return arguments
@@ -93,8 +91,6 @@ class Placement:
                     self._cache.of_tower.setdefault(index, {})[base_name(variable)] = own
                     found[f"{name}{TOWER_INFIX}{index}" if index else name] = own
         return found
-
-    # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, function: Callable[[Any], Any], inputs: Batch) -> Any:
         """Call a function in every tower with its part of a global batch; traced."""

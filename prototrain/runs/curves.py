@@ -61,9 +61,6 @@ def picture_path(text: str) -> Path:
     return path
 
 
-# -- selection --------------------------------------------------------------------------------------------------------
-
-
 def charts(runs: Sequence[Run], names: Sequence[str], look: Look = PLAIN) -> dict[str, list[Curve]]:
     """Return the curves of scalars, with a few thousand points each, by the title of their chart."""
     several, found = len(runs) > 1, {}
@@ -133,9 +130,6 @@ def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
         if not matching(known, [pattern]):
             raise ExperimentError(f"there is no scalar like {pattern!r}; there are: {', '.join(known)}")
     return matching(known, patterns)
-
-
-# -- drawing ----------------------------------------------------------------------------------------------------------
 
 
 def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = PLAIN) -> bytes:

@@ -190,9 +190,6 @@ def _environment(run: Run) -> str:
     return _table([[key, as_text(value)] for key, value in flat(chosen).items()])
 
 
-# -- time -------------------------------------------------------------------------------------------------------------
-
-
 def _time(run: Run) -> str:
     headers = ["started", "start", "steps", "time", "steps/s", "end", "workers", "started again because"]
     several = any(attempt.workers is not None for attempt in run.attempts)
@@ -208,9 +205,6 @@ def _row_of(attempt: Attempt) -> list[Any]:
     taken = None if attempt.seconds is None else format_duration(attempt.seconds)
     end = str(Outcome(attempt.state, attempt.reason))
     return [_moment(attempt.started), attempt.start, steps, taken, speed, end, attempt.workers, attempt.cause]
-
-
-# -- pieces of HTML ---------------------------------------------------------------------------------------------------
 
 
 def _table(rows: Sequence[Sequence[Any]], headers: Iterable[str] = ()) -> str:

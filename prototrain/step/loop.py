@@ -249,8 +249,6 @@ class CompiledCalls(StepCalls):
             waiting=float(state["waited"]),
         )
 
-    # -- a watched step -----------------------------------------------------------------------------------------------
-
     @property
     def may_be_watched(self) -> bool:
         return self._iteration.may_be_watched and (
@@ -286,8 +284,6 @@ class CompiledCalls(StepCalls):
         with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):
             state, seen = self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched=True)
         return {**state, "counts": guard.end_call(state["finite"])}, seen
-
-    # -- traced -------------------------------------------------------------------------------------------------------
 
     def _iterate(self, iterator: Any, n: tf.Tensor) -> State:
         first, body = self._first_state(), self._body(iterator)

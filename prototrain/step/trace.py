@@ -63,9 +63,6 @@ def compiled(function: Callable[..., Any]) -> Any:
     return tf.function(functools.partial(function), autograph=False)
 
 
-# -- tf.summary --------------------------------------------------------------------------------------------------------
-
-
 class SummaryFile:
     """A buffer for the events of `tf.summary` calls, in a temporary file: TensorFlow can write to files only."""
 

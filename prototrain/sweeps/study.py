@@ -259,9 +259,6 @@ def _decode(dimension: Dimension, param: Any) -> Any:
     return read_value(param) if dimension.kind == "choice" else param
 
 
-# -- the storage: a database, or an Optuna journal file ----------------------------------------------------------------
-
-
 def sqlite_url(path: Path) -> str:
     """Return the URL of an SQLite file."""
     url = URL.create("sqlite", database=str(path)).render_as_string()

@@ -89,9 +89,6 @@ def literal_prefix(prefix: str | Path) -> Iterator[str]:
         yield f"{directory}/model"
 
 
-# -- URLs, such as s3://bucket/folder ----------------------------------------------------------------------------------
-
-
 def url_of(path: PathLike) -> str | None:
     """Return a path as a URL, ``scheme://rest`` without a slash at the end, or None for a local path.
 

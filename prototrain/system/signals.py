@@ -29,8 +29,6 @@ from prototrain.system.terminal import is_interactive
 
 _Result = TypeVar("_Result")
 
-# -- forked children ---------------------------------------------------------------------------------------------------
-
 _watchers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # in the order of registration
 _mask = threading.local()
 # SIGINT is missing: its KeyboardInterrupt would be raised, and lost, in `_before`.
@@ -70,8 +68,6 @@ def _after_in_child() -> None:
 
 os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after_in_child)
 
-
-# -- signals -----------------------------------------------------------------------------------------------------------
 
 _FROM_USER = (signal.SIGINT, signal.SIGTERM)
 _FROM_SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # the system may send these more than once
@@ -193,8 +189,6 @@ class StopRequest:
         if self.signum is not None:
             raise SystemExit(128 + self.signum)
 
-    # -- the handler, in the main thread ------------------------------------------------------------------------------
-
     def _listen(self) -> None:
         watch_forks(self)  # at this point, so that handlers are restored in reverse order
         receiver, sender = self._sockets = socket.socketpair()
@@ -215,8 +209,6 @@ class StopRequest:
         self.request(signum)  # in case the thread has not done so yet
         if self._received > 2 and signum in _FROM_USER and is_interactive():
             raise KeyboardInterrupt
-
-    # -- the thread, which prints and calls listeners at once ---------------------------------------------------------
 
     def _wait(self, receiver: socket.socket) -> None:
         while received := receiver.recv(64):

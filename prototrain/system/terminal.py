@@ -67,8 +67,6 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-# -- tables ----------------------------------------------------------------------------------------------------------
-
 WIDTH = 80  # the width of tables in characters, if the output is not a terminal
 _UNLIMITED = 10_000
 _LEAST = 20  # minimum width of a folded value
@@ -176,8 +174,6 @@ def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
     return tabulate(texts.items(), tablefmt="plain", disable_numparse=True)
 
 
-# -- long operations ---------------------------------------------------------------------------------------------------
-
 PATIENCE_SECONDS = 2.0
 
 
@@ -193,8 +189,6 @@ def announcing(what: str, announce: Callable[[str], object] = print) -> Iterator
     finally:
         timer.cancel()
 
-
-# -- the import of TensorFlow ------------------------------------------------------------------------------------------
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _chosen_by_user = os.environ.get(_LEVEL, "3") != "3"  # a process that this one starts inherits the setting
@@ -234,8 +228,6 @@ def _stderr_held_back() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
 
-
-# -- numbers, times and names ------------------------------------------------------------------------------------------
 
 # How to start again and how to continue with other data, for messages to the user.
 FRESH = "--fresh (in Python: train(fresh=True))"

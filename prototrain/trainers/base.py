@@ -160,8 +160,6 @@ class Trainer:
         if stop is not None:
             raise stop
 
-    # -- the loop -----------------------------------------------------------------------------------------------------
-
     def train(
         self,
         callbacks: Iterable[Callback] = (),
@@ -329,8 +327,6 @@ class Trainer:
         """Context manager around a run, for the setup and cleanup of subclasses."""
         return nullcontext()
 
-    # -- what a subclass offers to callbacks ------------------------------------------------------------------------
-
     def _fit_logs(self) -> dict[str, Any]:
         """Return the training logs for Keras callbacks, as `keras.Model.fit` passes them: here the step's outputs."""
         return dict(self.outputs)
@@ -409,8 +405,6 @@ class Trainer:
                 stack.enter_context(scope())
             yield
 
-    # -- the experiment directory -------------------------------------------------------------------------------------
-
     def require_experiment(self, who: str) -> Experiment:
         """Return the experiment, for the callback `who` that writes files.
 
@@ -435,8 +429,6 @@ class Trainer:
             CheckpointError: the checkpoint cannot be written.
         """
         return self.run.start_save()()
-
-    # -- printed output and recorded facts -----------------------------------------------------------------------------
 
     def log(self, text: str) -> None:
         """Print a line, without breaking a progress bar, and append it to the experiment's train.log."""

@@ -75,8 +75,6 @@ class Run:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
 
-    # -- begin and end ------------------------------------------------------------------------------------------------
-
     @contextmanager
     def active(self, *, fresh: bool) -> Iterator[None]:
         """Context manager around a run: locks the directory, records the outcome, and unlocks the directory.
@@ -200,8 +198,6 @@ class Run:
         """The experiment, if this process writes it."""
         return self._trainer.experiment if self._trainer.is_chief else None
 
-    # -- logging ------------------------------------------------------------------------------------------------------
-
     def log(self, text: str) -> None:
         """Print one or more lines, without breaking a progress bar, and append them to the experiment's train.log."""
         # A full disk must not end the run.
@@ -223,8 +219,6 @@ class Run:
         elif experiment is not None and experiment.directory.is_dir():
             with suppress(OSError), open(experiment.log, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(printable(text) + "\n")
-
-    # -- run.json and uploads -----------------------------------------------------------------------------------------
 
     def note(self, **facts: Any) -> None:
         """Record facts of this attempt in run.json, as attributes of `Attempt`."""
@@ -301,8 +295,6 @@ class Run:
         """The last step of the current epoch, or of the run, whichever comes first."""
         trainer = self._trainer
         return min(trainer.epoch_num * trainer.steps_per_epoch, trainer.total_steps)
-
-    # -- saving -------------------------------------------------------------------------------------------------------
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -421,8 +413,6 @@ class Run:
 
         looks = trainer.check_finite and self.state_is_sound
         return Snapshot(step, entries.variables, entries.saveables, meta, check if looks else None)
-
-    # -- resuming -----------------------------------------------------------------------------------------------------
 
     def _drop_entries(self, keys: set[str]) -> None:
         """Remove the variables of callbacks of the last run that have no part in this one, such as old averages."""
@@ -543,8 +533,6 @@ class Run:
         """Return the row "start": the step of the resume, the data position, and changes since the checkpoint."""
         return "; ".join(self._resumed)
 
-    # -- StopOnNaN ----------------------------------------------------------------------------------------------------
-
     def find_not_finite(self) -> str | None:
         """Return a phrase that names the variables that are not finite and should be, or None."""
         found = self.finite.find(StateEntries(self._trainer.state).variables)
@@ -562,8 +550,6 @@ class Run:
                 f"checkpoint {checkpoint.path} is not resumed from: {describe_not_finite(found)}; to resume from it, "
                 "leave StopOnNaN out"
             )
-
-    # -- facts for checkpoints and run.json ---------------------------------------------------------------------------
 
     def config(self) -> Config | None:
         """Return a copy of the trainer's config with the length that was passed to `train`."""

@@ -167,8 +167,6 @@ class TowerTrainer(Trainer):
         decays = [bool(self.config.data.get(f"model.weight_decay.{kind}")) for kind in ("value", "l1")]
         return {**found, "model.weight_decay": any(decays)}
 
-    # -- to override --------------------------------------------------------------------------------------------------
-
     def create_optimizers(self) -> None:
         """Create `self.optimizer` and register its variables in `state`. Override this to create other optimizers."""
         made = make_optimizer(self.config, without_schedule=UNSET_RATE)
@@ -306,8 +304,6 @@ class TowerTrainer(Trainer):
         """Return whether a trainer in this process would be the chief."""
         return True
 
-    # -- for train_step -----------------------------------------------------------------------------------------------
-
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
         """Build the model on one tower. All towers and modes share its variables.
 
@@ -416,8 +412,6 @@ class TowerTrainer(Trainer):
                 argument that only Keras's `fit` supports.
         """
         self._optimizers.register(name, optimizer, variables)
-
-    # -- the compiled call --------------------------------------------------------------------------------------------
 
     @property
     def calls(self) -> StepCalls:
@@ -595,8 +589,6 @@ class TowerTrainer(Trainer):
         if self.is_compiled and not self.has_own_train_step:  # such a step chooses the variables itself
             self.built.check_trained()
 
-    # -- after training -----------------------------------------------------------------------------------------------
-
     def next_batch(self) -> dict[str, Any]:
         """Read one batch of training data, for use in an overridden `run_step`.
 
@@ -689,8 +681,6 @@ class TowerTrainer(Trainer):
         with self._optimizers.around_restore(facts.get("optimizers") or {}, self.callbacks):
             yield
         self.built.refresh()
-
-    # -- description and recorded facts --------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
         batch = self.global_batch

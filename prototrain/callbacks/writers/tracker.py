@@ -44,8 +44,6 @@ class Tracker(Monitor):
         self._is_open = False
         self._has_failed = False
 
-    # -- for subclasses -----------------------------------------------------------------------------------------------
-
     def needed(self, module: str) -> Any:
         """Import a module of the tracker's extra; raise CallbackError, naming the extra, if it is missing."""
         try:
@@ -87,8 +85,6 @@ class Tracker(Monitor):
         """The name of the run: the name of the experiment directory, or None."""
         experiment = self.trainer.experiment
         return None if experiment is None else experiment.directory.resolve().name
-
-    # -- hooks --------------------------------------------------------------------------------------------------------
 
     def before_train(self) -> None:
         self._open()
