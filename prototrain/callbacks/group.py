@@ -125,7 +125,7 @@ class CallbackGroup:
                 if worst is None:
                     self.late_failure = error
                 else:
-                    text = f"after_train of {callback.name} failed as well: {type(error).__name__}: {error}"
+                    text = _also_failed("after_train", callback, error)
                     worst.add_note(text)
                     self._trainer.log(text)
         self._set_up = []
@@ -146,18 +146,19 @@ class CallbackGroup:
 
     def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
         """Call `after_steps` of all callbacks, also if one fails; raises the first error at the end."""
-        if not (due := self._overriding["after_steps"]):
-            return
         self._done.clear()
         self._stepped = self.unfinished = True
         failure: Exception | None = None
-        for callback in due:
+        for callback in self._overriding["after_steps"]:
+            label = self._labels[callback]
             try:
-                with _naming(callback, "after_steps"):
+                with _naming(callback, "after_steps"), self._trainer.monitors.recorded_by(label):
                     callback.after_steps(scalars)
             except StopTraining as request:
                 self.stop_request = self.stop_request or request
             except Exception as error:
+                if failure is not None:
+                    failure.add_note(_also_failed("after_steps", callback, error))
                 failure = failure or error
         if failure is not None:
             raise failure
@@ -347,6 +348,10 @@ def _naming(callback: Callback, hook: str) -> Iterator[None]:
         if not isinstance(error, StopTraining):
             error.add_note(f"in {hook} of {callback.name}")
         raise
+
+
+def _also_failed(hook: str, callback: Callback, error: BaseException) -> str:
+    return f"{hook} of {callback.name} failed as well: {type(error).__name__}: {error}"
 
 
 def _runs_each_step(callback: Callback) -> bool:

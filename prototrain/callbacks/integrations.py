@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 Startable = threading.Thread | BaseProcess
 _COMMAND_SECONDS = 10.0
+_FIELDS = re.compile(r"\{\{|\}\}|\{([^{}:]+):?([^{}]*)\}")
 
 
 class DebugShell(Callback):
@@ -82,6 +84,9 @@ class SendMonitorData(Callback):
     Args:
         command: the command; each ``{name}`` field is replaced by a value, ``{{`` and ``}}`` by braces.
         names: names of the scalars. The command runs only once all of them have a value.
+
+    Raises:
+        CallbackError: the command has a field that is not in `names`.
     """
 
     priority = Priority.WRITE
@@ -89,13 +94,19 @@ class SendMonitorData(Callback):
     def __init__(self, command: str, names: str | Sequence[str]) -> None:
         self.command = command
         self.names = [names] if isinstance(names, str) else list(names)
+        if unknown := [name for name, _ in _FIELDS.findall(command) if name and name not in self.names]:
+            raise CallbackError(f"SendMonitorData: the command has a field {unknown[0]!r} that is not in names")
         self._has_failed = False
 
     def trigger(self) -> None:
         monitors = self.trainer.monitors
         if not set(self.names) <= set(monitors.names()):
             return
-        command = self.command.format(**{name: monitors.latest(name) for name in self.names})
+
+        def text(field: re.Match[str]) -> str:
+            return format(monitors.latest(field[1]), field[2]) if field[1] else field[0][0]
+
+        command = _FIELDS.sub(text, self.command)  # `str.format` takes a dot in a name for an attribute
         try:
             subprocess.run(command, shell=True, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError) as error:

@@ -112,6 +112,7 @@ class Monitors:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._history: dict[str, deque[tuple[int, float]]] = {}
+        self._extremes: dict[str, dict[Mode, Best]] = {}
         self.attach(())
 
     def attach(self, monitors: Iterable[Monitor]) -> None:
@@ -163,6 +164,8 @@ class Monitors:
                 if history and history[-1][0] == step:
                     history.pop()  # a resumed run called the callbacks of its step again
             history.append((step, number))
+            for best in self._extremes.setdefault(name, _extremes()).values():
+                best.update(number, step)
         for monitor in self._attached:
             monitor.put_scalars(numbers, step)
 
@@ -247,33 +250,39 @@ class Monitors:
     def best(self) -> dict[str, tuple[int, float]]:
         """Return the step and the best value of scalars, by name.
 
-        Includes the losses on held-out data and the scalars that a saver or `EarlyStopping` watches. Omits scalars
-        whose history has been truncated.
+        Includes the losses on held-out data and the scalars that a saver or `EarlyStopping` watches.
         """
         losses = [name for name in self._history if name.endswith("/loss") and not name.startswith("trn/")]
         modes: dict[str, Mode] = dict.fromkeys(losses, "min")
         for callback in map(innermost, self._trainer.callbacks):
             if isinstance(best := getattr(callback, "best", None), Best):
                 modes[callback.stat] = best.mode  # type: ignore[attr-defined]
-        found = {}
-        for name, mode in modes.items():
-            best, history = Best(mode), self.history(name)
-            for step, value in history:
-                best.update(value, step)
-            if best.step is not None and best.value is not None and len(history) < HISTORY_LENGTH:
-                found[name] = best.step, best.value
-        return found
+        bests = {name: self._extremes[name][mode] for name, mode in modes.items() if name in self._extremes}
+        return {n: (best.step, best.value) for n, best in bests.items() if best.step is not None}  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the history of all scalars as JSON values."""
-        return {name: [list(pair) for pair in pairs] for name, pairs in self._history.items()}
+        """Return the history and the extremes of all scalars as JSON values."""
+        return {
+            name: {
+                "history": [list(pair) for pair in pairs],
+                **{mode: best.state_dict() for mode, best in self._extremes[name].items()},
+            }
+            for name, pairs in self._history.items()
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history from a checkpoint."""
-        self._history = {
-            name: deque(((int(step), float(value)) for step, value in pairs), maxlen=HISTORY_LENGTH)
-            for name, pairs in state.items()
-        }
+        """Restore what `state_dict` returned."""
+        self._history, self._extremes = {}, {}
+        for name, of_scalar in state.items():
+            pairs = ((int(step), float(value)) for step, value in of_scalar["history"])
+            self._history[name] = deque(pairs, maxlen=HISTORY_LENGTH)
+            self._extremes[name] = _extremes()
+            for mode, best in self._extremes[name].items():
+                best.load_state_dict(of_scalar[mode])
+
+
+def _extremes() -> dict[Mode, Best]:
+    return {"min": Best("min"), "max": Best("max")}
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -219,9 +219,20 @@ class PeriodicCallback(_ConditionalCallback):
 
     def next_step(self, step: int) -> int | None:
         due = self.callback.next_step(step)
-        while due is not None and not self._fits(due, (due - 1) // self.trainer.steps_per_epoch + 1):
-            due = self.callback.next_step(due) if due < self.trainer.total_steps else None
+        while due is not None and (fitting := self._first_fitting(due)) > due:
+            due = self.callback.next_step(fitting - 1) if fitting <= self.trainer.total_steps else None
         return due
+
+    def _first_fitting(self, step: int) -> int:
+        """Return the first step, `step` or a later one, in which the hooks run."""
+        length, found = self.trainer.steps_per_epoch, []
+        if self._every_k_steps is not None:
+            found.append(step + -step % self._every_k_steps)
+        if self._every_k_epochs is not None:
+            epoch = (step - 1) // length + 1
+            waiting = -epoch % self._every_k_epochs
+            found.append((epoch + waiting - 1) * length + 1 if waiting else step)
+        return min(found)
 
     def _fits(self, step: Any, epoch: Any) -> Any:
         by_steps = self._every_k_steps is not None and step % self._every_k_steps == 0

@@ -38,7 +38,6 @@ class EarlyStopping(Callback):
         CallbackError: an argument is out of range; while training, if the scalar was not measured at the current step.
     """
 
-    chief_only = False
     priority = Priority.DECIDE
     at_end = False
 
@@ -98,17 +97,17 @@ class EarlyStopping(Callback):
         if self.best.step is None:
             return ""
         if self._copied_at != self.best.step:  # an earlier part of the run had no `restore_best`
-            return ", but its weights were not kept"
+            return ", whose weights were not kept"
         for variable, copy in self._copies:
             variable.assign(copy)
         is_kept = self.trainer.global_step in self.trainer.run.protected_steps
-        return ", and restored" + "; the checkpoint of this step has the weights from before" * is_kept
+        return ", restored" + "; the checkpoint of this step has the weights from before" * is_kept
 
     def _stop_if_done(self, what: str = "") -> None:
         if self._waited >= self.patience:
             found = self.best.step is not None
             value = "" if self.best.value is None else format_number(self.best.value)
-            best = f"it was best at step {self.best.step}, {value}" if found else "all of them were NaN"
+            best = f"best {value} at step {self.best.step}" if found else "all of them were NaN"
             raise StopTraining(f"{self.stat} has not improved in {self._waited} measurements; {best}{what}")
 
     def state_dict(self) -> dict[str, Any]:

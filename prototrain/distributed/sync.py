@@ -70,6 +70,7 @@ class Agreement:
 
     steps: int  # that all workers can do
     places: list[tuple[int, int]]  # (completed steps, batches read) of each worker
+    rates: list[float]  # the learning rate of each worker
     save: bool  # whether a worker was asked to save
     signum: int | None  # a stop signal that a worker received
     ended: int | None  # the index of a worker that ends the run at this step
@@ -118,6 +119,7 @@ class WorkerSync:
         *,
         step: int,
         batches: int,
+        rate: float = 0.0,
         save: bool = False,
         signum: int | None = None,
         ended: bool = False,
@@ -141,7 +143,7 @@ class WorkerSync:
         if data_ended:
             late.start()
         try:
-            told = self.gather([n, step, batches, save, code])
+            told = self.gather([n, step, batches, save, code, int(np.float64(rate).view(np.int64))])
         finally:
             late.cancel()
         signals = [row[4] for row in told if row[4] > 0]
@@ -149,6 +151,7 @@ class WorkerSync:
         return Agreement(
             steps=min(row[0] for row in told),
             places=[(row[1], row[2]) for row in told],
+            rates=[float(np.int64(row[5]).view(np.float64)) for row in told],
             save=any(row[3] for row in told),
             signum=signals[0] if signals else None,
             ended=left[0] if left else None,

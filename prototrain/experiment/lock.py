@@ -185,7 +185,10 @@ class Lease:
         if last is not None and last.held and (last.copy, last.host) != (copy, platform.node()):
             last = self._wait(last, announce)
         own = Holder(os.getpid(), platform.node(), uuid.uuid4().hex, beat=time.time())
-        self._storage.delete([LEASE])
+        if last is not None:
+            if self.last() != last:  # another run has begun at the same time
+                raise in_use(str(self._storage), self.last())
+            self._storage.delete([LEASE])
         if not self._storage.write(LEASE, json.dumps(own._asdict()).encode(), is_new=True):
             raise in_use(str(self._storage), self.last())
         self._own = own
@@ -209,10 +212,7 @@ class Lease:
         """Raise an `ExperimentError` if another run has taken over."""
         holder = self.last()
         if self._own is not None and holder is not None and holder.run != self._own.run:
-            silence = f"{SILENT_SECONDS:.0f} s without a heartbeat"
-            raise ExperimentError(
-                f"another run ({holder}) has taken over {self._storage} after {silence}; this one ends"
-            )
+            raise ExperimentError(f"another run ({holder}) has taken over {self._storage}; this one ends")
 
     def beat(self, **changes: Any) -> None:
         """Write a heartbeat, with changed attributes of the `Holder` if given. Raises the error of `check`."""

@@ -43,7 +43,7 @@ class CompiledPass:
     ) -> None:
         self._layers = layers
         self._given = dataset
-        self._dataset = bounded(dataset).prefetch(1)
+        self._dataset = bounded(dataset)
         self._measure = measure
         self._dtypes = list(dtypes)
         self._stop = StopVariable()
@@ -60,7 +60,8 @@ class CompiledPass:
         variables = [one for one in self._graph().variables if not one.trainable and not is_scratch(one)]
         states = [v for v in variables if id(v.handle) in of_layers and v.synchronization != on_read]
         with preserve_values([*states, *(v for v in variables if is_seed(v.name, v) or is_generator_state(v))]):
-            return self._run(self._dataset.take(batches) if batches else self._dataset, stop)
+            dataset = self._dataset.take(batches) if batches else self._dataset
+            return self._run(dataset.prefetch(1), stop)
 
     def _graph(self) -> Any:
         return self._call.get_concrete_function(tf.data.IteratorSpec(self._dataset.element_spec)).graph

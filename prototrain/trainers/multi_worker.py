@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import keras
 import tensorflow as tf
 
 from prototrain.data.source import Share, shard_for_worker
@@ -23,6 +25,7 @@ from prototrain.step.loop import CompiledCalls, Iteration
 from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.tracebacks import in_one_line
 from prototrain.towers import choose_devices, describe_devices
+from prototrain.trainers.optimization import rate
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 
 if TYPE_CHECKING:
@@ -156,6 +159,7 @@ class MultiWorkerTrainer(SyncTrainer):
             n,
             step=self.global_step,
             batches=self.data.total,
+            rate=rate(self.optimizer) if isinstance(self.optimizer, keras.optimizers.Optimizer) else 0.0,
             save=self.stop.pop_save_request(),
             signum=self.stop.wanted,
             ended=ended,
@@ -166,6 +170,12 @@ class MultiWorkerTrainer(SyncTrainer):
             raise ExperimentError(
                 f"the workers are at different places ({places}): all of them must see the chief's experiment "
                 "directory and read the same data"
+            )
+        if len(set(told.rates)) > 1 and not any(map(math.isnan, told.rates)):
+            rates = ", ".join(f"worker {i}: {value:g}" for i, value in enumerate(told.rates))
+            raise ConfigError(
+                f"the learning rate differs between the workers ({rates}): a callback sets it on some only; use "
+                "LearningRate, or one with `chief_only = False` that decides the same on all workers"
             )
         self._all_know = told.signum is not None or told.ended is not None
         if told.signum is not None:

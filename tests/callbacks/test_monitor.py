@@ -101,8 +101,10 @@ def test_history_and_latest() -> None:
     with pytest.raises(CallbackError, match="no scalar 'loss'; did you mean 'trn/loss'"):
         monitors.latest("loss")
     for value in range(HISTORY_LENGTH + 5):
-        monitors.put_scalar("x", value)
-    assert len(monitors.history("x")) == HISTORY_LENGTH and monitors.latest("x") == HISTORY_LENGTH + 4
+        monitors.put_scalar("vld/loss", value)
+    monitors.load_state_dict(monitors.state_dict())
+    assert len(monitors.history("vld/loss")) == HISTORY_LENGTH and monitors.latest("vld/loss") == HISTORY_LENGTH + 4
+    assert monitors.best() == {"vld/loss": (3, 0.0)}
 
 
 @pytest.mark.parametrize(

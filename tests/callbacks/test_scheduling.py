@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +77,18 @@ def test_periodic_callback_with_next_step(trainer: Any) -> None:
     inner, every = InRun(), InRun()
     trainer().train([PeriodicCallback(inner, every_k_steps=6), every], steps_per_epoch=5, max_steps=20)
     assert inner.steps() == [6, 12, 18] and inner.losses == every.losses[5::6]
+
+
+def test_periodic_callback_asks_for_matching_steps_only() -> None:
+    def next_steps(callback: PeriodicCallback, *after: int, length: int) -> list[Any]:
+        callback.trainer = SimpleNamespace(steps_per_epoch=length, total_steps=10**18)  # type: ignore[assignment]
+        return [callback.next_step(step) for step in after]
+
+    inner = StepRecorder()
+    assert next_steps(PeriodicCallback(inner, every_k_steps=6), 0, 5, 6, length=4) == [6, 6, 12]
+    assert next_steps(PeriodicCallback(inner, every_k_epochs=3), 0, 8, 9, 12, length=4) == [9, 9, 10, 21]
+    assert next_steps(PeriodicCallback(inner, every_k_epochs=10**6), 7, length=10**6) == [(10**6 - 1) * 10**6 + 1]
+    assert next_steps(PeriodicCallback(inner, every_k_epochs=2), 7, length=10**18) == [None]
 
 
 def test_enable_callback_if() -> None:

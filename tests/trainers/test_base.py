@@ -215,6 +215,24 @@ def test_callbacks_of_a_failed_step_run_again(tmp_path: Path, step: int, error: 
     assert triggered == ([1, 2, 3, 4, 4, 5] if step == 4 and isinstance(error, OSError) else [1, 2, 3, 4, 5])
 
 
+@pytest.mark.parametrize("hook", ["run_step", "after_run"])
+def test_run_that_ends_within_its_first_call_has_a_last_step(hook: str) -> None:
+    class Ends(CountingTrainer):
+        def run_step(self) -> dict[str, float]:
+            if hook == "run_step" and self.global_step == 5:
+                raise StopTraining("the data has ended")
+            return super().run_step()
+
+    class EndsAfter(Callback):
+        def after_run(self, outputs: dict[str, Any]) -> None:
+            if hook == "after_run" and self.trainer.global_step == 4:
+                raise StopTraining("enough")
+
+    recorder = Recorder()
+    Ends().train([EndsAfter(), recorder.every(steps=100)], max_steps=50)
+    assert recorder.steps("trigger") == [5]
+
+
 class Prepares(Callback):
     """Keeps a value for the epoch in an attribute that no checkpoint contains."""
 

@@ -69,6 +69,19 @@ def test_stop_ends_all_workers_at_the_same_step(act: str, actor: int, tmp_path: 
 
 
 @pytest.mark.slow
+def test_early_stopping_on_the_chief_ends_all_workers(tmp_path: Path) -> None:
+    for patience, step in ((1, 14), (1, 14), (2, 21)):
+        results = run(steps=100, experiment=str(tmp_path / "run"), patience=patience)
+        assert [result and (result["step"], "error" in result) for result in results] == [(step, False)] * 2, results
+
+
+@pytest.mark.slow
+def test_different_learning_rates_end_all_workers() -> None:
+    for result in run(steps=40, halves=3):
+        assert result is not None and "the learning rate differs between the workers" in result["error"], result
+
+
+@pytest.mark.slow
 def test_save_signal_of_any_worker(tmp_path: Path) -> None:
     results = run(steps=60, experiment=str(tmp_path / "run"), actor=1, act="save", at=12)
     assert [result["step"] for result in results if result is not None] == [60, 60]

@@ -18,7 +18,15 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import JSONWriter, LearningRate, SaveOnExit, StopOnNaN, Validation
+from prototrain.callbacks import (
+    EarlyStopping,
+    HyperParamSetterWithFunc,
+    JSONWriter,
+    LearningRate,
+    SaveOnExit,
+    StopOnNaN,
+    Validation,
+)
 from prototrain.errors import PrototrainError
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
 from tests.tiny import At, tiny_arrays, tiny_build, tiny_model
@@ -74,6 +82,13 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     if experiment:
         callbacks += [Validation().every(steps=7), JSONWriter(), SaveOnExit()]
         Path(f"{experiment}-{order['index']}.pid").write_text(str(os.getpid()))
+    if "patience" in order:
+        stops = EarlyStopping("vld/loss", mode="min", patience=order["patience"], min_delta=1e9, restore_best=True)
+        callbacks.append(stops.every(steps=7))
+    if "halves" in order:
+        halves = HyperParamSetterWithFunc("learning_rate", lambda epoch, rate: rate / 2).every(steps=order["halves"])
+        halves.chief_only = True
+        callbacks = [halves]
     if order["index"] == order.get("actor"):
         acts = At(order["at"], lambda: act(order["act"]))
         acts.chief_only = False

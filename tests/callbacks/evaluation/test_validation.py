@@ -17,7 +17,7 @@ from prototrain.callbacks import InferenceRunner, JSONWriter, SaveOnExit, Scalar
 from prototrain.callbacks.base import innermost
 from prototrain.checkpoint.values import random_state
 from prototrain.errors import DataError, StepError
-from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
+from tests.tiny import CountingTrainer, tiny_arrays, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
 
 LOSSES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 100], np.float32)  # three batches of 4, 4 and 2
 
@@ -48,6 +48,25 @@ def test_batches_are_weighted_by_size() -> None:
         assert history == [(2, pytest.approx(mean)), (4, pytest.approx(mean))], batches
     assert {"of0/accuracy", "again/loss", "again/accuracy"} <= set(trainer.monitors.names())
     assert trainer.monitors.latest("again/loss") == pytest.approx(4.5)
+
+
+def test_no_batch_is_read_ahead_of_the_last_one() -> None:
+    read = []
+
+    def datasets() -> dict[str, tf.data.Dataset]:
+        def batches() -> Any:
+            for number in range(20):
+                read.append(number)
+                yield tiny_arrays(8)
+
+        spec = tiny_datasets()["trn"].element_spec
+        return {**tiny_datasets(), "vld": tf.data.Dataset.from_generator(batches, output_signature=spec)}
+
+    trainer = tiny_trainer(datasets=datasets)
+    read.clear()
+    for _ in range(3):
+        trainer.evaluate("vld", 2)
+    assert read == [0, 1] * 3
 
 
 def test_validation_does_not_change_training(capsys: pytest.CaptureFixture[str]) -> None:
