@@ -146,6 +146,8 @@ def verify(
         difference = compare(a, b, ignored)
         if repeats := difference is None:
             planned = _draw_interruptions(chance, list(made), saves, interruptions)
+            if len(planned) < interruptions:
+                announce(f"WARNING: {len(planned)} of {interruptions} interruptions fit into {len(made)} steps")
             c = run("C", planned)
             difference = compare(a, c, ignored)
             if difference is None and not any(event["kind"] == "start" and event["step"] > 0 for event in c):

@@ -78,9 +78,9 @@ def test_steps_and_epochs_options(capfd: pytest.CaptureFixture[str]) -> None:
     ):
         main(["run", "m", *length])
         captured = capfd.readouterr()
-        assert said in captured.out and "?" not in captured.err
+        assert said in captured.out and "?" not in captured.err and "ScalarPrinter" not in captured.out
     assert len(re.findall(r"^ +\d+ +\d+ .* trn ", captured.out, re.MULTILINE)) == 2  # a line for each epoch
-    for wrong in (["--epochs", "0"], ["--epochs", "2", "--steps", "3"]):
+    for wrong in (["--epochs", "0"], ["--epochs", "2", "--steps", "3"], ["--fres", "--yes"]):
         with pytest.raises(SystemExit, match="2"):
             main(["run", "m", *wrong])
 

@@ -200,7 +200,7 @@ class MakesLate(Trainer):
 
 def test_warning_for_a_variable_made_in_run_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     MakesLate(experiment=tmp_path).train([SaveOnExit()], max_steps=2)
-    words = "late came into trainer.state after the run had begun"
+    words = "late came into trainer.state after the run began"
     assert f"WARNING: {words}" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="late"):
         MakesLate(experiment=tmp_path).train([SaveOnExit()], max_steps=4)

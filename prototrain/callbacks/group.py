@@ -314,7 +314,7 @@ class CallbackGroup:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the callbacks' states by key, and the progress within the current step and epoch."""
-        with announcing("asking the callbacks for their states", self._trainer.log):
+        with announcing("collecting the callbacks' states", self._trainer.log):
             states = {key: callback.state_dict() for key, callback in self.by_key.items()}
         done = sorted(self._done) if self.unfinished else []
         return {"states": states, "unfinished": self.unfinished, "done": done, "epoch_begun_at": self._begun_at}

@@ -34,6 +34,9 @@ class EarlyStopping(Callback):
         min_delta: the minimum change that counts as an improvement.
         restore_best: whether to restore the best weights when the callback ends the run.
 
+    Attributes:
+        has_restored: whether the best weights have been restored in this run.
+
     Raises:
         CallbackError: an argument is out of range; while training, if the scalar was not measured at the current step.
     """
@@ -59,7 +62,7 @@ class EarlyStopping(Callback):
         self._copied_at: int | None = None  # the step of the copies
 
     def setup(self) -> None:
-        self._copied_at = None
+        self._copied_at, self.has_restored = None, False
         if not self._restore_best:
             return
         state, prefix = self.trainer.state, f"{CALLBACK_PREFIX}{self.state_key}/"
@@ -100,6 +103,7 @@ class EarlyStopping(Callback):
             return ", whose weights were not kept"
         for variable, copy in self._copies:
             variable.assign(copy)
+        self.has_restored = True
         is_kept = self.trainer.global_step in self.trainer.run.protected_steps
         return ", restored" + "; the checkpoint of this step has the weights from before" * is_kept
 
@@ -164,7 +168,7 @@ class StopAfter(Callback):
     def trigger_step(self) -> None:
         elapsed = self._elapsed()
         if elapsed >= self._limit:
-            raise StopTraining(f"its time is up: {elapsed:.0f} s of {self._limit:.0f} s")
+            raise StopTraining(f"time limit reached: {elapsed:.0f} s of {self._limit:.0f} s")
 
     def after_train(self) -> None:
         self._earlier, self._begin = self._elapsed(), None

@@ -99,7 +99,7 @@ def load_weights(
     if not values:
         raise CheckpointError(
             f"nothing in {where} matches a variable of the model by name and shape; it has {_some(read)}, the model "
-            f"has {_some(variables)}; names= says which is which"
+            f"has {_some(variables)}; map the names with names="
         )
     spoiled = {name: kind for name, kind in not_finite(values).items() if kind == NAN}
     if spoiled:
@@ -187,7 +187,7 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
         if path.is_dir() or path.suffix not in (".npz", ".npy", ".h5", ".keras"):
             return _read_named(_bundle_prefix(path))
         if not path.exists():
-            raise CheckpointError(f"there is no file {path} to take weights from")
+            raise CheckpointError(f"there is no weights file {path}")
     except (OSError, ValueError) as error:  # the name is too long or contains a NUL
         raise CheckpointError(f"there is no checkpoint {str(source)[:80]!r}: {cause(error)}") from error
     if path.suffix not in (".npz", ".h5"):

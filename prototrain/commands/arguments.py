@@ -19,6 +19,9 @@ from prototrain.system.terminal import did_you_mean, import_tensorflow
 class Parser(argparse.ArgumentParser):
     """A parser that reports wrong usage in one line and suggests the option that was probably meant."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)  # `--fres` must not delete an experiment
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments. Unlike the method of argparse, this rejects unknown arguments."""
         found, unknown = super().parse_known_args(args, namespace)

@@ -82,7 +82,8 @@ def add(commands: Any) -> None:
     option(workers, "--gpus-per-worker G", "give each worker G GPUs", type=number(int, 0))
     restarts = "restart at most R times after a worker is lost (default: 10)"
     option(workers, "--max-restarts R", restarts, type=number(int, 0))
-    option(workers, "--stall-timeout S", "restart after S seconds without a step (default: 1800)", type=float)
+    stalled = "restart after S seconds without a step (default: 1800)"
+    option(workers, "--stall-timeout S", stalled, type=number(float, 1))
     run.set_defaults(command=_run, wrong_usage=run.error, is_worker=False)
 
 

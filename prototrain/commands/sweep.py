@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from prototrain.commands.arguments import add_model, given, key_of, option, override, whole
+from prototrain.commands.arguments import add_model, given, key_of, number, option, override, whole
 from prototrain.commands.run import reference, trainer_class
 from prototrain.errors import SweepError
 from prototrain.sweeps.space import FORMS, parse_space
@@ -34,8 +34,9 @@ def add(commands: Any) -> None:
     pruning = "ends bad trials early (default: median with --search, none with --grid)"
     sweep.add_argument("--pruner", choices=("none", "median", "halving", "hyperband"), help=pruning)
     option(sweep, "--cluster ADDRESS", "run the trials on this Ray cluster, J at a time (needs the extra ray)")
-    option(sweep, "--cpus-per-trial C", "of the cluster's account (default: 1)", type=float, default=1.0)
-    option(sweep, "--gpus-per-trial G", "also a part of one, such as 0.5 (default: 0)", type=float, default=0.0)
+    share = number(float, 0)
+    option(sweep, "--cpus-per-trial C", "of the cluster's account (default: 1)", type=share, default=1.0)
+    option(sweep, "--gpus-per-trial G", "also a part of one, such as 0.5 (default: 0)", type=share, default=0.0)
     option(sweep, "--trainer MODULE:CLASS", "as for prototrain run", type=reference)
     option(sweep, "--towers N|NAMES", "as for prototrain run, of each trial")
     sweep.set_defaults(command=_sweep, wrong_usage=sweep.error)

@@ -16,8 +16,9 @@ from prototrain.verify import ProgramError, verify
 _FAILED = 3
 _DESCRIPTION = """
 Find out by trial whether a program repeats itself, and whether it resumes exactly after it was killed. It trains N
-steps twice, and once more with K interruptions (SIGKILL, and SIGTERM the last time), each followed by the same command;
-batches, scalars, variables and callbacks' states are compared bit for bit. Experiments go to a temporary directory.
+steps twice, and once more with K interruptions (SIGKILL, and SIGTERM as the last of several), each followed by the
+same command; batches, scalars, variables and callbacks' states are compared bit for bit. Experiments go to a temporary
+directory.
 """
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections import UserDict
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -275,7 +276,12 @@ class Config(UserDict[str, Any]):
             changed = [key for key, value in self.data.items() if key in SCHEMA and value != SCHEMA[key].default]
         left_out = {*LOCATION_KEYS, *(key for key, spec in SCHEMA.items() if spec.required)}
         changed = [key for key in changed if key not in left_out and not key.startswith("actions.")]
-        return {key: self.why_without_effect(key) for key in changed if key not in self._read}
+        found = {key: self.why_without_effect(key) for key in changed if key not in self._read}
+        # A key of the model's own that nothing reads and that looks like one of prototrain's.
+        for key in self.data.keys() - SCHEMA.keys() - self._read:
+            if found.get(key) is None and (near := get_close_matches(key, SCHEMA, n=1, cutoff=0.9)):
+                found[key] = f"nothing in this run reads it; did you mean {near[0]!r}?"
+        return found
 
     def keep_defaults(self) -> None:
         """Store the current values as the model's own defaults, at the first call only."""

@@ -28,10 +28,6 @@ _SLURM_PORTS_OF_JOB = 32
 SILENCE_SECONDS = 30.0
 """How long a worker may be silent until TensorFlow considers it lost. The collective operations of all then fail."""
 CONNECT_SECONDS = 60.0
-COLLECTIVES = {
-    name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())
-    for name in ("auto", "nccl", "ring")
-}
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -93,14 +89,13 @@ def slurm_port() -> int:
     return _SLURM_PORTS[(job + 101 * step) % places * _SLURM_PORTS_OF_JOB]
 
 
-_connections: dict[str, tuple[tf.distribute.Strategy, Worker]] = {}
+_connection: tuple[tf.distribute.Strategy, Worker] | None = None
 
 
-def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[tf.distribute.Strategy, Worker]:
+def connect(*, timeout: float | None = None) -> tuple[tf.distribute.Strategy, Worker]:
     """Connect this process with the other workers, once, before anything else makes TensorFlow start.
 
     Args:
-        reduction: how values are combined between workers: "auto", "nccl" or "ring".
         timeout: seconds to wait for the others to start; by default the default of ``trainer.cluster_timeout``.
 
     Returns:
@@ -110,31 +105,31 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
         ConfigError: neither ``TF_CONFIG`` nor Slurm describes a cluster, or TensorFlow has already started.
         ClusterError: a worker did not start in time, or the chief cannot listen at its address.
     """
-    if reduction not in _connections:
-        resolver, worker = find_cluster()
-        if not _connections:
-            if has_started():
-                cure = "make the trainer, or call prototrain.distributed.connect(), before any tensor or optimizer"
-                raise ConfigError(f"several workers: TensorFlow has started before they were connected; {cure}")
-            atexit.register(_leave_if_lost)
-            seconds = SCHEMA["trainer.cluster_timeout"].default if timeout is None else timeout
-            meet(worker, seconds)
-            jobs = [(kind, len(tasks)) for kind, tasks in resolver.cluster_spec().as_dict().items()]
-            set_patience(
-                leader=f"/job:{'chief' if 'chief' in dict(jobs) else 'worker'}/replica:0/task:0",
-                jobs=[job for job in jobs if job[0] in ("chief", "worker")],
-                connected_ms=int(1000 * CONNECT_SECONDS),
-                silence_ms=int(1000 * min(seconds, SILENCE_SECONDS)),
-            )
-        options = tf.distribute.experimental.CommunicationOptions(implementation=COLLECTIVES[reduction])
-        # TensorFlow holds Python's global lock while it connects, so the timer cannot be a Python thread.
-        faulthandler.dump_traceback_later(CONNECT_SECONDS, exit=True)
-        try:
-            with LeavingAtOnce():
-                _connections[reduction] = tf.distribute.MultiWorkerMirroredStrategy(resolver, options), worker
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-    return _connections[reduction]
+    global _connection
+    if _connection is not None:
+        return _connection
+    resolver, worker = find_cluster()
+    if has_started():
+        cure = "make the trainer, or call prototrain.distributed.connect(), before any tensor or optimizer"
+        raise ConfigError(f"several workers: TensorFlow has started before they were connected; {cure}")
+    atexit.register(_leave_if_lost)
+    seconds = SCHEMA["trainer.cluster_timeout"].default if timeout is None else timeout
+    meet(worker, seconds)
+    jobs = [(kind, len(tasks)) for kind, tasks in resolver.cluster_spec().as_dict().items()]
+    set_patience(
+        leader=f"/job:{'chief' if 'chief' in dict(jobs) else 'worker'}/replica:0/task:0",
+        jobs=[job for job in jobs if job[0] in ("chief", "worker")],
+        connected_ms=int(1000 * CONNECT_SECONDS),
+        silence_ms=int(1000 * min(seconds, SILENCE_SECONDS)),
+    )
+    # TensorFlow holds Python's global lock while it connects, so the timer cannot be a Python thread.
+    faulthandler.dump_traceback_later(CONNECT_SECONDS, exit=True)
+    try:
+        with LeavingAtOnce():
+            _connection = tf.distribute.MultiWorkerMirroredStrategy(resolver), worker
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return _connection
 
 
 is_lost = threading.Event()  # an event that is set when a worker is gone or has failed

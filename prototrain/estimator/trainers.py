@@ -139,6 +139,19 @@ class EstimatorTrainer(ProgramTrainer, SimpleTrainer):
 class ReplicatedEstimatorTrainer(ProgramTrainer, SyncReplicatedTrainer):
     """Trains a `Program` on several devices; each device takes whole batches of the `input_fn`."""
 
+    @property
+    def global_batch(self) -> int:
+        return super().global_batch * self.towers
+
+    def make_datasets(self) -> dict[str, tf.data.Dataset]:
+        datasets = super().make_datasets()
+        if self.towers == 1:
+            return datasets
+        trn = datasets["trn"].rebatch(self.global_batch, drop_remainder=True)
+        # `rebatch` loses the infinite cardinality.
+        endless = int(datasets["trn"].cardinality()) == tf.data.INFINITE_CARDINALITY
+        return {**datasets, "trn": trn.repeat() if endless else trn}
+
 
 class BuiltProgram(BuiltModel):
     """A `Program` in the mode EVAL or PREDICT."""
@@ -183,7 +196,7 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
         program.config["model.batch_size"] = int(batch_size(first))
     specs = [tf.DeviceSpec.from_string(device) for device in distribute.extended.worker_devices]
     towers = [f"{spec.device_type}:{spec.device_index}" for spec in specs]
-    return ReplicatedEstimatorTrainer(program, towers, batch="per_tower", experiment=experiment)
+    return ReplicatedEstimatorTrainer(program, towers, experiment=experiment)
 
 
 def settle(built: BuiltModel) -> dict[str, tf.Variable]:

@@ -115,7 +115,7 @@ def read_attempts(path: Path) -> list[Attempt]:
         attempts = [Attempt(**one) for one in json.loads(path.read_bytes())["parts"]]
         for attempt in attempts:
             if not all(isinstance(getattr(attempt, name), int | float | None) for name in _NUMBERS):
-                raise TypeError("a text in place of a number")
+                raise TypeError("expected a number")
         return attempts
     except FileNotFoundError:
         return []

@@ -122,7 +122,7 @@ class KerasCallback(Callback):
         getattr(self.callback, hook)(*arguments)
         if self._model.stop_training:
             self._stopped = True
-            raise StopTraining(f"{self.name} asked for it")
+            raise StopTraining(f"requested by {self.name}")
 
     def _begin_batch(self) -> None:
         trainer, step = self.trainer, self.trainer.global_step

@@ -16,6 +16,8 @@ import tensorflow as tf
 from prototrain.callbacks import ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Validation
 from prototrain.callbacks.base import Callback, innermost
 from prototrain.callbacks.evaluation import metric_scalars
+from prototrain.callbacks.saving import save_ahead
+from prototrain.callbacks.stopping import EarlyStopping
 from prototrain.checkpoint.state import preserve_values, unique_name
 from prototrain.checkpoint.values import preserve_global_random, tensorflow_seeded
 from prototrain.config.values import encode
@@ -168,10 +170,7 @@ class KerasTrainer(SimpleTrainer):
             raise DataError("train: this KerasTrainer has no data yet: give it a dataset, or call fit(x, y)")
         if any(now is not then for now, then in zip(compiled_parts(self.keras_model), self._compiled, strict=True)):
             raise ModelError(f"{self.keras_model.name} was compiled again; make a new KerasTrainer")
-        super().train([_EpochMetrics(), *callbacks], **length)
-        is_ahead = self.global_step > self.total_steps  # resumed from a later call of the script
-        if self.optimizer is not None and self.optimizer.use_ema and not is_ahead:
-            self.optimizer.finalize_variable_values(list(self.trainable.values()))
+        super().train([_Epochs(), *callbacks], **length)
 
     def fit(
         self,
@@ -359,12 +358,22 @@ def _refuse_unused(function: Callable[..., Any], without: str, **arguments: Any)
         raise DataError(f"{function.__name__}: without {without} there is no effect of {', '.join(given)}")
 
 
-class _EpochMetrics(Callback):
-    """Resets the metrics at the start of each epoch."""
+class _Epochs(Callback):
+    """Resets the metrics at the start of each epoch. Before `on_train_end`, assigns averages of the optimizer."""
 
     def before_epoch(self) -> None:
         if self.trainer.local_step == 0:
             self.trainer.keras_model.reset_metrics()
+
+    def after_train(self) -> None:
+        trainer: Any = self.trainer
+        optimizer = trainer.optimizer
+        # A trainer that is ahead has been resumed from a later call of the script.
+        has_ended = trainer.global_step == trainer.total_steps and not trainer.callbacks.unfinished
+        restored = [cb for cb in map(innermost, trainer.callbacks) if isinstance(cb, EarlyStopping) and cb.has_restored]
+        if has_ended and optimizer is not None and optimizer.use_ema and not restored:
+            save_ahead(trainer)
+            optimizer.finalize_variable_values(list(trainer.trainable.values()))
 
 
 class _StopEvaluation(keras.callbacks.Callback):  # type: ignore[misc]

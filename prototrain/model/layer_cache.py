@@ -166,8 +166,8 @@ class LayerCache:
             if owner is not None and first is not None and owner is not first:
                 raise ModelError(
                     f"build() makes two layers named {owner.name!r}, so there would be two of {wanted}; to share the "
-                    "weights make the layer once and call it twice, otherwise give one of them another name (or a "
-                    "tf.name_scope)"
+                    "weights make the layer once and call it twice, otherwise give one of them another name or call it "
+                    "in a tf.name_scope"
                 )
             self.variables[unique_name(wanted, self.variables)] = variable
         paths = Counter(holder.path for holder in self._weights.values())

@@ -144,6 +144,8 @@ class Iteration:
             outputs = self.train_step(inputs)
         if not isinstance(outputs, Mapping):
             raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
+        if self.trainer.loss_scale is not None:
+            trace.scalars["loss_scale"] = tf.convert_to_tensor(self.trainer.loss_scale.scale)
         seen = _pick(self.watched_names, trace.nets, inputs) if watched else {}
         outputs = {**weighted_outputs(trace, outputs, self.placement), **trace.scalars}
         outputs = self._average({name: as_scalar(name, value) for name, value in outputs.items()})

@@ -9,6 +9,7 @@ import atexit
 import json
 import multiprocessing
 import os
+import re
 import runpy
 import signal
 import sys
@@ -79,16 +80,22 @@ def run_in_processes(
 
 def _conclude(trial: Trial, code: int, output: str, *, stopped: bool) -> str:
     """Tell the study how a trial has ended; returns a line about it."""
-    if code == 0:
+    attempts = _attempts(trial)  # none if the trial ran on another machine
+    if code == 0 and (not attempts or attempts[-1].state == "finished"):
         return trial.finish()
     killed = next((signum.name for signum in KILLS if code in (-signum, 128 + signum)), None)
-    if code == _UNKNOWN and (attempts := _attempts(trial)) and attempts[-1].state != "failed":
+    if code == _UNKNOWN and attempts and attempts[-1].state != "failed":
         return trial.release("interrupted: the server that had started it is gone, and with it the exit code")
     if stopped or killed is not None:
         return trial.release("stopped" if stopped else f"killed by {killed}")
+    if code < 0:
+        return trial.fail(f"crashed: {signal.strsignal(-code)}", output)
+    if code == 0:
+        return trial.fail("the process ended with exit code 0 before the run had ended", output)
     lines = [line for line in output.splitlines() if line.strip()] or [f"exit code {code}"]
-    crash = f"crashed: {signal.strsignal(-code)}" if code < 0 else None
-    return trial.fail(crash or lines[-1].removeprefix("prototrain: error: "), output)
+    # An error may have further lines, such as the name of the callback.
+    errors = [line for line in lines if _ERROR.match(line)] or lines
+    return trial.fail(errors[-1].removeprefix("prototrain: error: "), output)
 
 
 def _attempts(trial: Trial) -> list[Attempt]:
@@ -157,6 +164,7 @@ def run_process(
 
 
 _starting = threading.Lock()
+_ERROR = re.compile(r"prototrain: error: |[A-Za-z_][\w.]*(Error|Exception|Failure): ")
 
 
 @contextmanager

@@ -215,7 +215,7 @@ class Trainer:
                     self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:
-                self.run.stopped_by = str(reason) or "a callback asked for it"
+                self.run.stopped_by = str(reason) or "requested by a callback"
                 self.log(f"stopped after step {self.global_step}: {self.run.stopped_by}")
                 self.total_steps = self.global_step
                 self.callbacks.trigger_last()
@@ -225,7 +225,7 @@ class Trainer:
                 self.stop.stage = "saving"
                 self.callbacks.after_train()
                 if self.stop.pop_save_request():
-                    self.log("the signal to save came when the run was ending")
+                    self.log("SIGUSR1 ignored: the run is ending")
                 if self.global_step > self.run.began_at:
                     self.log(self.times.report(self.callbacks.times()))
                 if self.run.is_accepted and (where := closing(self)) is not None:

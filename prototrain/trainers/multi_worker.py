@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from prototrain.data.source import Share, shard_for_worker
 from prototrain.distributed.checks import require_same, require_same_data, require_same_settings, require_shared
-from prototrain.distributed.connect import COLLECTIVES, connect, find_cluster
+from prototrain.distributed.connect import connect, find_cluster
 from prototrain.distributed.sync import AgreedStop, WorkerSync, is_of_peers, launcher, report
 from prototrain.errors import ConfigError, ExperimentError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
@@ -26,7 +26,7 @@ from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.tracebacks import in_one_line
 from prototrain.towers import choose_devices, describe_devices
 from prototrain.trainers.optimization import rate
-from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
+from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from prototrain.model.built import BuiltModel
 
 
-class MultiWorkerTrainer(SyncTrainer):
+class MultiWorkerTrainer(TowerTrainer):
     """Trains with several processes, each with its own GPUs or CPU, that average their gradients.
 
     ``prototrain run --workers N`` and `prototrain.distributed.run` start the processes. Alternatively, start each
@@ -45,9 +45,6 @@ class MultiWorkerTrainer(SyncTrainer):
 
     Args:
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
-        batch: whether ``model.batch_size`` is the batch size of a step ("global") or of a tower ("per_tower").
-        reduction: how gradients are combined: "nccl" between GPUs, "ring" over the network, or TensorFlow's choice
-            ("auto").
         experiment: the experiment directory, or its path. Without one the trainer writes no files.
 
     Raises:
@@ -59,22 +56,13 @@ class MultiWorkerTrainer(SyncTrainer):
     measures_xla = False  # the workers' timings would differ
     stop: AgreedStop
 
-    def __init__(
-        self,
-        model: ModelProtocol,
-        *,
-        batch: BatchMeaning = "global",
-        reduction: Literal["auto", "nccl", "ring"] = "auto",
-        experiment: Experiment | str | Path | None = None,
-    ) -> None:
-        if reduction not in COLLECTIVES:
-            raise ConfigError(f"reduction must be {', '.join(COLLECTIVES)}, not {reduction!r}")
+    def __init__(self, model: ModelProtocol, *, experiment: Experiment | str | Path | None = None) -> None:
         if not self.is_compiled:
             raise ConfigError(
                 f"{type(self).__name__} runs compiled steps only and would not call run_step(): override train_step() "
                 "instead"
             )
-        strategy, self.worker = connect(reduction, timeout=model.config["trainer.cluster_timeout"])
+        strategy, self.worker = connect(timeout=model.config["trainer.cluster_timeout"])
         self._sync = WorkerSync(strategy, self.worker, model.config["trainer.stall_timeout"])
         towers = strategy.num_replicas_in_sync // self.worker.count
         self.share = Share(self.worker.index, self.worker.count, model.config["model.data_sharding"])
@@ -83,7 +71,7 @@ class MultiWorkerTrainer(SyncTrainer):
         )
         with LeavingAtOnce(), self._sync.failing_together():
             require_same_settings(self._sync, model, self)
-            super().__init__(model, experiment=experiment, placement=placement, batch=batch)
+            super().__init__(model, experiment=experiment, placement=placement)
             require_same(self._sync, "the model", {"variables": list(self.variables)})
         self.is_chief, self.workers = self.worker.is_chief, self.worker.count
         self.stop = AgreedStop(self._say)

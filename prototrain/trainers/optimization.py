@@ -37,7 +37,7 @@ def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) ->
     """Return a warning if the config has a schedule that no callback follows, after the callbacks' setup.
 
     Raises:
-        ConfigError: neither the config nor a callback sets a learning rate.
+        ConfigError: neither the config nor a callback sets a learning rate, or it would be 0 in all steps.
     """
     callbacks = list(map(innermost, callbacks))
     if optimizer is None or any(isinstance(callback, LearningRate) for callback in callbacks):
@@ -54,11 +54,11 @@ def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) ->
     is_set = any(isinstance(one, HyperParamSetter) and one.param.name == "learning_rate" for one in callbacks)
     if is_constant or is_set or learning_rate_source(optimizer) is not None:
         return None
-    return (
-        f"WARNING: no LearningRate is among the callbacks, so that model.lr_schedule ({schedule}) is not followed: the "
-        f"learning rate stays at {rate(optimizer):.6g} unless another callback sets it; "
-        "add LearningRate(schedules.from_config(config))"
-    )
+    text = f"no LearningRate is among the callbacks, so model.lr_schedule ({schedule}) is not followed"
+    cure = "add LearningRate(schedules.from_config(config))"
+    if rate(optimizer) == 0.0:  # of a warmup
+        raise ConfigError(f"{text} and the learning rate would stay at 0; {cure}")
+    return f"WARNING: {text}: the learning rate stays at {rate(optimizer):.6g} unless another callback sets it; {cure}"
 
 
 _OF_STEP = {

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
 
 
-BatchMeaning = Literal["global", "per_tower"]
 Reduction = Literal["auto", "nccl", "hierarchical", "one_device"]
 
 _REDUCTIONS: dict[str, Any] = {
@@ -28,30 +27,7 @@ _REDUCTIONS: dict[str, Any] = {
 }
 
 
-class SyncTrainer(TowerTrainer):
-    """Base class of trainers with several synchronous towers; see `SyncReplicatedTrainer` for `batch`."""
-
-    def __init__(self, model: ModelProtocol, *, batch: BatchMeaning = "global", **options: Any) -> None:
-        if batch not in ("global", "per_tower"):
-            raise ConfigError(f'batch must be "global" or "per_tower", not {batch!r}')
-        self.batch = batch
-        super().__init__(model, **options)
-
-    @property
-    def global_batch(self) -> int:
-        return super().global_batch * (self.towers if self.batch == "per_tower" else 1)
-
-    def make_datasets(self) -> dict[str, tf.data.Dataset]:
-        datasets = super().make_datasets()
-        if self.batch == "per_tower" and self.towers > 1 and "trn" in datasets:
-            trn = datasets["trn"].rebatch(self.global_batch, drop_remainder=True)
-            # `rebatch` loses the infinite cardinality.
-            endless = int(datasets["trn"].cardinality()) == tf.data.INFINITE_CARDINALITY
-            datasets = {**datasets, "trn": trn.repeat() if endless else trn}
-        return datasets
-
-
-class SyncReplicatedTrainer(SyncTrainer):
+class SyncReplicatedTrainer(TowerTrainer):
     """Trains on several devices with replicated variables and averaged gradients.
 
     Each tower trains on its part of the batch. N towers give the same losses, metrics and weights as one tower on the
@@ -61,8 +37,6 @@ class SyncReplicatedTrainer(SyncTrainer):
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
         towers: the number of GPUs, device names (a list such as ``["GPU:0", "GPU:1"]``, or one string), ``"cpu:4"`` for
             four logical CPU devices, or None for all GPUs.
-        batch: whether ``model.batch_size`` is the batch size of a step, which is split evenly ("global"), or of a tower
-            ("per_tower").
         reduction: how gradients are combined; "auto" uses NCCL if there is more than one GPU.
         experiment: the experiment directory, or its path. Without one the trainer writes no files.
 
@@ -77,7 +51,6 @@ class SyncReplicatedTrainer(SyncTrainer):
         model: ModelProtocol,
         towers: int | str | Sequence[str] | None = None,
         *,
-        batch: BatchMeaning = "global",
         reduction: Reduction = "auto",
         experiment: Experiment | str | Path | None = None,
     ) -> None:
@@ -91,16 +64,16 @@ class SyncReplicatedTrainer(SyncTrainer):
         combine = None if reduction == "auto" else _REDUCTIONS[reduction]()
         strategy = tf.distribute.MirroredStrategy(self.devices, cross_device_ops=combine)
         placement = Placement(strategy, combines_by_copies=reduction in ("hierarchical", "one_device"))
-        super().__init__(model, experiment=experiment, placement=placement, batch=batch)
+        super().__init__(model, experiment=experiment, placement=placement)
 
 
-class SyncParameterServerTrainer(SyncTrainer):
+class SyncParameterServerTrainer(TowerTrainer):
     """Trains on several devices with the variables on a single device, where gradients are averaged.
 
     This stores the variables and the optimizer's slots only once, but copies all weights to every tower in each step.
 
     Args:
-        model, towers, batch, experiment: see `SyncReplicatedTrainer`.
+        model, towers, experiment: see `SyncReplicatedTrainer`.
         parameter_device: the device of the variables.
 
     Raises:
@@ -115,13 +88,12 @@ class SyncParameterServerTrainer(SyncTrainer):
         towers: int | str | Sequence[str] | None = None,
         *,
         parameter_device: str = "CPU:0",
-        batch: BatchMeaning = "global",
         experiment: Experiment | str | Path | None = None,
     ) -> None:
         self.devices = choose_devices(towers)
         (self.parameter_device,) = choose_devices([parameter_device])
         placement = CentralPlacement(self.devices, self.parameter_device)
-        super().__init__(model, experiment=experiment, placement=placement, batch=batch)
+        super().__init__(model, experiment=experiment, placement=placement)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "variables on": self.parameter_device}

@@ -129,7 +129,7 @@ class Run:
                 with announcing(f"deleting what is in {experiment}", trainer.log):
                     experiment.delete()
             config = self.config()
-            with announcing("noting what the run is made from", trainer.log):
+            with announcing("writing config, sources and environment", trainer.log):
                 # Other files in the directory already have these facts.
                 known = ("config", "versions", "devices", "trainer", "callbacks")
                 experiment.write_start(
@@ -392,7 +392,7 @@ class Run:
         entries = StateEntries(trainer.state)
         if late := sorted(entries.required - self._registered):
             self.log_once(
-                f"WARNING: {shorten_list(late)} came into trainer.state after the run had begun: make it before "
+                f"WARNING: {shorten_list(late)} came into trainer.state after the run began: add it before "
                 "train(), or this run cannot be resumed"
             )
         meta = {
@@ -433,9 +433,7 @@ class Run:
     def _continue(self) -> None:
         """Continue from the trainer's current state, with the states of the callbacks of the last run."""
         if self._callback_states is None:
-            self.log(
-                "WARNING: the states of the last run's callbacks could not be taken, so those of this run begin anew"
-            )
+            self.log("WARNING: the states of the last run's callbacks are unknown, so those of this run begin anew")
         else:
             self._trainer.callbacks.load_state_dict(self._callback_states)
 
@@ -452,13 +450,13 @@ class Run:
         self._resumed = [f"continues from step {self.began_at}" if self.began_at else "fresh"]
         if not self.state_is_sound and (experiment is None or not resume or not self.checkpoints.steps()):
             raise CheckpointError(
-                f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
+                f"step {trainer.global_step + 1} failed halfway, and there is no checkpoint to go back to; "
                 "make a new trainer"
             )
         continues = self._has_run and trainer.global_step > 0 and self.state_is_sound
         entries = StateEntries(trainer.state)
         if trainer.check_finite and (found := self.finite.begin(entries.variables)):
-            trainer.log(f"StopOnNaN: {describe_not_finite(found)} from the start and left alone")
+            trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training and is not checked")
         if experiment is None:
             return
         entries.values()  # raises an error for entries that cannot be saved
@@ -490,7 +488,7 @@ class Run:
         steps, has_saved = past
         if has_saved:
             raise CheckpointError(
-                f"{experiment} has been a run of {steps} steps, but its checkpoints are gone from "
+                f"{experiment} ran {steps} steps, but its checkpoints are missing in "
                 f"{experiment.checkpoints}; put one back, start again with {FRESH}, or take another directory"
             )
         came = f"reached step {steps}" if steps else "was killed"

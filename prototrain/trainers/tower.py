@@ -208,8 +208,6 @@ class TowerTrainer(Trainer):
             self._compute(inputs, self._xla.chosen is True and not (trace is not None and trace.is_watched))
         )
         outputs["learning_rate"] = tf.convert_to_tensor(self.optimizer.learning_rate)
-        if self.loss_scale is not None:
-            outputs["loss_scale"] = tf.convert_to_tensor(self.loss_scale.scale)
         return outputs
 
     def _update(self, found: BatchGradients) -> dict[str, tf.Tensor]:
@@ -495,12 +493,20 @@ class TowerTrainer(Trainer):
 
     def _warn_of_unused_keys(self) -> None:
         """Warn about config keys that are set but not used by the step."""
-        own = "run_step" if not self.is_compiled else "train_step"
+        step = f"{type(self).__name__}.{'train_step' if self.is_compiled else 'run_step'}"
+        scales = self.loss_scale is not None
         for key, why in self.config.without_effect().items():
             if why is not None or not key.startswith(STEP_KEYS):
                 self.run.log_once(f"WARNING: {key} has no effect: {why or 'nothing in this run reads it'}")
-        for key, name, cure in unused_keys(self.config, self._used, scales=self.loss_scale is not None):
-            self.run.log_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
+        found = {key: (name, cure) for key, name, cure in unused_keys(self.config, self._used, scales=scales)}
+        for key, (name, cure) in found.items():
+            self.run.log_once(f"WARNING: {name} is set, but {step} does not use {key}: {cure}")
+        ignored = [type(one).__name__ for one in self.gradient_processors]
+        ignored += ["GradientNorm"] if self.record_gradient_norm else []
+        if ignored and "model.clip_gradients" not in self._used | found.keys():
+            self.run.log_once(
+                f"WARNING: {', '.join(ignored)} has no effect, because {step} does not call self.apply_gradients()"
+            )
 
     def _check_rate(self) -> None:
         """Raise a ConfigError before the first step if neither the config nor a callback sets the learning rate."""
@@ -647,7 +653,7 @@ class TowerTrainer(Trainer):
             if checkpoint == "best":
                 one = best_checkpoint(one)
             where = "" if isinstance(one, Mapping) else f" from {one}"
-            with announcing(f"taking over weights{where}", self.log):
+            with announcing(f"loading weights{where}", self.log):
                 table = self.built.load_weights(one, **options)
             self.log(table)
         for name, average in averaged_weights(self.state).items():  # restart from the loaded weights

@@ -98,7 +98,7 @@ class XlaChoice:
                     del forms[choice]
                     failed = cause(error)
             if len(forms) == 1:
-                return self.turn_off(f"it cannot do this model: {failed}")
+                return self.turn_off(f"XLA cannot compile this model: {failed}")
             steps = int(min(max(CALL_SECONDS / max(seconds(False, 1), 1e-6), 1), LONGEST_CALL))
             times: dict[Choice, list[float]] = {choice: [] for choice in forms}
             end = self._clock() + BUDGET

@@ -169,7 +169,7 @@ def parts(experiment: Path) -> list[Attempt]:
 
 ENDS = [
     (StopTraining("good enough"), "finished", "good enough", None),
-    (StopTraining(), "finished", "a callback asked for it", None),
+    (StopTraining(), "finished", "requested by a callback", None),
     (ValueError("two\nlines"), "failed", "ValueError: two lines", ValueError),
     (CallbackError("a\nb"), "failed", "a b (tiny.py, line LINE, in trigger_step of At)", CallbackError),
     (signal.SIGINT, "interrupted", "SIGINT", KeyboardInterrupt),

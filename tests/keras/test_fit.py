@@ -60,6 +60,13 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Arguments]]] = {
         lambda: {"x": X, "y": Y},
     ),
     "callbacks": (classifier, lambda: {"x": X, "y": Y, "epochs": 4, "callbacks": measuring()}),
+    "averages, and weights restored at the end": (
+        models.weighted,
+        lambda: (
+            {"x": batches(IMAGES, MEANS), "validation_data": batches(IMAGES, MEANS), "epochs": 4}
+            | {"callbacks": [keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True)]}
+        ),
+    ),
     "PyDataset": (classifier, lambda: {"x": models.Shuffling(), "validation_data": (X, Y), "validation_steps": 2}),
 }
 

@@ -44,9 +44,10 @@ class StandIn:
         size = trial.values["model.batch_size"]
         self.seen[size] = arguments, gpus
         trial.report({"vld/loss": (1, float(size)), "trn/loss": (1, 0.0)})
-        if size == 7:
+        if size in (1, 7, 9):
             trial.experiment.directory.mkdir(parents=True, exist_ok=True)
-            trial.experiment.record.write_text('{"parts": [{"started": 1.0, "state": "finished"}]}')
+            state = "running" if size == 9 else "finished"
+            trial.experiment.record.write_text(json.dumps({"parts": [{"started": 1.0, "state": state}]}))
         if size == 6:
             self.waits.set()
             stop.wait()
@@ -58,6 +59,8 @@ class StandIn:
             6: (143, ""),
             7: (255, "as if all were well"),
             8: (255, "prototrain: error: it says so itself"),
+            9: (0, "all were well"),
+            10: (1, "  File m.py\nRuntimeError: the first line\nanother line\nin trigger_step of Mine"),
         }
         if size not in endings:
             trial.report({"vld/loss": (2, size / 2)})
@@ -81,7 +84,7 @@ def run(study: Study, stand_in: StandIn, *, jobs: int = 2, stop: StopRequest | N
 
 def test_outcomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    study, stand_in = open_study(1, 2, 3, 4, 5, 7, 8), StandIn()
+    study, stand_in = open_study(1, 2, 3, 4, 5, 7, 8, 9, 10), StandIn()
     said = run(study, stand_in)
     study.close()
     assert sorted(line.partition(" (")[0] for line in said if "runs" not in line) == [
@@ -92,15 +95,17 @@ def test_outcomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         "trial 4 failed: exit code 7",
         "trial 5 interrupted: the server that had started it is gone, and with it the exit code",
         "trial 6 failed: it says so itself",
+        "trial 7 failed: the process ended with exit code 0 before the run had ended",
+        "trial 8 failed: RuntimeError: the first line",
     ]
-    states = ["finished", "failed", "stopped", "failed", "failed", "stopped", "failed"]
+    states = ["finished", "failed", "stopped", "failed", "failed", "stopped", "failed", "failed", "failed"]
     assert [outcome.state for outcome in study.result().trials] == states
     *_, last = (line for line in said if "runs" not in line and "killed" not in line and "gone" not in line)
-    assert "5 of 7, best 0.5 in trial 0, about " in last
+    assert "7 of 9, best 0.5 in trial 0, about " in last
     arguments, gpus = stand_in.seen[1]
     assert " ".join(arguments) == ("run m -s model.num_steps=9 -s model.batch_size=1 -s trainer.experiment_name=tiny-0")
     assert gpus == "4,6" and stand_in.seen[2][1] == "5,7"
-    assert [line for line in run(open_study(1, 2, 3, 4, 5, 7, 8), StandIn()) if "runs" in line] == [
+    assert [line for line in run(open_study(1, 2, 3, 4, 5, 7, 8, 9, 10), StandIn()) if "runs" in line] == [
         "trial 2 runs: model.batch_size=3",
         "trial 5 runs: model.batch_size=7",
     ]  # the same command continues only the killed trials

@@ -63,7 +63,7 @@ def test_operations_before_the_first_step(experiment: Path, capsys: pytest.Captu
         "checking the newest checkpoint ...",
         "trying out the validation on 'vld' ...",
         "waiting for the first batches of 'vld' ...",
-        "noting what the run is made from ...",
+        "writing config, sources and environment ...",
         "tracing and compiling the step ...",
     ]
     assert lines() == start

@@ -95,15 +95,6 @@ def test_towers_equal_one(kind: Any, towers: int, keys: dict[str, Any]) -> None:
     assert many.evaluate("vld") == pytest.approx(one.evaluate("vld"), rel=2e-3, abs=2e-4)
 
 
-def test_batch_per_tower() -> None:
-    expected = dict(trained(tiny_model(build=plain_build, datasets=endless), steps=5).outputs)
-    model = tiny_model(build=plain_build, datasets=lambda: endless(4), model__batch_size=4)
-    trainer = SyncReplicatedTrainer(model, 2, batch="per_tower")
-    trainer.train([rate()], max_steps=5)
-    assert trainer.outputs == pytest.approx(expected, rel=1e-3)
-    assert trainer.describe()["global batch"] == "8 = 2 towers x 4"
-
-
 @pytest.mark.parametrize("kind", [SyncReplicatedTrainer, SyncParameterServerTrainer])
 def test_single_steps_and_resume_are_exact(kind: Any, experiment: Path) -> None:
     whole = values_of_towers(trained(tiny_model(), kind, 8, 2))

@@ -50,7 +50,7 @@ def test_lost_checkpoints_are_an_error(lose: Callable[[Path], object], experimen
     lose(experiment)
     rows = (experiment / "metrics.jsonl").read_bytes()
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"run of 6 steps, but its checkpoints are gone .*--fresh") as caught:
+        with pytest.raises(CheckpointError, match=r"ran 6 steps, but its checkpoints are missing .*--fresh") as caught:
             CountingTrainer(experiment=experiment).train([*writers(), SaveOnExit()], max_steps=8)
         assert "\n" not in str(caught.value)
     assert (experiment / "metrics.jsonl").read_bytes() == rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 import tensorflow as tf
 
 from prototrain import KerasTrainer, SimpleTrainer, SyncReplicatedTrainer
-from prototrain.callbacks import SaveOnExit, ScheduledHyperParamSetter, StopOnNaN
+from prototrain.callbacks import GradientNorm, SaveOnExit, ScheduledHyperParamSetter, StopOnNaN
 from prototrain.errors import ConfigError, ModelError, StepError
+from prototrain.gradient_processors import ClipByValue
 from prototrain.launch import default_callbacks
 from prototrain.trainers.async_towers import AsyncTrainer
 from prototrain.trainers.tower import TowerTrainer
@@ -159,6 +161,34 @@ def test_unused_keys_are_named(
     trainer(line(**keys)).train(max_steps=2)
     out = capsys.readouterr().out
     assert [key for key in keys if f"WARNING: {key} is set" in out] == named
+
+
+def test_processors_and_norm_that_nothing_applies_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for make in (PythonTrainer, SignTrainer):
+        trainer = make(line())
+        trainer.gradient_processors.append(ClipByValue(-1.0, 1.0))
+        trainer.train([GradientNorm()], max_steps=2)
+    assert re.findall("WARNING: (.*) has no effect.*does not call", capsys.readouterr().out) == [
+        "ClipByValue, GradientNorm"
+    ]
+
+
+def test_keys_like_those_of_the_engine_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    SimpleTrainer(line(**{"model.acumulate_steps": 2, "model.own_size": 3})).train(max_steps=1)
+    out = capsys.readouterr().out
+    assert "model.acumulate_steps has no effect" in out and "'model.accumulate_steps'" in out and "own_size" not in out
+
+
+def test_loss_scale_of_an_own_train_step_is_reported() -> None:
+    trainer = SignTrainer(line(**{"model.mixed_precision": "mixed_float16"}))
+    trainer.train(max_steps=1)
+    assert trainer.outputs["loss_scale"] in (2.0**14, 2.0**15)
+
+
+def test_warmup_without_its_callback_is_an_error() -> None:
+    keys = {"model.lr_schedule.warmup_steps": 3, "model.optimizer.method": "sgd"}
+    with pytest.raises(ConfigError, match="would stay at 0; add LearningRate"):
+        SimpleTrainer(line(**keys)).train(max_steps=2)
 
 
 @pytest.mark.parametrize("make", [SimpleTrainer, two_towers])

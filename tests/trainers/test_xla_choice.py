@@ -96,7 +96,7 @@ def test_uncompilable_model_and_custom_step(capsys: pytest.CaptureFixture[str]) 
         return net
 
     tiny_trainer(build=build, model__jit_compile="auto").train(max_steps=1)
-    assert "auto leaves XLA off, because it cannot do this model: " in capsys.readouterr().out
+    assert "auto leaves XLA off, because XLA cannot compile this model: " in capsys.readouterr().out
 
     def fails(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         net = tiny_build(inputs, train_phase)

@@ -70,7 +70,7 @@ class ScalarPrinter(Monitor):
         self._since = self.trainer.global_step, self.trainer.times.steps
 
     def after_train(self) -> None:
-        if self.trainer.outputs and not self._prefixes:
+        if self.trainer.global_step > self.trainer.run.began_at and not self._prefixes:
             self.trainer.log(
                 "WARNING: ScalarPrinter has printed nothing: no scalar matches its whitelist and blacklist"
             )

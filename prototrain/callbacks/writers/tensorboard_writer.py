@@ -41,6 +41,8 @@ class TensorBoardWriter(Monitor):
         self._retry_at = 0.0  # after a failed write, when to write again
 
     def before_train(self) -> None:
+        if self.trainer.global_step >= self.trainer.total_steps:
+            return  # there is nothing to do
         self._open()
         config = self.trainer.run.config()
         if config is not None:

@@ -109,7 +109,7 @@ def test_all_savers(
     ends(Watches(experiment), callbacks, f"w is NaN; a resume continues from {goes_on}")
     assert saved_steps(experiment, "best") == steps
     said = capsys.readouterr().out
-    assert said.count("StopOnNaN: best is infinite from the start and left alone") == 1
+    assert said.count("StopOnNaN: best is infinite before training and is not checked") == 1
 
 
 def test_non_finite_checkpoint_is_not_resumed(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
