@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import wraps
 from typing import Any
 
 import keras
@@ -23,8 +24,10 @@ from keras.src.utils import rng_utils
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.eager import context
+from tensorflow.python.feature_column.feature_column_v2 import FeatureTransformationCache as FeatureTransformationCache
 from tensorflow.python.framework.config import is_op_determinism_enabled as is_op_determinism_enabled
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+from tensorflow.python.util import deprecation
 
 from prototrain.errors import ConfigError
 
@@ -419,3 +422,14 @@ def report_to_cluster(why: str) -> None:
 def has_started() -> bool:
     """Return whether TensorFlow has initialized its devices, without initializing them."""
     return bool(context.context()._initialized)
+
+
+def without_deprecation_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of TensorFlow that does not warn of its deprecation."""
+
+    @wraps(function)
+    def silent(*arguments: Any, **keywords: Any) -> Any:
+        with deprecation.silence():
+            return function(*arguments, **keywords)
+
+    return silent

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from prototrain.errors import ModelError
 from prototrain.estimator.estimator import Estimator
-from prototrain.estimator.feature_column import check_combiner, input_layer, linear_model, ordered
+from prototrain.estimator.feature_column import input_layer, linear_model, ordered
 from prototrain.estimator.heads import MEAN, BinaryClassHead, Head, MultiClassHead, RegressionHead
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig
 
@@ -250,8 +250,6 @@ def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None)
 
 
 def _linear(columns: list[Any], units: int, combiner: str) -> Logits:
-    check_combiner(combiner)
-
     def logits(features: Any, mode: str) -> tf.Tensor:
         with tf.name_scope("linear"):
             return linear_model(features, columns, units, combiner)
