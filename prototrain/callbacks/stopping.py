@@ -188,9 +188,9 @@ class StopOnNaN(Callback):
     `tf.py_function` or `tf.print` in the step may run twice. In a plain-Python trainer, every scalar that `run_step`
     returns is checked.
 
-    All variables are checked before each checkpoint and at the end of the run. A non-finite checkpoint is never written
-    or resumed from. A variable that was infinite before the first step, such as a mask of -inf, is reported once and
-    checked for NaN only.
+    All variables are checked before each checkpoint and at the end of the run, so a non-finite checkpoint is never
+    written. A variable that is not finite before the first step, such as a mask of -inf, is reported once and not
+    checked.
     """
 
     chief_only = False  # all workers must apply the same updates

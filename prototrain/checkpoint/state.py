@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, zip_longest
 from typing import Any, Protocol, runtime_checkable
@@ -316,47 +316,18 @@ def describe_variable(variable: Any) -> str:
     return f"{tf.as_dtype(variable.dtype).name}[{','.join(str(size) for size in variable.shape)}]"
 
 
-NAN, INFINITE = "NaN", "infinite"
-
-
-class FiniteState:
-    """Finds variables that are not finite, except those that were not finite at the start, such as a mask of -inf.
-
-    A variable that was infinite at the start is still checked for NaN.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, str | None] = {}  # "NaN", "infinite" or None at the start, by name
-
-    def begin(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Record and return which variables are not finite before training, without those of an earlier call."""
-        new = {name: variable for name, variable in variables.items() if name not in self._known}
-        found = not_finite(new)
-        self._known.update({name: found.get(name) for name in new})
-        return found
-
-    def find(self, values: Mapping[str, Any]) -> dict[str, str]:
-        """Return the values that are not finite and should be: "NaN" or "infinite" by name."""
-        checked = {name: value for name, value in values.items() if self._known.get(name) != NAN}
-        return {name: kind for name, kind in not_finite(checked).items() if kind != self._known.get(name)}
-
-
-def not_finite(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tensors, variables and arrays that are not finite: "NaN" or "infinite" by name."""
-    found = {}
+def not_finite(values: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tensors, variables and arrays with NaN or infinite values."""
+    found = []
     for name, value in values.items():
         dtype = tf.as_dtype(value.dtype)
         if dtype.is_floating or dtype.is_complex:
             array = np.asarray(value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value))
             if not np.isfinite(array).all():
-                found[name] = NAN if np.isnan(array).any() else INFINITE
+                found.append(name)
     return found
 
 
-def describe_not_finite(found: Mapping[str, str]) -> str:
+def describe_not_finite(names: Sequence[str]) -> str:
     """Return the result of `not_finite` as text."""
-    kinds: dict[str, list[str]] = {}
-    for name, kind in found.items():
-        kinds.setdefault(kind, []).append(name)
-    listed = [(shorten_list(names, 4), "is" if len(names) == 1 else "are", kind) for kind, names in kinds.items()]
-    return "; ".join(map(" ".join, listed))
+    return f"{shorten_list(names, 4)} {'is' if len(names) == 1 else 'are'} not finite"

@@ -231,13 +231,10 @@ class Checkpoints:
         path.rename(doomed)
         _remove_tree(doomed)
 
-    def newest(
-        self, check: Callable[[Checkpoint], object] | None = None, *, broken: list[Path] | None = None
-    ) -> Checkpoint | None:
+    def newest(self, *, broken: list[Path] | None = None) -> Checkpoint | None:
         """Find the newest valid checkpoint and warn about newer ones that are damaged. No file changes.
 
         Args:
-            check: raises a CheckpointError if an undamaged checkpoint cannot be used.
             broken: a list to which damaged checkpoints are appended, for `set_aside`.
 
         Returns:
@@ -251,8 +248,6 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 checkpoint = verify(self.path(step), run_id=self._run_id)
-                if check is not None:
-                    check(checkpoint)
             except CheckpointError as error:
                 self._announce(f"WARNING: {error}")
                 broken.append(self.path(step))

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tabulate import tabulate
 
-from prototrain.checkpoint.state import CALLBACK_PREFIX, NAN, describe_not_finite, describe_variable, not_finite
+from prototrain.checkpoint.state import CALLBACK_PREFIX, describe_variable, not_finite
 from prototrain.checkpoint.store import BUNDLE, META, Checkpoints, read_bundle, verify
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP, Experiment
@@ -101,9 +101,9 @@ def load_weights(
             f"nothing in {where} matches a variable of the model by name and shape; it has {_some(read)}, the model "
             f"has {_some(variables)}; map the names with names="
         )
-    spoiled = {name: kind for name, kind in not_finite(values).items() if kind == NAN}
+    spoiled = [name for name in not_finite(values) if np.isnan(values[name]).any()]
     if spoiled:
-        raise CheckpointError(f"in {where}, {describe_not_finite(spoiled)}; take a checkpoint of an earlier step")
+        raise CheckpointError(f"in {where}, {_some(spoiled)} has NaN values; take a checkpoint of an earlier step")
     for name, value in values.items():
         variables[name].assign(value)
     return report

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tqdm import tqdm
 
-from prototrain.checkpoint.state import CALLBACK_PREFIX, FiniteState, StateEntries, describe_not_finite, restore_errors
+from prototrain.checkpoint.state import CALLBACK_PREFIX, StateEntries, describe_not_finite, not_finite, restore_errors
 from prototrain.checkpoint.store import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.values import decode, encode, preserve_random_state, random_state, set_random_state
 from prototrain.errors import (
@@ -53,7 +53,7 @@ class Run:
         self.began_at = 0  # the number of completed steps at the start of the run
         self.is_rejected = False  # whether no run may resume from the state; it is then saved as ``failed-<step>``
         self.max_to_keep: int | None = None  # checkpoints, or None for all; a `ModelSaver` sets it
-        self.finite = FiniteState()
+        self._not_finite: dict[str, bool] = {}  # by name, whether a variable was not finite at the first start
         self._outcome = Outcome("running")
         self._record: RunRecord | None = None
         self._sources: dict[str, str] = {}  # digests of the copied source files
@@ -408,7 +408,7 @@ class Run:
         step = trainer.global_step
 
         def check(values: Mapping[str, Any]) -> None:
-            if found := self.finite.find(values):
+            if found := self._newly_not_finite(values):
                 raise NonFiniteError(f"step {step} is not saved, since {describe_not_finite(found)}")
 
         looks = trainer.check_finite and self.state_is_sound
@@ -455,8 +455,12 @@ class Run:
             )
         continues = self._has_run and trainer.global_step > 0 and self.state_is_sound
         entries = StateEntries(trainer.state)
-        if trainer.check_finite and (found := self.finite.begin(entries.variables)):
-            trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training and is not checked")
+        if trainer.check_finite:
+            new = {name: value for name, value in entries.variables.items() if name not in self._not_finite}
+            found = not_finite(new)
+            self._not_finite.update({name: name in found for name in new})
+            if found:
+                trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training, so that it is not checked")
         if experiment is None:
             return
         entries.values()  # raises an error for entries that cannot be saved
@@ -466,7 +470,7 @@ class Run:
             return
         with announcing("checking the newest checkpoint", trainer.log):
             self.checkpoints.recover()
-            newest = self.checkpoints.newest(self._check_is_finite, broken=self._broken)
+            newest = self.checkpoints.newest(broken=self._broken)
         trainer.stop.check()
         if newest is None and trainer.global_step == 0:
             self._check_past()
@@ -533,21 +537,12 @@ class Run:
 
     def find_not_finite(self) -> str | None:
         """Return a phrase that names the variables that are not finite and should be, or None."""
-        found = self.finite.find(StateEntries(self._trainer.state).variables)
+        found = self._newly_not_finite(StateEntries(self._trainer.state).variables)
         return describe_not_finite(found) if found else None
 
-    def _check_is_finite(self, checkpoint: Checkpoint) -> None:
-        """Raise a CheckpointError if a variable to be restored is not finite."""
-        if not self._trainer.check_finite:
-            return
-        own = StateEntries(self._trainer.state).variables
-        saved = checkpoint.tensors().items()
-        found = self.finite.find({name: v for name, v in saved if name in own or not name.startswith(CALLBACK_PREFIX)})
-        if found:
-            raise CheckpointError(
-                f"checkpoint {checkpoint.path} is not resumed from: {describe_not_finite(found)}; to resume from it, "
-                "leave StopOnNaN out"
-            )
+    def _newly_not_finite(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the names of values that are not finite, except those that were not at the start, such as a mask."""
+        return not_finite({name: value for name, value in values.items() if not self._not_finite.get(name)})
 
     def config(self) -> Config | None:
         """Return a copy of the trainer's config with the length that was passed to `train`."""

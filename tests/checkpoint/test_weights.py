@@ -163,7 +163,7 @@ def with_kernel(value: float) -> Any:
         ({"a": BIAS, "b": BIAS}, {"names": lambda name: "fc0/bias"}, "would be 'fc0/bias', 'b' is one of them"),
         ({"fc0/bias": {}}, {}, "'fc0/bias' must be an array of numbers, not dict"),
         ({"fc0/bias": BIAS}, {"ignore": ["fc"]}, "ignore='fc' matches none of"),
-        ("no.npz", {}, "there is no file no.npz"),
+        ("no.npz", {}, "no weights file no.npz"),
         ("bad.npz", {}, "cannot read bad.npz"),
         ("pickle.npz", {}, "cannot read pickle.npz: Object arrays cannot be loaded"),
         ("bad.weights.h5", {}, "cannot read bad.weights.h5"),
@@ -175,7 +175,7 @@ def with_kernel(value: float) -> Any:
         (lambda place: save_by_name(place, x=tf.zeros([3])), {}, "nothing in .*place matches a variable of the model"),
         (without_index, {}, "cannot read the checkpoint"),
         (with_flipped_bit, {}, "Bad CRC-32"),
-        (with_kernel(np.nan), {}, "fc0/kernel is NaN; take a checkpoint of an earlier step"),
+        (with_kernel(np.nan), {}, "fc0/kernel has NaN values; take a checkpoint of an earlier step"),
     ],
 )
 def test_unusable_weights_change_nothing(given: Any, options: Any, message: str, scratch: Path) -> None:

@@ -133,7 +133,7 @@ def test_check_numerics_ends_the_run_before_saving(experiment: Path) -> None:
     trainer = tiny_trainer(experiment)
     spoiler = CallbackFactory(trigger=spoil).every(steps=1)
     callbacks = [spoiler, CheckNumerics().every(steps=2), ModelSaver().every(steps=2), SaveOnExit()]
-    with pytest.raises(NonFiniteError, match="after step 6, logits/kernel is NaN"):
+    with pytest.raises(NonFiniteError, match="after step 6, logits/kernel is not finite"):
         trainer.train(callbacks, max_steps=10)
     assert kept(experiment) == ["failed-0000000006", "step-0000000002", "step-0000000004"]
     CountingTrainer().train([CheckNumerics().every(steps=2)], max_steps=4)
