@@ -31,8 +31,8 @@ class CallbackGroup:
     Attributes:
         callbacks: the callbacks in execution order. Workers other than the chief skip `chief_only` callbacks.
         by_key: the callbacks with state, by state key.
-        watchers: names of the tensors that callbacks read after their steps, by callback. Empty names stand for only
-            the summary events.
+        watchers: names of the tensors that callbacks read after their steps, by callback; none if a callback reads the
+            summary events only.
         unfinished: whether callbacks of the current step are still due. If a checkpoint is written then, the resumed
             run calls them; if a callback has failed, it calls all callbacks of that step again.
         watching: whether a callback reads tensors of the step that `next_step` returned last.
@@ -206,10 +206,10 @@ class CallbackGroup:
     def _trigger_due(self) -> None:
         step = self._trainer.counter.step
         self._stepped = self.unfinished = True
-        is_last = step < self._trainer.run.next_boundary
+        is_within_epoch = step < self._trainer.run.next_boundary
         # At the end of an epoch or of the run, periodic callbacks trigger in `trigger_epoch`.
-        due = [one for one, due in self._due if due == step and (is_last or one not in self._periodic)]
-        self._run("trigger_step", due, is_last=is_last)
+        due = [one for one, due in self._due if due == step and (is_within_epoch or one not in self._periodic)]
+        self._run("trigger_step", due, completes_step=is_within_epoch)
 
     def repeat_step(self) -> None:
         """Run the callbacks of the restored step that had not run when it was saved."""
@@ -232,7 +232,7 @@ class CallbackGroup:
             due = [callback for callback in due if callback in self._periodic or (callback.at_end and not is_repeated)]
         due = [callback for callback in due if callback not in self._periodic or callback.next_step(step - 1) == step]
         self._triggered_at, self.unfinished = step, True
-        self._run("trigger_epoch", due, is_last=True)
+        self._run("trigger_epoch", due, completes_step=True)
 
     def trigger_last(self) -> None:
         """Run the callbacks that are due when a run ends early. `total_steps` must already be the current step."""
@@ -246,8 +246,8 @@ class CallbackGroup:
     def _is_cut(self) -> bool:
         return self._trainer.local_step != self._trainer.steps_per_epoch
 
-    def _run(self, hook: str, callbacks: Sequence[Callback], *, is_last: bool = False) -> None:
-        """Call a hook of several callbacks. `is_last` marks the last callbacks of the step.
+    def _run(self, hook: str, callbacks: Sequence[Callback], *, completes_step: bool = False) -> None:
+        """Call a hook of several callbacks. `completes_step` tells that no others of this step follow.
 
         If a callback raises StopTraining, the remaining callbacks still run before the run ends, so scalars are written
         and the checkpoint is saved. A checkpoint written in between counts the remaining callbacks as done if they only
@@ -260,7 +260,7 @@ class CallbackGroup:
         savers = next((i for i, one in enumerate(callbacks[::-1]) if one.priority < Priority.SAVE), len(callbacks))
         try:
             for index, callback in enumerate(callbacks):
-                if is_last:
+                if completes_step:
                     self.unfinished = len(callbacks) - index - 1 > savers
                 if not hook.startswith("before"):
                     self._done.add((hook, self._labels[callback]))
@@ -280,7 +280,7 @@ class CallbackGroup:
                 else:  # a signal has interrupted this callback only
                     self._done.discard((hook, self._labels[callback]))
             raise
-        if is_last:
+        if completes_step:
             self.unfinished = False
         self._trainer.monitors.flush()
         if stop is not None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -51,9 +51,16 @@ CACHED = (
 )
 """Classes whose objects are created once."""
 
-Key = tuple[Any, ...]
-"""The identity of an object: the id of the layer that creates it (0 for `build`), class, name, outline of the
-arguments, and name scope within `build`."""
+
+class Key(NamedTuple):
+    """The identity of an object that `build` makes."""
+
+    owner: int  # the id of the layer that creates it, or 0 for `build`
+    kind: str  # the class
+    name: str | None
+    outline: Any  # of the arguments
+    scope: str  # the name scope within `build`
+
 
 Objects = dict[Key, list[Any]]
 """The objects of the first call by key, in the order of creation."""
@@ -171,8 +178,8 @@ class BuildCall:
         finally:
             self._frames.pop()
 
-    def _find_or_make(self, key: Key, make: Callable[[], Any]) -> tuple[Any, bool]:
-        """Return the next object of a key, and whether it is new."""
+    def _find_or_make(self, kind: str, name: Any, outline: Any, make: Callable[[], Any]) -> tuple[Any, bool]:
+        """Return the next object with this class, name and outline of the arguments, and whether it is new."""
         frame = self._frames[-1]
         if frame.is_ignored:
             return make(), True
@@ -180,7 +187,7 @@ class BuildCall:
         if not self._in_layer:  # a graph numbers a scope that is entered again
             inner = tf.get_current_name_scope().removeprefix(self._outer_scope).strip("/")
             scope = re.sub(r"_\d+(?=/|$)", "", inner)
-        key = (frame.owner, *key, scope)
+        key = Key(frame.owner, kind, name, outline, scope)
         if not self._is_first and key not in self._objects:  # in a graph, control flow has another scope
             others = [other for other in self._objects if other[:-1] == key[:-1]]
             key = others[0] if len(others) == 1 else key
@@ -197,8 +204,7 @@ class BuildCall:
     def obtain(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
         """Return the object that the first call made with the same arguments, or a new one from `make`."""
         outline = _outline((args, kwargs), issubclass(kind, _TABLES))
-        key = (f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), outline)
-        found, is_new = self._find_or_make(key, make)
+        found, is_new = self._find_or_make(f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), outline, make)
         if is_new:
             self._new[id(found)] = found
         self._given = None if is_new else found
@@ -214,14 +220,14 @@ class BuildCall:
         value: Any = arguments.get("initial_value")
         # The shape of an initializer's value is unknown without calling it.
         shape = None if callable(value) else tf.TensorShape(value.shape if hasattr(value, "shape") else np.shape(value))
-        found, _ = self._find_or_make(("tf.Variable", arguments.get("name"), str(shape)), make)
+        found, _ = self._find_or_make("tf.Variable", arguments.get("name"), str(shape), make)
         self.variables.append(found)
         return found
 
     def adds(self, model: keras.Sequential, layer: Any) -> bool:
         """Return whether to add a layer to a Sequential; later calls reuse the model and must add the same layers."""
         layer = history(layer)[0][0] if isinstance(layer, keras.KerasTensor) else layer
-        found, is_new = self._find_or_make((_ADDED, model.name, id(model)), lambda: layer)
+        found, is_new = self._find_or_make(_ADDED, model.name, id(model), lambda: layer)
         if found is not layer or (is_new and self.is_done(model)):
             raise _added_others(model.name)
         return not self.is_done(model)
@@ -232,8 +238,8 @@ class BuildCall:
             left_out = made[self._frames[0].counts[key] :]
             if not 0 < len(left_out) < len(made):
                 continue
-            if key[1] == _ADDED:
-                raise _added_others(key[2])
+            if key.kind == _ADDED:
+                raise _added_others(str(key.name))
             last = left_out[-1]
             held = [last] if isinstance(last, (KerasVariable, tf.Variable)) else getattr(last, "variables", [])
             weights = [variable for variable in held if tf.as_dtype(variable.dtype).is_floating]

@@ -192,8 +192,8 @@ class BuiltModel:
             variable = variable.value if isinstance(variable, KerasVariable) else variable
             if id(variable) not in names:
                 raise ModelError(
-                    f"{variable.name} is no variable of the model; create its layer in build(), or build the optimizer "
-                    "with optimizer.build(variables) and register it without variables"
+                    f"{variable.name} is not a variable of the model; create its layer in build(), or build the "
+                    "optimizer with optimizer.build(variables) and register it without variables"
                 )
             found[names[id(variable)]] = self.layers.keras_variable(variable)
         return found

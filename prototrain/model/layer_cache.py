@@ -137,8 +137,8 @@ class LayerCache:
 
     def _name(self, called: dict[int, Any], before: list[tf.Variable]) -> None:
         """Name the layers and variables, with those that `build` has called or uses but has not created."""
-        made = {id(item): item for key, items in self._objects.items() if key[0] == 0 for item in items}
-        named = [item for key, items in self._objects.items() if key[0] == 0 and key[2] for item in items]
+        made = {id(item): item for key, items in self._objects.items() if key.owner == 0 for item in items}
+        named = [item for key, items in self._objects.items() if key.owner == 0 and key.name for item in items]
         layers = {key: item for key, item in made.items() if isinstance(item, keras.layers.Layer)} | called
         for layer in layers.values():
             self.layers[unique_name(layer.name, self.layers)] = layer

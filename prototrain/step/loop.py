@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 """The loop variables by name."""
 _SMALL = 2**22
-"""Maximum size of the variables that are copied before each call, in bytes, of 8 bytes per element."""
+"""Maximum total size of variables that are copied before each call, in bytes, at 8 bytes per element."""
 _ASSIGNMENTS = ("Assign", "ResourceScatter")
 """Beginnings of the types of ops that assign to a variable."""
 

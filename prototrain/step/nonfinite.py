@@ -59,7 +59,7 @@ class NoCheck:
         """Start a call; traced. `variables` are all that its steps may change."""
 
     def end_call(self, finite: tf.Tensor | bool = True) -> tf.Tensor:
-        """Return whether the call counts, a bool tensor: if its steps were `finite`; traced or eager."""
+        """Return whether the updates of a call are kept, a bool tensor; traced or eager."""
         return tf.convert_to_tensor(finite)
 
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:

@@ -56,13 +56,10 @@ class Trainer:
         experiment: the experiment directory, or its path. Without one the trainer writes no files.
 
     Attributes:
-        counter: counts the steps; see `global_step`, `epoch_num` and `local_step`.
         steps_per_epoch, max_epoch, max_steps, total_steps: the length of the run; `total_steps` is its last step.
-        given_steps_per_epoch: the argument of `train`; it is saved with the config.
         outputs: the last step's scalars by name.
         watched, summary_events: tensors of the last step by name, and the TensorBoard events of its `tf.summary`
             calls, if a callback watches them; see `Callback.watches`.
-        step_is_whole: False during a step, and after a step that failed halfway.
         state: the content of a checkpoint, by name: variables, trackable objects, objects with `state_dict` and
             `load_state_dict`, and plain JSON values. A subclass adds whatever a resumed run needs.
         callbacks: the callbacks of the run.
@@ -70,12 +67,10 @@ class Trainer:
         experiment: the experiment directory, or None.
         run: the current run in the experiment directory: its checkpoints, and how it was resumed.
         stop: the stop request of the run.
-        times: measures how the run spends its time.
         is_chief: whether this process writes the experiment directory.
         workers: the number of processes that train together. If one of them fails, the run ends.
-        record_gradient_norm: whether a compiled step has the scalar "gradient_norm".
-        allow_changed_data: whether the run may continue with training data that differs from the checkpoint's.
         check_finite: whether a scalar, update or variable that is not finite ends the run with an error.
+        record_gradient_norm: whether a compiled step has the scalar "gradient_norm".
         evaluation_scopes: functions that return a context manager; evaluations run inside all of these.
         unaveraged: names of scalars in `outputs` that `Summaries` does not average: it records their last value.
         config, optimizer, datasets, element_spec, keras_model: set by subclasses that have them, else None.
@@ -94,11 +89,11 @@ class Trainer:
         self.counter = StepCounter()
         self._epoch_num = 1
         Trainer._set_length(self, None, None, None)
-        self.given_steps_per_epoch: int | None = None
+        self.given_steps_per_epoch: int | None = None  # by `train`; it is saved with the config
         self.outputs: Mapping[str, Any] = {}
         self.watched: Mapping[str, Any] = MappingProxyType({})
         self.summary_events: Sequence[Any] = ()
-        self.step_is_whole = True
+        self.step_is_whole = True  # False during a step, and after a step that failed halfway
         self.state: dict[str, Any] = {}
         self.is_chief = True
         self.check_finite = self.record_gradient_norm = self.allow_changed_data = False
@@ -107,7 +102,7 @@ class Trainer:
         self.monitors = Monitors(self)
         self.callbacks = CallbackGroup(self)
         self.run = Run(self)
-        self.times = RunTimes()
+        self.times = RunTimes()  # how the run spends its time
 
     def run_step(self) -> Mapping[str, Any] | None:
         """Run one iteration. Subclasses must override this method.
