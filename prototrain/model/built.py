@@ -234,8 +234,9 @@ class BuiltModel:
 
     def evaluation(self, dataset: str) -> Evaluation:
         """Return the compiled evaluation of a dataset; raises a DataError if there is no such dataset."""
-        if dataset not in self.datasets:
-            raise DataError(f"datasets() gives no {dataset!r}; it gives {', '.join(self.datasets)}")
+        if not isinstance(dataset, str) or dataset not in self.datasets:
+            given = repr(dataset) if isinstance(dataset, str) else f"a {type(dataset).__name__}"
+            raise DataError(f"datasets() gives no {given}; name one of {', '.join(self.datasets)}")
         if dataset not in self._evaluations:
             self._evaluations[dataset] = Evaluation(dataset, self.datasets[dataset], self._scalars, self.layers)
         return self._evaluations[dataset]

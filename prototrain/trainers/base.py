@@ -19,7 +19,7 @@ import tensorflow as tf
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.callbacks.monitor import Monitors
 from prototrain.checkpoint.state import CALLBACK_PREFIX, variables_in
-from prototrain.errors import ConfigError, ExperimentError, ModelError, NonFiniteError, StopTraining
+from prototrain.errors import CallbackError, ConfigError, ExperimentError, ModelError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, origin_of, sources_of
@@ -185,6 +185,8 @@ class Trainer:
             SystemExit: after SIGTERM, SIGHUP or SIGXCPU, once everything is saved; the exit code is 128 plus the
                 number of the signal.
         """
+        if self.run.is_active:
+            raise CallbackError("train() was called within train() of the same trainer; call it after that has ended")
         if VERIFY in os.environ:
             callbacks = import_module("prototrain.recorder").record(self, callbacks)
         self._set_length(steps_per_epoch, max_epoch, max_steps)

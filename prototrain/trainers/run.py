@@ -60,6 +60,7 @@ class Run:
         self._facts: Facts = {}  # recorded in every checkpoint
         self._fresh = False
         self.is_accepted = False  # whether the run has started to write into the directory
+        self.is_active = False  # whether `train` is running
         self._has_run = False  # whether a run was accepted before
         self._callback_states: dict[str, Any] | None = None  # at the end of the last run
         self._callback_keys: set[str] = set()  # of the callbacks of the last run
@@ -88,6 +89,8 @@ class Run:
             )
         self._fresh = fresh
         with ExitStack() as stack:
+            self.is_active = True
+            stack.callback(setattr, self, "is_active", False)
             if experiment is not None:
                 stack.callback(experiment.unlock, trainer.log)
                 if fresh:

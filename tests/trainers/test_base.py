@@ -11,8 +11,16 @@ import pytest
 import tensorflow as tf
 
 from prototrain import AsyncTrainer, Callback, NoOpTrainer, StopTraining, SyncReplicatedTrainer, current_tower
-from prototrain.callbacks import EarlyStopping, JSONWriter, ModelSaver, SaveOnExit, Summaries, Validation
-from prototrain.errors import CheckpointError, ConfigError, ExperimentError, PrototrainError
+from prototrain.callbacks import (
+    CallbackFactory,
+    EarlyStopping,
+    JSONWriter,
+    ModelSaver,
+    SaveOnExit,
+    Summaries,
+    Validation,
+)
+from prototrain.errors import CallbackError, CheckpointError, ConfigError, ExperimentError, PrototrainError
 from tests.callbacks.helpers import measures
 from tests.step.test_calls import AllLosses
 from tests.tiny import At, CountingTrainer, Recorder, failing, raising, tiny_build, tiny_model, tiny_trainer
@@ -231,6 +239,15 @@ def test_run_that_ends_within_its_first_call_has_a_last_step(hook: str) -> None:
     recorder = Recorder()
     Ends().train([EndsAfter(), recorder.every(steps=100)], max_steps=50)
     assert recorder.steps("trigger") == [5]
+
+
+def test_train_within_train_is_an_error() -> None:
+    trainer = CountingTrainer()
+    again = CallbackFactory(trigger=lambda self: self.trainer.train(max_steps=9))
+    with pytest.raises(CallbackError, match="within train"):
+        trainer.train([again.every(steps=2)], max_steps=4)
+    trainer.train(max_steps=6)
+    assert trainer.global_step == 6
 
 
 class Prepares(Callback):

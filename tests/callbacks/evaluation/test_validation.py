@@ -81,7 +81,13 @@ def test_validation_does_not_change_training(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("dataset", "batches", "words"), [("vld", -1, "at least 0"), ("no", 0, "gives no 'no'"), ("trn", 0, "has no end")]
+    ("dataset", "batches", "words"),
+    [
+        ("vld", -1, "at least 0"),
+        ("no", 0, "gives no 'no'"),
+        ([1], 0, "gives no a list; name one of trn"),
+        ("trn", 0, "has no end"),
+    ],
 )
 def test_evaluate_refuses(dataset: str, batches: int, words: str) -> None:
     trainer = tiny_trainer(datasets=lambda: {**tiny_datasets(), "trn": tiny_datasets()["trn"].repeat()})
