@@ -75,7 +75,8 @@ def as_dataset(
     function = None if is_batched(data) or not callable(data) else data
     dataset = data if function is None else function()
     if not is_batched(dataset):
-        dataset = _from_arrays(dataset, 32 if batch_size is None else batch_size, shuffle=shuffle)
+        what = "data" if training else "validation data"
+        dataset = _from_arrays(what, dataset, 32 if batch_size is None else batch_size, shuffle=shuffle)
     elif training and batch_size is not None:
         raise DataError("batch_size is for arrays: a dataset, a PyDataset or a generator gives batches already")
     elif isinstance(dataset, keras.utils.PyDataset):
@@ -122,13 +123,13 @@ def split_data(x: Any, y: Any, sample_weight: Any, validation_split: float) -> t
     return first, last
 
 
-def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Dataset:
+def _from_arrays(what: str, data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Dataset:
     parts = data if isinstance(data, tuple) else (data,)
     arrays = keras.tree.map_structure(lambda part: None if part is None else as_array(part), parts)
     sizes = [array.shape[0] for array in keras.tree.flatten(arrays) if array is not None]
     if not sizes or len(set(sizes)) > 1 or len(arrays) > len(PARTS):
         expected = "a tf.data.Dataset, a keras.utils.PyDataset, a generator function, or one to three arrays"
-        raise DataError(f"the data must be {expected}, not a {type(data).__name__} of lengths {sizes}")
+        raise DataError(f"the {what} must be {expected}, not a {type(data).__name__} of lengths {sizes}")
     if sizes[0] == 0 or batch_size < 1:
         raise DataError(f"there are {sizes[0]} examples in batches of {batch_size}; both must be at least 1")
     while arrays[-1] is None:

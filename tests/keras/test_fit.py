@@ -101,6 +101,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
     "key of compile": (lambda: held(**{"model.optimizer.method": "sgd"}), ConfigError, "method has no effect"),
     "micro-batches": (lambda: held(**{"model.accumulate_steps": 2}), ConfigError, "gradient_accumulation_steps"),
     "labels of a dataset": (fit(batches(X, Y), Y), DataError, "y, sample_weight and validation_split are for arrays"),
+    "other lengths": (fit(X, Y, validation_data=(X, Y[:3])), DataError, "the validation data must be .* of lengths"),
     "other data": (lambda: held().fit(X, Y), DataError, "has its data; make a new one"),
     "listed epochs": (lambda: held().fit(validation_freq=[1, 3]), DataError, "validation_freq must be a number"),
     "turns of no validation": (fit(X, Y, validation_steps=2), DataError, "no effect of validation_steps"),
