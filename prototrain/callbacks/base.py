@@ -256,7 +256,8 @@ class PeriodicTrigger(ProxyCallback):
         clock: returns the time in seconds.
 
     Raises:
-        CallbackError: an interval is not positive, no interval is given, or the callback has no `trigger`.
+        CallbackError: an interval is not positive, no interval is given, or the callback has no `trigger`; at setup, if
+            a callback of all workers has an interval in seconds.
     """
 
     def __init__(
@@ -288,6 +289,11 @@ class PeriodicTrigger(ProxyCallback):
     def __repr__(self) -> str:
         words = [f"{unit}={interval}" for unit, interval in self.intervals.items()]
         return f"{self.callback!r}.every({', '.join(words + ['before_train=True'] * self.is_due_at_start)})"
+
+    def setup(self) -> None:
+        if "seconds" in self.intervals and self.trainer.workers > 1 and not self.chief_only:
+            raise CallbackError(f"{self.callback.name}: workers have different clocks; use steps= or epochs=")
+        super().setup()
 
     def before_train(self) -> None:
         self.callback.before_train()

@@ -277,6 +277,9 @@ class HumanHyperParamSetter(HyperParamSetter):
         self._path = self.trainer.require_experiment("HumanHyperParamSetter").directory / self._file_name
 
     def new_value(self) -> float | None:
+        return self.trainer._of_chief(self._read)
+
+    def _read(self) -> float | None:
         try:
             text = self._path.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -342,7 +345,8 @@ class StatMonitorParamSetter(HyperParamSetter):
         self._recent: list[float] = []
 
     def new_value(self) -> float | None:
-        value = self.trainer.monitors.latest(self.stat, at_step=self.trainer.global_step)
+        step = self.trainer.global_step
+        value = self.trainer._of_chief(lambda: self.trainer.monitors.latest(self.stat, at_step=step))
         self._recent = [*self._recent, value][-self._last_k - 1 :]
         first, *later = self._recent
         self._reference.value = None if math.isnan(first) else first

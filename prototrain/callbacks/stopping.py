@@ -41,6 +41,7 @@ class EarlyStopping(Callback):
         CallbackError: an argument is out of range; while training, if the scalar was not measured at the current step.
     """
 
+    chief_only = False
     priority = Priority.DECIDE
     at_end = False
 
@@ -84,7 +85,7 @@ class EarlyStopping(Callback):
         step = self.trainer.global_step
         if step == self._counted_at:
             return  # a resumed run repeats the callbacks of its step if one of them failed
-        value = self.trainer.monitors.latest(self.stat, at_step=step)
+        value = self.trainer._of_chief(lambda: self.trainer.monitors.latest(self.stat, at_step=step))
         self._counted_at = step
         if self.best.update(value, step):
             self._waited = 0

@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_MODULES = {"Worker": "connect", "connect": "connect", "find_cluster": "connect", "run": "ray"}
+_MODULES = {"Worker": "cluster", "connect": "cluster", "find_cluster": "cluster", "run": "ray"}
 
 __all__ = ["Worker", "connect", "find_cluster", "run"]
 
 if TYPE_CHECKING:
-    from prototrain.distributed.connect import Worker, connect, find_cluster
+    from prototrain.distributed.cluster import Worker, connect, find_cluster
     from prototrain.distributed.ray import run
 
 
@@ -22,5 +22,5 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'prototrain.distributed' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"prototrain.distributed.{_MODULES[name]}"), name)
-    globals()[name] = value  # the import has bound `connect` to the module of that name
+    globals()[name] = value
     return value

@@ -256,7 +256,7 @@ def _work(order: dict[str, Any]) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stdout = output
 
-    from prototrain.distributed.connect import find_cluster
+    from prototrain.distributed.cluster import find_cluster
     from prototrain.distributed.sync import is_of_peers, launcher
     from prototrain.system.tracebacks import for_terminal, in_one_line
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from prototrain.distributed.connect import Worker, is_lost
+from prototrain.distributed.cluster import Worker, is_lost
 from prototrain.errors import ClusterError
 from prototrain.system.signals import StopRequest, in_thread
 from prototrain.system.tracebacks import in_one_line

@@ -12,7 +12,7 @@ from importlib import import_module
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from prototrain.predictor import Predictor
 
 
+T = TypeVar("T")
 ENDLESS = sys.maxsize
 """`Trainer.total_steps` of a run without a planned end."""
 
@@ -231,6 +232,10 @@ class Trainer:
                 self.run.note_callback_states()
             self.run.require_directory()
             self.stop.check()
+
+    def _of_chief(self, get: Callable[[], T]) -> T:
+        """Return the result of a function on the chief, on all workers. All of them must call this at the same step."""
+        return get()
 
     def _run_epochs(self) -> None:
         while self.global_step < self.total_steps or (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from prototrain.data.source import Share, shard_for_worker
 from prototrain.distributed.checks import require_same, require_same_data, require_same_settings, require_shared
-from prototrain.distributed.connect import connect, find_cluster
+from prototrain.distributed.cluster import connect, find_cluster
 from prototrain.distributed.sync import AgreedStop, WorkerSync, is_of_peers, launcher, report
 from prototrain.errors import ConfigError, ExperimentError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
@@ -176,6 +176,10 @@ class MultiWorkerTrainer(TowerTrainer):
         if told.save:
             self.run.save_as_asked()
         return told.steps
+
+    def _of_chief(self, get: Callable[[], Any]) -> Any:
+        with self._sync.failing_together():
+            return self._sync.exchange(get() if self.is_chief else None)[0]
 
     def make_calls(self) -> StepCalls:
         # A separate watched step could be a different graph on each worker.

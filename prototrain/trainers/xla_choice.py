@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.state import preserve_values
 from prototrain.checkpoint.values import preserve_random_state
+from prototrain.step.trace import detect_summaries
 from prototrain.system.terminal import announcing
 from prototrain.system.tracebacks import cause
 
@@ -88,6 +89,7 @@ class XlaChoice:
             preserve_random_state(),
             announcing("trying the step with XLA and without", self._log),
             preserve_values(variables),
+            detect_summaries() as has_summaries,
         ):
             for choice in choices:
                 try:
@@ -97,6 +99,8 @@ class XlaChoice:
                         return self.turn_off(f"the model fails on the first batch: {cause(error)}")
                     del forms[choice]
                     failed = cause(error)
+            if has_summaries():  # which cannot be recorded within a call
+                forms.pop("loop", None)
             if len(forms) == 1:
                 return self.turn_off(f"XLA cannot compile this model: {failed}")
             steps = int(min(max(CALL_SECONDS / max(seconds(False, 1), 1e-6), 1), LONGEST_CALL))

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Config, SimpleTrainer, SyncReplicatedTrainer
-from prototrain.callbacks import SaveOnExit
+from prototrain.callbacks import SaveOnExit, Summaries
 from prototrain.errors import ConfigError, StepError
 from prototrain.runs.repeat import Repeat
 from prototrain.trainers.async_towers import AsyncTrainer
@@ -124,3 +124,14 @@ def test_several_towers(capsys: pytest.CaptureFixture[str]) -> None:
     assert values(trainer) == before and "auto takes " in capsys.readouterr().out
     with pytest.raises(ConfigError, match='AsyncTrainer cannot measure for "auto"; say true or false'):
         AsyncTrainer(tiny_model(model__jit_compile="auto"), 2)
+
+
+def test_auto_leaves_out_the_loop_if_the_step_has_summaries() -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        net = tiny_build(inputs, train_phase)
+        tf.summary.scalar("loss_again", net.loss)
+        return net
+
+    trainer = tiny_trainer(build=build, model__jit_compile="auto")
+    trainer.train([Summaries().every(steps=2)], max_steps=4)
+    assert trainer.monitors.latest("trn/loss_again") == trainer.outputs["loss"]

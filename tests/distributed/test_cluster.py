@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from prototrain.distributed.connect import Worker, meet
+from prototrain.distributed.cluster import Worker, meet
 from prototrain.errors import ClusterError
 
 
@@ -39,3 +39,10 @@ def test_missing_workers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_port_in_use() -> None:
     with socket.create_server(("", 0)) as taken, pytest.raises(ClusterError, match="cannot listen at"):
         meet(Worker(0, 2, (f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1")), 1.0)
+
+
+def test_connect_is_a_function_in_any_order_of_imports() -> None:
+    import prototrain.trainers.multi_worker
+    from prototrain import distributed
+
+    assert callable(distributed.connect) and prototrain.trainers.multi_worker.connect is distributed.connect
