@@ -25,6 +25,7 @@ _NODE_NAME = re.compile(r"\[\[\{\{(?:function_)?node")
 _FAILED_NODE = re.compile(r"\[\[(?:\{\{function_node [^}]*\}\})?(?:\{\{node )?([^\]}]*)")
 _EMPTY_ELEMENT = "components but got"
 """Part of TensorFlow's message for a dataset element whose structure differs from the declared one."""
+_XLA_LACKS = re.compile(r"unsupported operations when trying to compile graph .*?: (\w+)", re.DOTALL)
 _GRAPH_NOISE = re.compile(
     r"\{\{.*?\}\} |Error in user-defined function passed to \S+ transformation with iterator: \S+: | \[Op:\w+\].*$"
 )
@@ -94,6 +95,9 @@ def source_line(error: BaseException, graph: Any = None) -> str | None:
 def cause(error: BaseException) -> str:
     """Return the line of an error that describes the failure, without the names of graph nodes, or its type."""
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    if (found := _XLA_LACKS.search(text)) is not None:
+        lacks = "a part of the batch" if found[1] == "_Arg" else found[1]
+        return f"XLA (model.jit_compile) has no kernel for {lacks}"
     lines = [line.strip() for line in _NODE_NAME.split(text)[0].splitlines() if line.strip()]
     if not _is_of_tensorflow(error):
         return lines[0] if lines else type(error).__name__

@@ -96,7 +96,9 @@ def test_uncompilable_model_and_custom_step(capsys: pytest.CaptureFixture[str]) 
         return net
 
     tiny_trainer(build=build, model__jit_compile="auto").train(max_steps=1)
-    assert "auto leaves XLA off, because XLA cannot compile this model: " in capsys.readouterr().out
+    assert "auto leaves XLA off, because XLA cannot compile this model: XLA (" in capsys.readouterr().out
+    with pytest.raises(StepError, match=r"XLA \(model.jit_compile\) has no kernel for AsString"):
+        tiny_trainer(build=build, model__jit_compile=True).train(max_steps=1)
 
     def fails(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         net = tiny_build(inputs, train_phase)
