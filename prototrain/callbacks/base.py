@@ -124,7 +124,8 @@ class Callback:
     def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
         """Called after each call of the trainer, which runs one or more steps, before `trigger_step`.
 
-        It costs much less than ops in every step. How many steps a call has varies from run to run.
+        It costs much less than ops in every step. How many steps a call has varies from run to run. A scalar that is
+        recorded here counts for the last step of the call.
 
         Args:
             scalars: the scalars of each step of the call, by name. In a plain-Python trainer, as `run_step` returned
@@ -256,8 +257,7 @@ class PeriodicTrigger(ProxyCallback):
         clock: returns the time in seconds.
 
     Raises:
-        CallbackError: an interval is not positive, no interval is given, or the callback has no `trigger`; at setup, if
-            a callback of all workers has an interval in seconds.
+        CallbackError: an interval is not positive, no interval is given, or the callback has no `trigger`.
     """
 
     def __init__(
@@ -289,11 +289,6 @@ class PeriodicTrigger(ProxyCallback):
     def __repr__(self) -> str:
         words = [f"{unit}={interval}" for unit, interval in self.intervals.items()]
         return f"{self.callback!r}.every({', '.join(words + ['before_train=True'] * self.is_due_at_start)})"
-
-    def setup(self) -> None:
-        if "seconds" in self.intervals and self.trainer.workers > 1 and not self.chief_only:
-            raise CallbackError(f"{self.callback.name}: workers have different clocks; use steps= or epochs=")
-        super().setup()
 
     def before_train(self) -> None:
         self.callback.before_train()
@@ -329,6 +324,18 @@ class PeriodicTrigger(ProxyCallback):
             self._last_step = self.trainer.global_step
             self._last_time = self._clock()
             self.trigger()
+
+
+def require_same_steps(callback: Callback) -> None:
+    """Raise a CallbackError unless a callback runs at the same steps on all workers."""
+    trainer = callback.trainer
+    outer = [one for one in trainer.callbacks if innermost(one) is callback] if trainer.workers > 1 else []
+    for one in (part for whole in outer for part in chain(whole)):
+        if one.chief_only or (isinstance(one, PeriodicTrigger) and "seconds" in one.intervals):
+            raise CallbackError(
+                f"{callback.name} must run at the same steps on all workers: leave chief_only False, and use steps= or "
+                "epochs="
+            )
 
 
 def chain(callback: Callback) -> Iterator[Callback]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority, innermost
+from prototrain.callbacks.base import Callback, Priority, innermost, require_same_steps
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.errors import CallbackError
 from prototrain.schedules import value_at
@@ -106,6 +106,7 @@ class HyperParamSetter(Callback):
         raise NotImplementedError
 
     def setup(self) -> None:
+        require_same_steps(self)
         self.param.connect(self.trainer)
         self._restored: float | None = None
         self._triggered_at = -1

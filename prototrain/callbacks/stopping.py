@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.base import Callback, Priority, require_same_steps
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.checkpoint.state import CALLBACK_PREFIX
 from prototrain.checkpoint.weights import AVERAGES
@@ -63,6 +63,7 @@ class EarlyStopping(Callback):
         self._copied_at: int | None = None  # the step of the copies
 
     def setup(self) -> None:
+        require_same_steps(self)
         self._copied_at, self.has_restored = None, False
         if not self._restore_best:
             return
@@ -79,6 +80,8 @@ class EarlyStopping(Callback):
             self._copies.append((variable, state[prefix + name]))
 
     def before_train(self) -> None:
+        is_done = self._waited >= self.patience
+        self.has_restored = is_done and bool(self._copies) and self._copied_at == self.best.step
         self._stop_if_done()
 
     def trigger(self) -> None:

@@ -35,7 +35,7 @@ from prototrain.system.files import literal_prefix, sync
 from prototrain.system.terminal import FRESH
 from prototrain.system.tracebacks import cause
 
-FORMAT = 1
+FORMAT = 2
 BUNDLE = "model"
 """The prefix of the bundle with the variables."""
 READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)

@@ -103,7 +103,9 @@ def load_weights(
         )
     spoiled = [name for name in not_finite(values) if np.isnan(values[name]).any()]
     if spoiled:
-        raise CheckpointError(f"in {where}, {_some(spoiled)} has NaN values; take a checkpoint of an earlier step")
+        raise CheckpointError(
+            f"in {where}, there are NaN values in {_some(spoiled)}; take a checkpoint of an earlier step"
+        )
     for name, value in values.items():
         variables[name].assign(value)
     return report

@@ -278,7 +278,9 @@ class Config(UserDict[str, Any]):
         changed = [key for key in changed if key not in left_out and not key.startswith("actions.")]
         found = {key: self.why_without_effect(key) for key in changed if key not in self._read}
         # A key of the model's own that nothing reads and that looks like one of prototrain's.
-        for key in self.data.keys() - SCHEMA.keys() - self._read:
+        for key in sorted(self.data.keys() - SCHEMA.keys() - self._read):
+            if key.startswith("actions."):
+                continue
             if found.get(key) is None and (near := get_close_matches(key, SCHEMA, n=1, cutoff=0.9)):
                 found[key] = f"nothing in this run reads it; did you mean {near[0]!r}?"
         return found

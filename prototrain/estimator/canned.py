@@ -250,6 +250,9 @@ def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None)
 
 
 def _linear(columns: list[Any], units: int, combiner: str) -> Logits:
+    if combiner not in (combiners := ("mean", "sqrtn", "sum")):
+        raise ModelError(f"there is no combiner {combiner!r}; there are {', '.join(combiners)}")
+
     def logits(features: Any, mode: str) -> tf.Tensor:
         with tf.name_scope("linear"):
             return linear_model(features, columns, units, combiner)

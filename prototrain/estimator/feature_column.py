@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
+from prototrain.system.tracebacks import cause
 from prototrain.tf_private import FeatureTransformationCache, without_deprecation_warnings
 
 __all__ = [
@@ -92,7 +93,7 @@ def ordered(feature_columns: Iterable[Any]) -> list[Any]:
     given: Any = [feature_columns] if hasattr(feature_columns, "parse_example_spec") else feature_columns
     for column in (given := list(given)):
         if not hasattr(column, "parse_example_spec"):
-            raise ModelError(f"feature_columns: {type(column).__name__} is no feature column")
+            raise ModelError(f"feature_columns: {type(column).__name__} is not a feature column")
     found = sorted(given, key=lambda column: column.name)
     for one, other in pairwise(found):
         if one.name == other.name:
@@ -119,9 +120,14 @@ class _State:
                 f"the column {column.name!r} is categorical: a network of layers takes numbers, so give it an "
                 "indicator_column or an embedding_column of it"
             )
+        if getattr(column, "ckpt_to_load_from", None) is not None:
+            raise ModelError(f"the column {column.name!r}: ckpt_to_load_from has no effect; use warm_start_from")
         column.create_state(self)
-        value = column.get_dense_tensor(self.cache, self)
-        return tf.reshape(value, [-1, column.variable_shape.num_elements()])
+        value, width = column.get_dense_tensor(self.cache, self), column.variable_shape.num_elements()
+        if value.shape[1:].num_elements() not in (width, None):
+            shape = tuple(column.variable_shape)
+            raise ModelError(f"the column {column.name!r}: an example has shape {value.shape[1:]}, not {shape}")
+        return tf.reshape(value, [tf.shape(value)[0], width])
 
     def create_variable(
         self, column: Any, name: str, shape: Any, *, trainable: bool, initializer: Any, **_: Any
@@ -158,5 +164,5 @@ def _naming_columns() -> Iterator[None]:
     """Convert TensorFlow's errors for features that do not fit their columns."""
     try:
         yield
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"feature_columns: {error}") from error
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        raise ModelError(f"feature_columns: {cause(error)}") from error

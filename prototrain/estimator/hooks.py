@@ -103,7 +103,7 @@ class HookCallback(Callback):
         results = None if self._wanted is None else tf.nest.map_structure(self._scalar, self._wanted)
         self._call("after_run", self._context, SessionRunValues(results))
         if self._context.stop_requested:
-            raise StopTraining(f"{self.name} asked for it")
+            raise StopTraining(f"requested by {self.name}")
         if self.trainer.global_step < self.trainer.total_steps:
             self._request()
 

@@ -235,8 +235,8 @@ class BuiltModel:
     def evaluation(self, dataset: str) -> Evaluation:
         """Return the compiled evaluation of a dataset; raises a DataError if there is no such dataset."""
         if not isinstance(dataset, str) or dataset not in self.datasets:
-            given = repr(dataset) if isinstance(dataset, str) else f"a {type(dataset).__name__}"
-            raise DataError(f"datasets() gives no {given}; name one of {', '.join(self.datasets)}")
+            what = f"datasets() gives no {dataset!r}" if isinstance(dataset, str) else "evaluate takes a name"
+            raise DataError(f"{what}; name one of {', '.join(self.datasets)}")
         if dataset not in self._evaluations:
             self._evaluations[dataset] = Evaluation(dataset, self.datasets[dataset], self._scalars, self.layers)
         return self._evaluations[dataset]

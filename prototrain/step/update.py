@@ -185,7 +185,7 @@ class GradientNotes:
         missing = [name for name in self._missing if name not in self._found]
         if missing:
             names = textwrap.shorten(", ".join(missing), 300, placeholder=" ...")
-            said.append(f"WARNING: the loss does not depend on {names}; it is not trained")
+            said.append(f"WARNING: the loss does not depend on {names}: not trained")
         return said
 
 

@@ -80,7 +80,7 @@ def run_in_processes(
 
 def _conclude(trial: Trial, code: int, output: str, *, stopped: bool) -> str:
     """Tell the study how a trial has ended; returns a line about it."""
-    attempts = _attempts(trial)  # none if the trial ran on another machine
+    attempts = _attempts(trial)  # none if the record cannot be read
     if code == 0 and (not attempts or attempts[-1].state == "finished"):
         return trial.finish()
     killed = next((signum.name for signum in KILLS if code in (-signum, 128 + signum)), None)

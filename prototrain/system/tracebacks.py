@@ -96,7 +96,7 @@ def cause(error: BaseException) -> str:
     """Return the line of an error that describes the failure, without the names of graph nodes, or its type."""
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
     if (found := _XLA_LACKS.search(text)) is not None:
-        lacks = "a part of the batch" if found[1] == "_Arg" else found[1]
+        lacks = "a part of the batch, such as text" if found[1] == "_Arg" else found[1]
         return f"XLA (model.jit_compile) has no kernel for {lacks}"
     lines = [line.strip() for line in _NODE_NAME.split(text)[0].splitlines() if line.strip()]
     if not _is_of_tensorflow(error):

@@ -140,7 +140,8 @@ class AsyncTrainer(TowerTrainer):
         super().__init__(model, experiment=experiment, placement=AsyncPlacement(self.devices))
         towers = len(self.devices)
         if scale_gradient and towers > 1:
-            self.gradient_processors.insert(0, MapGradient(lambda one: divide(one, tf.constant(np.float32(towers)))))
+            self._scaling = MapGradient(lambda one: divide(one, tf.constant(np.float32(towers))))
+            self.gradient_processors.insert(0, self._scaling)
 
     def make_calls(self) -> StepCalls:
         # A loop must not fail, since the other loops would continue, and it always runs several steps.

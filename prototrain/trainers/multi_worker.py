@@ -159,13 +159,14 @@ class MultiWorkerTrainer(TowerTrainer):
                 f"the workers are at different places ({places}): all of them must see the chief's experiment "
                 "directory and read the same data"
             )
-        if len(set(told.rates)) > 1 and not any(map(math.isnan, told.rates)):
+        is_over = told.signum is not None or told.ended is not None
+        if not is_over and not all(math.isclose(one, told.rates[0], rel_tol=1e-5) for one in told.rates):
             rates = ", ".join(f"worker {i}: {value:g}" for i, value in enumerate(told.rates))
             raise ConfigError(
                 f"the learning rate differs between the workers ({rates}): a callback sets it on some only; use "
                 "LearningRate, or one with `chief_only = False` that decides the same on all workers"
             )
-        self._all_know = told.signum is not None or told.ended is not None
+        self._all_know = is_over
         if told.signum is not None:
             self.stop.agree(told.signum)
             self.stop.check()

@@ -463,7 +463,7 @@ class Run:
             found = not_finite(new)
             self._not_finite.update({name: name in found for name in new})
             if found:
-                trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training, so that it is not checked")
+                trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training and not checked")
         if experiment is None:
             return
         entries.values()  # raises an error for entries that cannot be saved
@@ -483,6 +483,10 @@ class Run:
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
             self._load(newest)
+        if trainer.check_finite and (what := self.find_not_finite()) is not None:  # saved without StopOnNaN
+            raise CheckpointError(
+                f"{what} in {newest.path}; delete this checkpoint to continue from one before, or leave out StopOnNaN"
+            )
         self.checkpoint, self.began_at = newest, trainer.global_step
         trainer.stop.check()
 

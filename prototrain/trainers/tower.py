@@ -102,6 +102,7 @@ class TowerTrainer(Trainer):
     config: Config
     datasets: Mapping[str, tf.data.Dataset]
     _calls: StepCalls | None = None
+    _scaling: Any = None  # a gradient processor that the trainer has added by itself
     _takes_two_gradients = False  # whether a tape may be asked for more than one gradient
 
     def __init__(
@@ -501,17 +502,17 @@ class TowerTrainer(Trainer):
         found = {key: (name, cure) for key, name, cure in unused_keys(self.config, self._used, scales=scales)}
         for key, (name, cure) in found.items():
             self.run.log_once(f"WARNING: {name} is set, but {step} does not use {key}: {cure}")
-        ignored = [type(one).__name__ for one in self.gradient_processors]
+        ignored = [type(one).__name__ for one in self.gradient_processors if one is not self._scaling]
         ignored += ["GradientNorm"] if self.record_gradient_norm else []
         if ignored and "model.clip_gradients" not in self._used | found.keys():
             self.run.log_once(
-                f"WARNING: {', '.join(ignored)} has no effect, because {step} does not call self.apply_gradients()"
+                f"WARNING: without effect: {', '.join(ignored)}, because {step} does not call self.apply_gradients()"
             )
 
     def _check_rate(self) -> None:
         """Raise a ConfigError before the first step if neither the config nor a callback sets the learning rate."""
         if self.counter.step == self.run.began_at:
-            unused = check_rate(self.config, self.optimizer, self.callbacks)
+            unused = check_rate(self.config, self.optimizer, self.callbacks, is_used=not self.has_own_train_step)
             if unused is not None and self.is_chief:
                 self.run.log_once(unused)
 
@@ -582,7 +583,7 @@ class TowerTrainer(Trainer):
                 yield
             self._check_trained()
             self._check_copies()
-            if not self.is_compiled:
+            if not self.is_compiled and self.global_step > self.run.began_at:
                 self._warn_of_unused_keys()
         finally:
             self.data.allow_changes = before

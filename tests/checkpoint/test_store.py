@@ -181,7 +181,7 @@ def test_failed_save_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda meta: meta.update(format=2), "has format 2, and this version of prototrain reads 1"),
+        (lambda meta: meta.update(format=1), "has format 1, and this version of prototrain reads 2"),
         (lambda meta: meta.pop("format"), "meta.json is not readable"),
         (lambda meta: meta.update(step=2), "its content is of step 2"),
         (lambda meta: meta.update(step=-1), "meta.json is not readable"),

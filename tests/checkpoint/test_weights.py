@@ -175,7 +175,7 @@ def with_kernel(value: float) -> Any:
         (lambda place: save_by_name(place, x=tf.zeros([3])), {}, "nothing in .*place matches a variable of the model"),
         (without_index, {}, "cannot read the checkpoint"),
         (with_flipped_bit, {}, "Bad CRC-32"),
-        (with_kernel(np.nan), {}, "fc0/kernel has NaN values; take a checkpoint of an earlier step"),
+        (with_kernel(np.nan), {}, "NaN values in fc0/kernel; take a checkpoint of an earlier step"),
     ],
 )
 def test_unusable_weights_change_nothing(given: Any, options: Any, message: str, scratch: Path) -> None:

@@ -39,10 +39,3 @@ def test_missing_workers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_port_in_use() -> None:
     with socket.create_server(("", 0)) as taken, pytest.raises(ClusterError, match="cannot listen at"):
         meet(Worker(0, 2, (f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1")), 1.0)
-
-
-def test_connect_is_a_function_in_any_order_of_imports() -> None:
-    import prototrain.trainers.multi_worker
-    from prototrain import distributed
-
-    assert callable(distributed.connect) and prototrain.trainers.multi_worker.connect is distributed.connect

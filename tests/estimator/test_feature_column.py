@@ -77,7 +77,12 @@ WRONG: dict[str, Any] = {
     "Feature x is not in features": lambda: f.input_layer(FEATURES, f.numeric_column("x")),
     "need features by name": lambda: f.input_layer(tf.ones([2, 3]), AGE),
     "'word' is categorical: a network of layers": lambda: f.input_layer(FEATURES, [WORD]),
-    "str is no feature column": lambda: f.input_layer(FEATURES, ["age"]),
+    "an example has shape .*3.*, not .1": lambda: f.input_layer({"age": tf.ones([2, 3])}, AGE),
+    "Cast string to float": lambda: f.input_layer(FEATURES, f.numeric_column("word")),
+    "ckpt_to_load_from has no effect": lambda: f.input_layer(
+        FEATURES, f.embedding_column(WORD, 2, ckpt_to_load_from="x", tensor_name_in_ckpt="y")
+    ),
+    "str is not a feature column": lambda: f.input_layer(FEATURES, ["age"]),
     "two columns 'age'": lambda: f.input_layer(FEATURES, [AGE, AGE]),
 }
 

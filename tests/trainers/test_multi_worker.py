@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 from prototrain import SimpleTrainer
-from prototrain.callbacks import LearningRate, StopOnNaN
+from prototrain.callbacks import EarlyStopping, HumanHyperParamSetter, LearningRate, StopOnNaN
 from prototrain.data.source import Share, shard_for_worker
 from prototrain.distributed.cluster import Worker, find_cluster, slurm_port
-from prototrain.errors import ConfigError
+from prototrain.errors import CallbackError, ConfigError
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
-from tests.tiny import tiny_arrays, tiny_model
+from tests.tiny import CountingTrainer, tiny_arrays, tiny_model
 from tests.trainers.processes import run
 from tests.trainers.test_replicated import endless, plain_build
 from tests.trainers.worker import from_files
@@ -81,6 +81,24 @@ def test_early_stopping_by_the_chief_restores_all_workers(tmp_path: Path) -> Non
 def test_different_learning_rates_end_all_workers() -> None:
     for result in run(steps=40, halves=3):
         assert result is not None and "the learning rate differs between the workers" in result["error"], result
+
+
+@pytest.mark.slow
+def test_callbacks_of_the_last_step_may_change_the_rate_on_one_worker() -> None:
+    results = run(steps=100, leaves=True, actor=1, act="leave", at=12)
+    assert [result and (result["step"], "error" in result) for result in results] == [(12, False)] * 2, results
+
+
+@pytest.mark.parametrize("callback", [EarlyStopping("x", mode="min", patience=1), HumanHyperParamSetter("state.x")])
+@pytest.mark.parametrize("is_wrong", ["seconds", "chief_only"])
+def test_callbacks_that_need_the_same_steps(callback: Any, is_wrong: str, experiment: Path) -> None:
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.workers = 2
+    interval = {"seconds": 5} if is_wrong == "seconds" else {"steps": 5}
+    periodic = callback.every(**interval)
+    periodic.chief_only = is_wrong == "chief_only"
+    with pytest.raises(CallbackError, match="the same steps on all workers"):
+        trainer.train([periodic], max_steps=2)
 
 
 @pytest.mark.slow

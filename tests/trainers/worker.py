@@ -19,15 +19,15 @@ import tensorflow as tf
 
 from prototrain import Callback
 from prototrain.callbacks import (
+    CallbackFactory,
     EarlyStopping,
-    HyperParamSetterWithFunc,
     JSONWriter,
     LearningRate,
     SaveOnExit,
     StopOnNaN,
     Validation,
 )
-from prototrain.errors import PrototrainError
+from prototrain.errors import PrototrainError, StopTraining
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
 from tests.tiny import At, tiny_arrays, tiny_build, tiny_model
 from tests.trainers.test_replicated import endless, plain_build, poisoned
@@ -39,6 +39,8 @@ def act(what: str) -> None:
     """The action of a worker at a step, if requested."""
     if what == "fail":
         raise RuntimeError("a callback failed")
+    if what == "leave":
+        raise StopTraining("enough")
     os.kill(os.getpid(), SIGNALS[what])
 
 
@@ -86,9 +88,12 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         stops = EarlyStopping("vld/loss", mode="min", patience=order["patience"], min_delta=1e9, restore_best=True)
         callbacks.append(stops.every(steps=7))
     if "halves" in order:
-        halves = HyperParamSetterWithFunc("learning_rate", lambda epoch, rate: rate / 2).every(steps=order["halves"])
-        halves.chief_only = True
-        callbacks = [halves]
+        halves = CallbackFactory(trigger=lambda self: self.trainer.optimizer.learning_rate.assign(0.123))
+        callbacks = [halves.every(steps=order["halves"])]
+    if "leaves" in order:
+        halves = CallbackFactory(trigger=lambda self: self.trainer.optimizer.learning_rate.assign(0.123))
+        halves.chief_only = False
+        callbacks.append(halves)
     if order["index"] == order.get("actor"):
         acts = At(order["at"], lambda: act(order["act"]))
         acts.chief_only = False

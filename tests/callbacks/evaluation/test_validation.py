@@ -85,7 +85,7 @@ def test_validation_does_not_change_training(capsys: pytest.CaptureFixture[str])
     [
         ("vld", -1, "at least 0"),
         ("no", 0, "gives no 'no'"),
-        ([1], 0, "gives no a list; name one of trn"),
+        ([1], 0, "takes a name; name one of trn"),
         ("trn", 0, "has no end"),
     ],
 )

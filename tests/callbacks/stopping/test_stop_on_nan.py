@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from prototrain import SyncReplicatedTrainer, Trainer
 from prototrain.callbacks import LearningRate, MinSaver, ModelSaver, SaveOnExit, StopOnNaN
 from prototrain.checkpoint.state import not_finite
 from prototrain.checkpoint.store import verify
-from prototrain.errors import NonFiniteError
+from prototrain.errors import CheckpointError, NonFiniteError
 from tests.callbacks.helpers import Puts, kept, kept_steps
 from tests.tiny import At, tiny_build, tiny_model, tiny_trainer
 
@@ -109,4 +110,14 @@ def test_all_savers(
     ends(Watches(experiment), callbacks, f"w is not finite; a resume continues from {goes_on}")
     assert saved_steps(experiment, "best") == steps
     said = capsys.readouterr().out
-    assert said.count("StopOnNaN: best is not finite before training, so that it is not checked") == 1
+    assert said.count("StopOnNaN: best is not finite before training and not checked") == 1
+
+
+def test_non_finite_checkpoint_is_refused(experiment: Path) -> None:
+    Watches(experiment).train([ModelSaver().every(steps=4)], max_steps=8)  # without StopOnNaN
+    with pytest.raises(CheckpointError, match=r"w is not finite in .*step-0000000008; delete this checkpoint"):
+        Watches(experiment).train([SaveOnExit(), StopOnNaN()], max_steps=9)
+    shutil.rmtree(experiment / "checkpoints/step-0000000008")
+    resumed = Watches(experiment)
+    resumed.train([StopOnNaN()], max_steps=5)
+    assert resumed.run.resume_line().startswith("resumed at step 4")
