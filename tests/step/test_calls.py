@@ -526,7 +526,7 @@ def test_an_optimizer_is_registered_for_variables_of_layers() -> None:
     layer = trainer.keras_layers["logits"]
     trainer.register_optimizer("second", keras.optimizers.SGD(momentum=0.9), layer.trainable_variables)
     assert {"second/logits_kernel_0_momentum", "second/logits_bias_0_momentum"} <= trainer.state.keys()
-    with pytest.raises(ModelError, match="no variable of the model"):
+    with pytest.raises(ModelError, match="is not a variable of the model"):
         trainer.register_optimizer("third", keras.optimizers.SGD(), [tf.Variable(0.0)])
 
 
