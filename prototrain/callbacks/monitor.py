@@ -158,13 +158,15 @@ class Monitors:
                 raise CallbackError(text)
         numbers = {name: as_number(name, value) for name, value in values.items()}
         for name, number in numbers.items():
-            history = self._history.setdefault(name, deque(maxlen=HISTORY_LENGTH))
+            if name not in self._history:
+                self._history[name], self._extremes[name] = deque(maxlen=HISTORY_LENGTH), _extremes()
+            history = self._history[name]
             if source is not None:
                 self._recorded[name] = step, source
                 if history and history[-1][0] == step:
                     history.pop()  # a resumed run called the callbacks of its step again
             history.append((step, number))
-            for best in self._extremes.setdefault(name, _extremes()).values():
+            for best in self._extremes[name].values():
                 best.update(number, step)
         for monitor in self._attached:
             monitor.put_scalars(numbers, step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.data.source import Share, shard_for_worker
@@ -160,7 +160,7 @@ class MultiWorkerTrainer(TowerTrainer):
                 "directory and read the same data"
             )
         is_over = told.signum is not None or told.ended is not None
-        if not is_over and not all(math.isclose(one, told.rates[0], rel_tol=1e-5) for one in told.rates):
+        if not is_over and not np.allclose(told.rates, told.rates[0], rtol=1e-5, atol=0.0, equal_nan=True):
             rates = ", ".join(f"worker {i}: {value:g}" for i, value in enumerate(told.rates))
             raise ConfigError(
                 f"the learning rate differs between the workers ({rates}): a callback sets it on some only; use "
