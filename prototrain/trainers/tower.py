@@ -51,7 +51,6 @@ from prototrain.trainers.optimization import (
 from prototrain.trainers.xla_choice import XlaChoice
 
 if TYPE_CHECKING:
-    from prototrain.callbacks.base import Callback
     from prototrain.checkpoint.weights import Names, Source
     from prototrain.config import Config
     from prototrain.model import ModelProtocol
@@ -175,22 +174,6 @@ class TowerTrainer(Trainer):
         self.optimizer = recreate_optimizer(made) if tf.distribute.has_strategy() else made
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
-    def train(
-        self, callbacks: Iterable[Callback] = (), *, resume: bool = True, fresh: bool = False, **options: Any
-    ) -> None:
-        """Train as `Trainer.train` does. A fresh run first loads ``model.weights_load_path``, if it is set."""
-        now = self._config_now()
-        if changed := [key for key, value in self._config_at_start.items() if now[key] != value]:
-            raise ConfigError(f"{changed[0]} was changed after the trainer was made; make a new trainer")
-        path = self.config["model.weights_load_path"]
-        if (
-            path is not None
-            and self.counter.step == 0
-            and (fresh or not resume or self.experiment is None or not self.run.checkpoints.steps())
-        ):
-            self.load_weights(path)  # before anything is deleted: a missing file must not cost the existing run
-        super().train(callbacks, resume=resume, fresh=fresh, **options)
-
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Run one iteration on one tower's batch. TensorFlow traces this method.
 
@@ -242,8 +225,10 @@ class TowerTrainer(Trainer):
         self._used.add("model.accumulate_steps")
         return accumulate_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
 
-    def _measure(self) -> None:
-        """Time XLA for ``model.jit_compile = "auto"``, unless an earlier part of the run did so."""
+    def _prepare_start(self) -> None:
+        """Load ``model.weights_load_path`` for a fresh run, and time XLA for ``model.jit_compile = "auto"``."""
+        if self.run.is_fresh and (path := self.config["model.weights_load_path"]) is not None:
+            self.load_weights(path)
         trained = self.built.layers.trained
         if trained and not self.global_step and not self.continues_from_trained:
             raise ModelError(
@@ -571,6 +556,9 @@ class TowerTrainer(Trainer):
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
+        now = self._config_now()
+        if changed := [key for key, value in self._config_at_start.items() if now[key] != value]:
+            raise ConfigError(f"{changed[0]} was changed after the trainer was made; make a new trainer")
         self.built.check_trained()
         self.built.layers.note_names()
         self._optimizers.adopt(vars(self), self.trainable.values())

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prototrain import Callback
+from prototrain import Callback, SimpleTrainer
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries, TensorBoardWriter
 from prototrain.checkpoint.store import Checkpoints
 from prototrain.checkpoint.weights import read_weights
@@ -27,7 +27,7 @@ from prototrain.experiment.rows import rows_of
 from prototrain.runs import find_runs, read_run
 from prototrain.system import storage
 from prototrain.system.storage import Storage
-from tests.tiny import At, CountingTrainer
+from tests.tiny import At, CountingTrainer, tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +101,17 @@ def steps_at(url: str) -> list[int]:
 
 def steps_of_rows(path: Path) -> list[int]:
     return [row["step"] for row in rows_of(path)]
+
+
+def test_resume_does_not_need_the_first_weights(url: str, cache: Callable[[str], Path], tmp_path: Path) -> None:
+    weights = tmp_path / "weights.npz"
+    SimpleTrainer(tiny_model()).dump_weights(weights)
+    for machine, steps in (("first", 2), ("second", 4)):
+        cache(machine)
+        trainer = SimpleTrainer(tiny_model(model__weights_load_path=str(weights)), experiment=url)
+        trainer.train([SaveOnExit()], max_steps=steps)
+        assert trainer.global_step == steps
+        weights.unlink(missing_ok=True)
 
 
 def test_run_continues_on_another_machine(
