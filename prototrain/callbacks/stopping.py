@@ -157,13 +157,13 @@ class StopAfter(Callback):
             raise CallbackError("StopAfter: give a time, such as StopAfter(hours=8)")
         self._clock = clock
         self._earlier = 0.0
-        self._begin: float | None = None
+        self._started_at: float | None = None
 
     def _elapsed(self) -> float:
-        return self._earlier + (0.0 if self._begin is None else self._clock() - self._begin)
+        return self._earlier + (0.0 if self._started_at is None else self._clock() - self._started_at)
 
     def before_train(self) -> None:
-        self._begin = self._clock()
+        self._started_at = self._clock()
         self.trigger_step()
 
     def next_step(self, step: int) -> int | None:
@@ -175,7 +175,7 @@ class StopAfter(Callback):
             raise StopTraining(f"time limit reached: {elapsed:.0f} s of {self._limit:.0f} s")
 
     def after_train(self) -> None:
-        self._earlier, self._begin = self._elapsed(), None
+        self._earlier, self._started_at = self._elapsed(), None
 
     def state_dict(self) -> dict[str, Any]:
         return {"elapsed": self._elapsed()}

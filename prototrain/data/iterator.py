@@ -21,7 +21,7 @@ from prototrain.system.terminal import ALLOW_CHANGED_DATA, FRESH, announcing
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import iterator_handle, stage_inputs, stage_name, stage_number
 
-Place = dict[str, Any]
+Position = dict[str, Any]
 """A saved position in JSON values: the "pass", the "offset" in it, and entries that subclasses add."""
 SAME_DATA = "each worker reads all the training data"
 OTHER_FIRST_BATCH = (
@@ -152,7 +152,7 @@ class DataIterator:
         """Start the next pass over the data; raises StopTraining at the end of the data."""
         if self.offset == 0 or self.endless or self._source.is_single_pass:
             raise StopTraining("the training dataset ran out of data")
-        self._begin(self.number + 1)
+        self._start_pass(self.number + 1)
 
     def stop_reading(self) -> None:
         """Stop prefetching; the iterator is empty afterwards."""
@@ -180,7 +180,7 @@ class DataIterator:
         with announcing("waiting for the first batch of the training data", self._announce):
             return run_interruptibly(lambda: first_batch(batches))
 
-    def _begin(self, number: int) -> None:
+    def _start_pass(self, number: int) -> None:
         """Move to the start of a pass."""
         self._start(self._source.training_of(number), number)
 
@@ -213,7 +213,7 @@ class DataIterator:
             raise ConfigError(f'model.jit_compile: "loop" does not work with this training data: {reason}')
         size = sum(part.shape.num_elements() * part.dtype.size for part in tf.nest.flatten(dict(self.element_spec)))
         self.block = max(1, min(LONGEST_BLOCK, _BLOCK_BYTES // max(size, 1)))
-        self._begin(self.number)
+        self._start_pass(self.number)
 
     def next_block(self) -> tuple[Batch, int, int] | None:
         """Return stacked batches, the row of the next one, and the number of those left; None at the end of a pass."""
@@ -240,7 +240,7 @@ class DataIterator:
         self._current = None  # in case reading fails
         self._current, self._row = self.iterator.get_next(), 0
 
-    def write(self, prefix: str) -> Callable[[], Place]:
+    def write(self, prefix: str) -> Callable[[], Position]:
         """Capture the position; returns a function that writes it as part of a checkpoint, from any thread."""
         if self._reads_ahead:
             self.rewind()
@@ -248,7 +248,7 @@ class DataIterator:
         finish = self._write(prefix)
         return lambda: {**finish(), **about}
 
-    def read(self, prefix: str, meta: Place) -> None:
+    def read(self, prefix: str, meta: Position) -> None:
         """Restore a saved position; raises a CheckpointError if the data has changed."""
         then, now = meta["fingerprint"], self.fingerprint
         # The chief saved the position, and other workers read other data.
@@ -264,7 +264,7 @@ class DataIterator:
             )
         if changed:
             self.caveat = f"the training data has changed: {'; '.join(changed)}; a new pass begins"
-            self._begin(meta["pass"] + 1)
+            self._start_pass(meta["pass"] + 1)
         elif is_chiefs and self.mode != "restart":
             self._replay({"pass": meta["pass"], "offset": meta["offset"]})
         else:
@@ -295,24 +295,24 @@ class DataIterator:
         made the step fail.
         """
         if self.mode != "restart":  # otherwise the batch of the failed step is lost
-            self._go(self._place())
+            self._seek(self._position())
         self._reads_ahead = False
 
-    def _place(self) -> Place:
+    def _position(self) -> Position:
         return {"pass": self.number, "offset": self.offset, "behind": self.behind}
 
-    def _go(self, place: Place) -> None:
+    def _seek(self, position: Position) -> None:
         """Move to a position; sets `behind` if batches must be read again when the run continues."""
-        self._begin(place["pass"] + 1)
+        self._start_pass(position["pass"] + 1)
 
-    def _write(self, prefix: str) -> Callable[[], Place]:
-        """Capture the position; returns a function that writes its files and returns the place."""
-        place = self._place()
-        return lambda: place
+    def _write(self, prefix: str) -> Callable[[], Position]:
+        """Capture the position; returns a function that writes its files, and returns it."""
+        position = self._position()
+        return lambda: position
 
-    def _restore(self, prefix: str, place: Place) -> None:
+    def _restore(self, prefix: str, position: Position) -> None:
         """Restore a written position; raises a CheckpointError if it cannot be read."""
-        self._go(place)
+        self._seek(position)
 
     def catch_up(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
         """Read batches again up to the position of the run, if a restored iterator is behind it.
@@ -327,7 +327,7 @@ class DataIterator:
         caveat: str | None = None
         # Only a dataset of Python code, built once for all passes, can depend on earlier passes.
         may_go_back = self.mode == "replay" and self.number > 0 and self._source.is_made_once
-        with announcing("reading batches again to get to the place of the run", self._announce):
+        with announcing("reading batches again up to the position", self._announce):
             while caveat is None and (self.behind or self.passes_behind):
                 if stop_requested():
                     return False
@@ -337,7 +337,7 @@ class DataIterator:
                     caveat = None if self.behind or self.passes_behind or self._repeats() else OTHER_BATCHES
                 except tf.errors.OutOfRangeError:
                     if self.passes_behind:
-                        self._replay(self._place(), self.number - self.passes_behind + 1)
+                        self._replay(self._position(), self.number - self.passes_behind + 1)
                     else:
                         caveat = FEWER_BATCHES
                 except tf.errors.OpError as error:
@@ -345,22 +345,22 @@ class DataIterator:
                     raise DataError(f"reading the training data again failed: {cause(error)}") from error
                 if caveat is not None and may_go_back:
                     may_go_back, caveat = False, None
-                    self._replay({**self._place(), "digest": self._expected}, 0)
+                    self._replay({**self._position(), "digest": self._expected}, 0)
         seconds = time.perf_counter() - begin
-        self._announce(f"read {batches} batches again to get to the place of the run ({seconds:.1f} s)")
+        self._announce(f"read {batches} batches again up to the position ({seconds:.1f} s)")
         if caveat is not None:
             self.caveat = caveat
             self._announce(f"WARNING: {caveat}; the batches from here on may differ from those of an uninterrupted run")
         if caveat == FEWER_BATCHES:
-            self._begin(self.number + 1)
+            self._start_pass(self.number + 1)
         return True
 
-    def _replay(self, place: Place, since: int | None = None) -> None:
+    def _replay(self, position: Position, since: int | None = None) -> None:
         """Move to a saved position by reading its pass again, or all passes since an earlier one."""
-        begin = place["pass"] if since is None else since
-        self._begin(begin)
-        self.number, self.offset, self.behind = place["pass"], place["offset"], place["offset"]
-        self.passes_behind, self._expected = self.number - begin, place.get("digest")
+        begin = position["pass"] if since is None else since
+        self._start_pass(begin)
+        self.number, self.offset, self.behind = position["pass"], position["offset"], position["offset"]
+        self.passes_behind, self._expected = self.number - begin, position.get("digest")
 
     def _read_again(self) -> None:
         """Read and drop a batch or block before the position of the run."""

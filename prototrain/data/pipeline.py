@@ -204,7 +204,7 @@ def _why_replay(dataset: tf.data.Dataset) -> Iterator[str]:
             yield f"parallel calls of {shown(stage)} run {op.type} in any order, so the data may not repeat"
         for op in operations(stage):
             if is_random(op):
-                yield f"{shown(stage)} draws random numbers ({op.type}); tf.random.stateless_* keep the place"
+                yield f"{shown(stage)} draws random numbers ({op.type}); tf.random.stateless_* keep the position"
             elif "PyFunc" in op.type or op.type == "GeneratorDataset":
                 yield "Python code makes it"
             elif op.type not in _IN_FUNCTIONS and ("Dataset" in op.type or _has_state(op)):

@@ -1,4 +1,4 @@
-"""The data positions: how a run returns to its place in the training data, and the choice between them."""
+"""The positions in the training data: how a run returns to one, and the choice between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prototrain.checkpoint.state import restore_errors
 from prototrain.checkpoint.store import READ_ERRORS
 from prototrain.data.adapters import GRAIN, named_batch, read_grain
 from prototrain.data.batches import Batch, Datasets, RollingDigest
-from prototrain.data.iterator import DataIterator, Place
+from prototrain.data.iterator import DataIterator, Position
 from prototrain.data.pipeline import (
     choose_mode,
     is_file_cache,
@@ -141,15 +141,15 @@ class StateIterator(DataIterator):
         self._held = self._between = state, passed
         self._taken_at = time.monotonic()
 
-    def _go_to_state(self, state: tf.Tensor, passed: int, offset: int) -> None:
+    def _seek_state(self, state: tf.Tensor, passed: int, offset: int) -> None:
         # Iterators of one dataset share the generator of its shuffle. The state resets it.
         self._read(self._dataset, self.number, offset)
         set_iterator_state(self.iterator, state)
         self.behind = offset - passed
         self._hold(state, passed)
 
-    def _go(self, place: Place) -> None:
-        self._go_to_state(*self._held, place["offset"])
+    def _seek(self, position: Position) -> None:
+        self._seek_state(*self._held, position["offset"])
 
     def _read_block(self) -> None:
         if self._between is self._held or time.monotonic() - self._taken_at > SECONDS_BETWEEN_STATES:
@@ -157,11 +157,11 @@ class StateIterator(DataIterator):
             self._taken_at = time.monotonic()
         super()._read_block()
 
-    def _write(self, prefix: str) -> Callable[[], Place]:
-        place, block = self._place(), self.block
+    def _write(self, prefix: str) -> Callable[[], Position]:
+        position, block = self._position(), self.block
         new = self._between if self._rows_left else (iterator_state(self.iterator), self.offset - self.behind)
 
-        def finish() -> Place:
+        def finish() -> Position:
             path = write_state(prefix, new[0])
             size = path.stat().st_size
             if size > LARGE_STATE and not self._is_warned:
@@ -176,18 +176,18 @@ class StateIterator(DataIterator):
                 self._held = new
             else:
                 write_state(prefix, self._held[0])
-            return {**place, "behind": place["offset"] - self._held[1], "block": block}
+            return {**position, "behind": position["offset"] - self._held[1], "block": block}
 
         return finish
 
-    def _restore(self, prefix: str, place: Place) -> None:
-        if place["block"] != self.block:  # the state belongs to another pipeline
-            self._replay(place)
+    def _restore(self, prefix: str, position: Position) -> None:
+        if position["block"] != self.block:  # the state belongs to another pipeline
+            self._replay(position)
             return
-        if place["pass"] != self.number:
-            self._dataset, self.number = self._source.training_of(place["pass"]), place["pass"]
+        if position["pass"] != self.number:
+            self._dataset, self.number = self._source.training_of(position["pass"]), position["pass"]
         try:
-            self._go_to_state(read_state(prefix), place["offset"] - place["behind"], place["offset"])
+            self._seek_state(read_state(prefix), position["offset"] - position["behind"], position["offset"])
         except READ_ERRORS as error:
             raise CheckpointError(f"the data position {prefix} cannot be restored: {cause(error)}") from error
 
@@ -241,20 +241,20 @@ class NumberIterator(DataIterator):
         super().__init__(source)
 
     def _look(self) -> Batch:
-        self._begin(0)
+        self._start_pass(0)
         return self._peek()
 
-    def _begin(self, number: int) -> None:
-        self._go({"pass": number, "offset": 0})
+    def _start_pass(self, number: int) -> None:
+        self._seek({"pass": number, "offset": 0})
 
-    def _go(self, place: Place) -> None:
-        if place["pass"] != self.number:
-            self._dataset = self._source.training_of(place["pass"])
+    def _seek(self, position: Position) -> None:
+        if position["pass"] != self.number:
+            self._dataset = self._source.training_of(position["pass"])
         begin_after = indexed(self._dataset)
         assert begin_after is not None, "the datasets of all passes are made of the same stages"
         self.iterator = None  # the old iterator prefetches from the same order
-        begin_after(place["offset"])
-        self._read(self._dataset, place["pass"], place["offset"])
+        begin_after(position["offset"])
+        self._read(self._dataset, position["pass"], position["offset"])
 
 
 class GrainIterator(DataIterator):
@@ -272,26 +272,26 @@ class GrainIterator(DataIterator):
         super().__init__(source)
 
     def _look(self) -> Batch:
-        self._begin(0)
+        self._start_pass(0)
         return self._peek()
 
-    def _begin(self, number: int) -> None:
-        self._go({"pass": number, "offset": 0, "grain": None})
+    def _start_pass(self, number: int) -> None:
+        self._seek({"pass": number, "offset": 0, "grain": None})
 
-    def _go(self, place: Place) -> None:
+    def _seek(self, position: Position) -> None:
         self.iterator = None  # the old iterator prefetches
         self._close()
         given = getattr(self._source.training, GRAIN)
         is_finite = hasattr(given, "to_iter_dataset") and len(given) < sys.maxsize  # a MapDataset
         reading = iter(read_grain(given.repeat() if is_finite else given))
         self._close = weakref.finalize(self, _close, reading)
-        if place["grain"] is not None:
+        if position["grain"] is not None:
             with restore_errors("the position in the Grain dataset"):
-                reading.set_state(json.loads(place["grain"]))
-        states = self._states = {place["offset"]: json.dumps(reading.get_state())}
+                reading.set_state(json.loads(position["grain"]))
+        states = self._states = {position["offset"]: json.dumps(reading.get_state())}
 
         def batches() -> Iterator[Any]:
-            for number, batch in enumerate(reading, start=place["offset"] + 1):
+            for number, batch in enumerate(reading, start=position["offset"] + 1):
                 states[number] = json.dumps(reading.get_state())  # a copy: Grain may change it later
                 states.pop(number - _KEPT_STATES, None)
                 yield named_batch(batch)
@@ -300,10 +300,10 @@ class GrainIterator(DataIterator):
         with taking_python_functions() as functions:
             dataset = tf.data.Dataset.from_generator(batches, output_signature=self._source.training.element_spec)
         self._functions.append(functions)
-        self._read(dataset, place["pass"], place["offset"])
+        self._read(dataset, position["pass"], position["offset"])
 
-    def _place(self) -> Place:
-        return {**super()._place(), "grain": self._states[self.offset]}
+    def _position(self) -> Position:
+        return {**super()._position(), "grain": self._states[self.offset]}
 
 
 def _close(reading: Any) -> None:
@@ -327,13 +327,13 @@ class ReplayIterator(DataIterator):
         self._next = 0  # the pass that the next iteration over a dataset built once starts
         super().__init__(source, reason, batch_size=batch_size)
 
-    def _begin(self, number: int) -> None:
+    def _start_pass(self, number: int) -> None:
         self.iterator = None
         if self._source.is_made_once and number != self._next:
             self._source.rebuild()
             for _ in range(number):
                 iter(self._source.training)  # a shuffle draws its seeds when an iteration starts
-        super()._begin(number)
+        super()._start_pass(number)
 
     def _start(self, dataset: tf.data.Dataset, number: int) -> None:
         if dataset is not self._training:
@@ -341,12 +341,12 @@ class ReplayIterator(DataIterator):
         self._read(self._digested, number, 0)
         self._next = number + 1
 
-    def _place(self) -> Place:
+    def _position(self) -> Position:
         is_behind = self.behind or self.passes_behind
-        return {**super()._place(), "digest": self._expected if is_behind else self._digest.after(self.offset)}
+        return {**super()._position(), "digest": self._expected if is_behind else self._digest.after(self.offset)}
 
-    def _go(self, place: Place) -> None:
-        self._replay(place)
+    def _seek(self, position: Position) -> None:
+        self._replay(position)
 
     def _repeats(self) -> bool:
         return self._expected in (None, self._digest.after(self.offset))

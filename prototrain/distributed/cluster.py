@@ -147,10 +147,10 @@ class _Deadline:
     """Prints the missing workers after two seconds, and raises a `ClusterError` after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._begin, self._said = seconds, time.monotonic(), ""
+        self._seconds, self._started_at, self._said = seconds, time.monotonic(), ""
 
     def check(self, *missing: str) -> None:
-        names, waited = ", ".join(missing), time.monotonic() - self._begin
+        names, waited = ", ".join(missing), time.monotonic() - self._started_at
         if waited > self._seconds:
             limit = f"within {self._seconds:g} seconds (trainer.cluster_timeout)"
             raise ClusterError(f"{names} did not come {limit}; do all have the same addresses, and are ports blocked?")

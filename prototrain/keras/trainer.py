@@ -93,9 +93,9 @@ class KerasTrainer(SimpleTrainer):
         if dataset is None:
             _refuse_unused(KerasTrainer, "data", validation=validation, **given)
         else:
-            self._begin(dataset, validation, batch_size, **given)
+            self._set_data(dataset, validation, batch_size, **given)
 
-    def _begin(self, data: Data, held_out: Data | None, held_out_batch_size: int | None, **given: Any) -> None:
+    def _set_data(self, data: Data, held_out: Data | None, held_out_batch_size: int | None, **given: Any) -> None:
         """Build the trainer when the data is known."""
         model, (experiment, config) = self.keras_model, self._begin_in
         make = {"trn": partial(as_dataset, data, **given)}
@@ -224,7 +224,7 @@ class KerasTrainer(SimpleTrainer):
             # As in Keras, validation_data takes precedence over validation_split.
             data, split = split_data(x, y, sample_weight, 0.0 if validation_data is not None else validation_split)
             held_out = split if validation_data is None else validation_data
-            self._begin(data, held_out, validation_batch_size or batch_size, **given)
+            self._set_data(data, held_out, validation_batch_size or batch_size, **given)
         if not isinstance(validation_freq, int):
             raise DataError(f"fit: validation_freq must be a number of epochs, not {validation_freq!r}")
         history, validation = keras.callbacks.History(), None

@@ -98,7 +98,7 @@ class Run:
             stack.enter_context(ignore_save_signals())
             stack.enter_context(_explain_oom(trainer))
             stack.enter_context(trainer._around_run())
-            self._begin()
+            self._prepare()
             try:
                 yield
             except BaseException as error:
@@ -106,7 +106,7 @@ class Run:
                 raise
             self._end(None)
 
-    def _begin(self) -> None:
+    def _prepare(self) -> None:
         self._sources = file_digests(self._trainer._sources())
         self.is_accepted = False
         self._outcome, self.stopped_by = Outcome("running"), None

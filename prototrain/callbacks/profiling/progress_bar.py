@@ -44,7 +44,7 @@ class ProgressBar(Callback):
 
     def before_train(self) -> None:
         trainer = self.trainer
-        self._begin = self._shown_at = self._clock()
+        self._started_at = self._shown_at = self._clock()
         self._first_step = trainer.global_step
         self._total = None if trainer.is_endless else trainer.total_steps
         if (sys.stderr.isatty() or in_notebook()) and trainer.global_step < trainer.total_steps:
@@ -78,7 +78,7 @@ class ProgressBar(Callback):
 
     def _line(self) -> str:
         step, total = self.trainer.global_step, self._total
-        speed = (step - self._first_step) / max(self._shown_at - self._begin, 1e-9)
+        speed = (step - self._first_step) / max(self._shown_at - self._started_at, 1e-9)
         words = [self._epoch(), f"step {step}" + (f" of {total}" if total else ""), f"{speed:.4g} steps/s"]
         if total and step < total and speed:
             words.append(f"{tqdm.format_interval((total - step) / speed)} left")
