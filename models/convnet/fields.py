@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from prototrain.config.schema import show
+from prototrain.config.schema import short_repr
 from prototrain.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ class Field:
             ConfigError: it is not accepted.
         """
         if not self.accepts(value):
-            raise ConfigError(f"{place}: expected {self.expected}, got {show(value)}")
+            raise ConfigError(f"{place}: expected {self.expected}, got {short_repr(value)}")
         return value
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.config.schema import show
+from prototrain.config.schema import short_repr
 from prototrain.errors import ConfigError
 
 from .fields import Field, choice, integer, share, size
@@ -107,7 +107,8 @@ def read_layers(value: Any, *, classes: int) -> list[Layer]:
     """
     entries = PRESETS.get(value) if isinstance(value, str) else value
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{KEY}: expected a list of entries or a preset ({', '.join(PRESETS)}), got {show(value)}")
+        presets = ", ".join(PRESETS)
+        raise ConfigError(f"{KEY}: expected a list of entries or a preset ({presets}), got {short_repr(value)}")
     layers: list[Layer] = []
     for index, entry in enumerate(entries):
         layers.append(_read_entry(index, entry, layers, last=index == len(entries) - 1, classes=classes))
@@ -123,14 +124,14 @@ def read_layers(value: Any, *, classes: int) -> list[Layer]:
 def _read_entry(index: int, entry: Any, before: list[Layer], *, last: bool, classes: int) -> Layer:
     place = f"{KEY}[{index}]"
     if not isinstance(entry, Mapping) or "type" not in entry:
-        raise ConfigError(f'{place}: expected an entry such as {{"type": "fc", "units": 10}}, got {show(entry)}')
+        raise ConfigError(f'{place}: expected an entry such as {{"type": "fc", "units": 10}}, got {short_repr(entry)}')
     kind = entry["type"]
     if not isinstance(kind, str) or kind not in TYPES:
-        raise ConfigError(f"{place}: unknown type {show(kind)}; known are {', '.join(TYPES)}")
+        raise ConfigError(f"{place}: unknown type {short_repr(kind)}; known are {', '.join(TYPES)}")
     place, fields = f"{place} ({kind})", TYPES[kind]
     for name in entry:
         if name != "type" and name not in fields:
-            raise ConfigError(f"{place}: unknown member {show(name)}; known are {', '.join(fields)}")
+            raise ConfigError(f"{place}: unknown member {short_repr(name)}; known are {', '.join(fields)}")
     options = {}
     for name, field in fields.items():
         if name not in entry and field.required:

@@ -13,7 +13,7 @@ from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.system.files import write_atomic
-from prototrain.system.terminal import Table, plain_table, say, show
+from prototrain.system.terminal import Table, plain_table, print_tables, say
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -38,8 +38,8 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         )
     examples = built.evaluation(name).examples
     rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
-    show(plain_table(rows), end="\n\n")
-    show(Table(list(scalars.items()), ["scalar", name], number_format=".6g"), end="\n\n")
+    print_tables(plain_table(rows), end="\n\n")
+    print_tables(Table(list(scalars.items()), ["scalar", name], number_format=".6g"), end="\n\n")
     path = restored.experiment.directory / "analysis" / f"{restored.checkpoint.path.name}-evaluate.json"
     outcome = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

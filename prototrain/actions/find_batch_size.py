@@ -22,7 +22,7 @@ from prototrain.callbacks import CallbackFactory, LearningRate
 from prototrain.data.batches import batch_size
 from prototrain.errors import ConfigError, DataError, OutOfMemoryError
 from prototrain.model import ModelProtocol
-from prototrain.system.terminal import Table, say, show
+from prototrain.system.terminal import Table, print_tables, say
 from prototrain.trainers.tower import SimpleTrainer
 
 ABOUT_AS_FAST: Final = 0.95
@@ -64,7 +64,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         raise ConfigError(f"find_batch_size: nothing to measure: {end}")
     columns = ["batch size", "steps/s", "examples/s", "peak memory in MiB"]
     rows = [(size, float(f"{speed / size:.4g}"), round(speed), round(memory / _MIB)) for size, speed, memory in found]
-    show(Table(rows, columns, number_format=","), end="\n\n")
+    print_tables(Table(rows, columns, number_format=","), end="\n\n")
     say(f"ended because {end}")
     best = suggest(found)
     say(f"try -s model.batch_size={best.size}, the smallest that is about as fast as any", end="\n\n")

@@ -13,7 +13,7 @@ from prototrain.data.batches import by_path
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
-from prototrain.system.terminal import Table, plain_table, show
+from prototrain.system.terminal import Table, plain_table, print_tables
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
@@ -22,15 +22,15 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     net = built.build(built.data.first_batch, False)
     batch = [(name, *_describe(tensor)) for name, tensor in by_path(built.data.first_batch).items()]
     tensors = [(name, *_describe(tensor)) for name, tensor in by_path(net).items()]
-    show(built.table(), end="\n\n")
+    print_tables(built.table(), end="\n\n")
     total, trained = (
         sum(variable.shape.num_elements() or 0 for variable in variables.values())
         for variables in (built.variables, built.trainable)
     )
-    show(plain_table({"parameters": f"{total:,}, {trained:,} of them trained"}), end="\n\n")
-    show(Table(batch, ["input", "dtype", "shape"]), end="\n\n")
-    show(Table(tensors, ["tensor", "dtype", "shape"]), end="\n\n")
-    show(callback_table(default_callbacks(model)))
+    print_tables(plain_table({"parameters": f"{total:,}, {trained:,} of them trained"}), end="\n\n")
+    print_tables(Table(batch, ["input", "dtype", "shape"]), end="\n\n")
+    print_tables(Table(tensors, ["tensor", "dtype", "shape"]), end="\n\n")
+    print_tables(callback_table(default_callbacks(model)))
 
 
 def _describe(value: Any) -> tuple[str, str]:

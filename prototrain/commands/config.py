@@ -12,7 +12,7 @@ from prototrain.config import Config
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.config.values import encode
 from prototrain.model import load_model
-from prototrain.system.terminal import Table, import_tensorflow, one_line, show
+from prototrain.system.terminal import Table, import_tensorflow, one_line, print_tables
 
 _HEADERS = ("key", "value", "default", "type")
 
@@ -47,7 +47,7 @@ def _config(options: argparse.Namespace) -> None:
         default = "required" if facts["required"] else texts.get("default", "")
         # At 80 columns, there is no room for the whole type.
         rows.append([key, texts.get("value", ""), default, facts["type"].partition("|")[0]])
-    show(Table(rows, _HEADERS, cut=("value", "default")))
+    print_tables(Table(rows, _HEADERS, cut=("value", "default")))
 
 
 def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from prototrain.config.values import as_text, read_value
 from prototrain.errors import ExperimentError, PrototrainError
 from prototrain.experiment import Experiment
 from prototrain.runs import Range, Run, find_runs, flat, read_run, settings, short_names
-from prototrain.system.terminal import Table, format_duration, format_number, matching, say, show
+from prototrain.system.terminal import Table, format_duration, format_number, matching, print_tables, say
 
 _LOSSES = ("trn/loss", "vld/loss")
 _COLOURS = {"finished": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
@@ -65,7 +65,7 @@ def _list(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([_in_json(run, options.scalar) for run in found], indent=2))
     elif found:
-        show(table(found, options.scalar))
+        print_tables(table(found, options.scalar))
     elif runs:
         say(f"none of the {len(runs)} experiments in {where} matches")
     else:
@@ -215,8 +215,8 @@ def _compare(options: argparse.Namespace) -> None:
     environment = [(key, _apart(values)) for key, values in environment if key not in _LONG]
     for title, rows in (("config", config), ("environment", environment)):
         cells = [[key, *map(_short, values)] for key, values in rows]
-        show(Table(cells, [title, *names]) if cells else f"{title}: no differences", end="\n\n")
-    show(Table(_results(runs, scalars), ["result", *names], _COLOURS))
+        print_tables(Table(cells, [title, *names]) if cells else f"{title}: no differences", end="\n\n")
+    print_tables(Table(_results(runs, scalars), ["result", *names], _COLOURS))
 
 
 def _apart(values: list[Any]) -> list[Any]:

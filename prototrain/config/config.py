@@ -19,7 +19,7 @@ from prototrain.config.schema import (
     is_namespace,
     is_strict,
     of_same_type,
-    show,
+    short_repr,
 )
 from prototrain.config.values import FUNCTIONS_KEY, decode, encode, is_plain, read_object, read_value
 from prototrain.errors import ConfigError
@@ -76,7 +76,7 @@ class Config(UserDict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise ConfigError(f"{show(key)} is not a key; expected dotted names such as model.batch_size")
+            raise ConfigError(f"{short_repr(key)} is not a key; expected dotted names such as model.batch_size")
         if key == FUNCTIONS_KEY:
             raise ConfigError(f"{key} is reserved for the saved form of a configuration")
         if isinstance(value, Mapping) and value and is_namespace(key):
@@ -163,7 +163,7 @@ class Config(UserDict[str, Any]):
             key, equals, written = text.partition("=")
             key = key.strip()
             if not equals or not key:
-                raise ConfigError(f"{show(text)} is not an override; expected KEY=VALUE")
+                raise ConfigError(f"{short_repr(text)} is not an override; expected KEY=VALUE")
             value = read_value(written)
             if key in SCHEMA:
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -250,7 +250,7 @@ class Config(UserDict[str, Any]):
         path = Path(path)
         plain, mine = read_object(path), self.to_plain()
         if not isinstance(marks := plain.pop(FUNCTIONS_KEY, []), list):
-            raise ConfigError(f"{path}: {FUNCTIONS_KEY}: expected list[str], got {show(marks)}")
+            raise ConfigError(f"{path}: {FUNCTIONS_KEY}: expected list[str], got {short_repr(marks)}")
         read = type(self)()
         for key, value in plain.items():
             is_marked = key in marks

@@ -250,7 +250,7 @@ def intervals(value: int | str) -> dict[str, Any]:
     return {"epochs": int(value.split()[0])} if isinstance(value, str) else {"steps": value}
 
 
-def show(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return `repr(value)` on one line, shortened for a message."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -270,7 +270,7 @@ def _import_function(reference: str) -> Any:
     try:
         return pkgutil.resolve_name(reference)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
-        what = f"{type(error).__name__}: {show(str(error))}"
+        what = f"{type(error).__name__}: {short_repr(str(error))}"
         raise ConfigError(f"cannot import {reference!r}: {what}") from error
 
 
@@ -310,10 +310,10 @@ def checked(key: str, value: Any) -> Any:
         raise ConfigError(f"{key}: {error}") from error.__cause__
     if converted is UNSET:
         meant = did_you_mean(value, spec.choices) if isinstance(value, str) else ""
-        raise ConfigError(f"{key}: expected {spec.expected}, got {show(value)}{meant}")
+        raise ConfigError(f"{key}: expected {spec.expected}, got {short_repr(value)}{meant}")
     complaint = spec.complaint(converted) if spec.complaint else None
     if complaint is not None:
-        raise ConfigError(f"{key}: {show(value)} {complaint}")
+        raise ConfigError(f"{key}: {short_repr(value)} {complaint}")
     return converted
 
 
@@ -327,7 +327,7 @@ def of_same_type(key: str, value: Any, default: Any) -> Any:
         return value
     converted = _convert(kind, _ANY, value)
     if converted is UNSET:
-        raise ConfigError(f"{key}: expected {kind}, got {show(value)}")
+        raise ConfigError(f"{key}: expected {kind}, got {short_repr(value)}")
     return tuple(converted) if isinstance(default, tuple) else converted
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, Final, NoReturn
 
-from prototrain.config.schema import REFERENCE, HasConfig, is_namespace, show
+from prototrain.config.schema import REFERENCE, HasConfig, is_namespace, short_repr
 from prototrain.errors import ConfigError
 
 FUNCTIONS_KEY: Final = "prototrain.functions"
@@ -215,7 +215,7 @@ def decode(key: str, value: Any) -> Any:
     """Return the object whose name was saved, from the modules that are imported."""
     if not isinstance(value, str) or not REFERENCE.fullmatch(value):
         what = value.get("class", value) if isinstance(value, dict) else value
-        raise ConfigError(f"{key}: {show(what)} cannot be read back, only a function's name can; set {key} again")
+        raise ConfigError(f"{key}: {short_repr(what)} cannot be read back, only a function's name can; set {key} again")
     return _find(value, key)
 
 
@@ -228,9 +228,9 @@ def read_object(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}, line {error.lineno}: malformed JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, NaN, a number of 5,000 digits, or far too deep
-        raise ConfigError(f"{path}: malformed JSON: {show(str(error))}") from error
+        raise ConfigError(f"{path}: malformed JSON: {short_repr(str(error))}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got {show(content)}")
+        raise ConfigError(f"{path}: expected a JSON object, got {short_repr(content)}")
     return content
 
 

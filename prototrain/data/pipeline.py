@@ -31,7 +31,7 @@ _LOOKED_AT = 20_000  # file names to check in a list: checking is slow on a netw
 _HASHED_BYTES = 64 * 2**20  # larger contents are described by shape only: hashing them would delay every start
 
 
-def shown(stage: Any) -> str:
+def stage_label(stage: Any) -> str:
     """Return the display name of a stage, such as ``ParallelMap``."""
     return stage_name(stage).strip("_")
 
@@ -77,7 +77,7 @@ def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
         tensors = _tensors(stage)
         settings = [text for tensor in tensors if (text := _setting(tensor)) is not None]
         told, files = getattr(stage, ABOUT, ([], []))
-        lines += [*told, f"{shown(stage)}({', '.join(settings)})"]
+        lines += [*told, f"{stage_label(stage)}({', '.join(settings)})"]
         for found in (files, *map(_texts, tensors)):
             if all(map(os.path.isfile, found[:_LOOKED_AT])):
                 names += map(os.fsdecode, found if found is not files else ())  # no stage opens a reader's files
@@ -88,7 +88,7 @@ def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
 def describe_sources(dataset: tf.data.Dataset) -> list[Any]:
     """Describe the sources of a dataset by their contents, without seeds."""
     return [
-        (shown(stage), getattr(stage, ABOUT, None), [_setting(value, hashed=True) for value in _tensors(stage)])
+        (stage_label(stage), getattr(stage, ABOUT, None), [_setting(value, hashed=True) for value in _tensors(stage)])
         for stage in stages(dataset)
         if not sources(stage) and stage_name(stage) not in ("_Random", "_Variant")
     ]
@@ -183,7 +183,7 @@ def _why_restart(dataset: tf.data.Dataset) -> Iterator[str]:
         if is_live(stage) or stage_name(stage) == "_DataService":
             yield "it is live"
         if _is_unordered(stage):
-            yield f"{shown(stage)} has deterministic=False"
+            yield f"{stage_label(stage)} has deterministic=False"
         if stage_name(stage) in ("_Shuffle", "_Random") and not is_seeded(stage):
             yield "it is shuffled without a seed (call shuffle() in datasets(), or give it a seed)"
 
@@ -196,21 +196,21 @@ def _why_replay(dataset: tf.data.Dataset) -> Iterator[str]:
     for stage in stages(dataset):
         shuffles += stage_name(stage) == "_Shuffle"
         if stage_name(stage) not in PLAIN:
-            yield f"stage {shown(stage)}"
+            yield f"stage {stage_label(stage)}"
         if is_file_cache(stage):
             yield "it is cached in a file"  # restoring the iterator without that file would kill the process
         is_parallel = stage_name(stage).startswith("_Parallel")
         if is_parallel and (op := next(filter(_has_order, operations(stage)), None)) is not None:
-            yield f"parallel calls of {shown(stage)} run {op.type} in any order, so the data may not repeat"
+            yield f"parallel calls of {stage_label(stage)} run {op.type} in any order, so the data may not repeat"
         for op in operations(stage):
             if is_random(op):
-                yield f"{shown(stage)} draws random numbers ({op.type}); tf.random.stateless_* keep the position"
+                yield f"{stage_label(stage)} draws random numbers ({op.type}); tf.random.stateless_* keep the position"
             elif "PyFunc" in op.type or op.type == "GeneratorDataset":
                 yield "Python code makes it"
             elif op.type not in _IN_FUNCTIONS and ("Dataset" in op.type or _has_state(op)):
-                yield f"the function of {shown(stage)} runs {op.type}"
+                yield f"the function of {stage_label(stage)} runs {op.type}"
         if any(tensor.dtype == tf.variant for one in stage_functions(stage) for tensor in one.captured_inputs):
-            yield f"the function of {shown(stage)} reads another dataset"
+            yield f"the function of {stage_label(stage)} reads another dataset"
     if shuffles > 1:
         yield f"{shuffles} shuffles"
     yield from _above_shuffle(dataset)

@@ -142,7 +142,7 @@ class BuiltModel:
             return []
 
         with self._building(True):
-            self.layers.adopt(build, spec)
+            self.layers.add_used(build, spec)
         if loss_weight(net) is None or self.placement.towers == 1:
             return
         if names := [layer.name for layer in self.layers.all_layers() if getattr(layer, "synchronized", False)]:

@@ -28,8 +28,8 @@ from prototrain.towers import components, tower_or_default
 class LayerCache:
     """The layers and variables of a model, by name.
 
-    The first call of `build`, in `creating`, makes them; `adopt` adds variables that existed before. In later calls, in
-    `sharing`, `build` gets the Keras objects (layers, metrics, seed generators, optimizers), lookup tables and
+    The first call of `build`, in `creating`, makes them; `add_used` adds variables that existed before. In later calls,
+    in `sharing`, `build` gets the Keras objects (layers, metrics, seed generators, optimizers), lookup tables and
     `tf.Variable` objects of the first call. A later call may leave out objects, such as layers that only training uses,
     but cannot add objects with variables.
 
@@ -114,7 +114,7 @@ class LayerCache:
             yield
         self._thread.call = call
 
-    def adopt(self, build: Callable[[Any], Any], inputs: Any) -> None:
+    def add_used(self, build: Callable[[Any], Any], inputs: Any) -> None:
         """Trace `build` once in `sharing`, and add the variables that it uses but has not created.
 
         These variables belong to layers that existed before the first call, such as attributes of a model. A model that

@@ -59,8 +59,8 @@ class Placement:
         """Return the index of the tower that `build` is called for, or None to ask TensorFlow's strategy."""
         return None
 
-    def adopt(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
-        """Adopt a built model, give the random layers of each tower different seeds, and return these by name.
+    def attach(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
+        """Attach a built model, give the random layers of each tower different seeds, and return these by name.
 
         A shared seed in `variables` is replaced by the first tower's.
         """

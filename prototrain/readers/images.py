@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import PARALLEL, Order, Shuffle, is_by_index, random_order
-from prototrain.readers.paths import shown
+from prototrain.readers.paths import display_path
 from prototrain.system.files import PathLike, joined, local_path, url_of
 from prototrain.system.storage import Storage, downloaded_all
 
@@ -30,9 +30,9 @@ def class_names(path: PathLike) -> list[str]:
             entries = os.scandir(local_path(path))
             names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
-        raise DataError(f"{shown(path)}: cannot be read as a directory of images ({error.strerror})") from error
+        raise DataError(f"{display_path(path)}: cannot be read as a directory of images ({error.strerror})") from error
     if not names:
-        raise DataError(f"{url or shown(path)}: holds no directories; an image folder has one for each class")
+        raise DataError(f"{url or display_path(path)}: holds no directories; an image folder has one for each class")
     return names
 
 
@@ -85,11 +85,11 @@ def image_folder(
     by_class = {name: image_files(joined(path, name)) for name in class_names(path)}
     numbered = list(by_class) if classes is None else list(classes)
     if unknown := [name for name in by_class if name not in numbered]:
-        raise DataError(f"{shown(path)}: the directory {unknown[0]!r} is not in classes={numbered}")
+        raise DataError(f"{display_path(path)}: the directory {unknown[0]!r} is not in classes={numbered}")
     for name, found in by_class.items():
         if not found:
             kinds = " ".join(IMAGE_EXTENSIONS)
-            raise DataError(f"{shown(joined(path, name))}: holds no images ({kinds}); add some or remove it")
+            raise DataError(f"{display_path(joined(path, name))}: holds no images ({kinds}); add some or remove it")
         files += found
         labels += [numbered.index(name)] * len(found)
 

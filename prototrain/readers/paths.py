@@ -39,7 +39,7 @@ def matching_files(pattern: PathLike) -> list[str]:
     return [str(path) for path in downloaded_all(above, matches)]
 
 
-def shown(path: PathLike) -> str:
+def display_path(path: PathLike) -> str:
     """Return a path for messages: relative if it is below the current directory."""
     if (url := url_of(path)) is not None:
         return url

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import PARALLEL, block_of
-from prototrain.readers.paths import matching_files, several, shown
+from prototrain.readers.paths import display_path, matching_files, several
 from prototrain.readers.tables import dtype_of
 from prototrain.system.files import PathLike, url_of
 
@@ -45,7 +45,7 @@ def tfrecords(
     for pattern in given:
         found = matching_files(pattern)
         if not found:
-            raise DataError(f"{shown(pattern)}: matches no file; name a TFRecord file or a glob pattern of some")
+            raise DataError(f"{display_path(pattern)}: matches no file; name a TFRecord file or a glob pattern of some")
         files += found
     parsed = {name: _record_feature(name, feature) for name, feature in features.items()}
     if not any(map(url_of, given)):  # the names of downloads are digests

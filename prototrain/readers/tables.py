@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import ABOUT, Order, Shuffle, is_by_index, random_order
-from prototrain.readers.paths import several, shown
+from prototrain.readers.paths import display_path, several
 from prototrain.system.files import PathLike, local_path, url_of
 from prototrain.system.storage import downloaded
 
@@ -125,7 +125,7 @@ def dataset_of(
     if not local:
         raise DataError("there are no files to read: name one at least")
     chunks: list[Arrays] = []
-    for name, path in zip(map(shown, files), local, strict=True):
+    for name, path in zip(map(display_path, files), local, strict=True):
         before = len(chunks)
         try:
             with open(path, "rb") as file:

@@ -18,7 +18,7 @@ from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.reporter import reporter
 from prototrain.sweeps.space import as_options, as_settings, from_mapping
 from prototrain.system.signals import StopRequest, ignore_save_signals
-from prototrain.system.terminal import say, show
+from prototrain.system.terminal import print_tables, say
 from prototrain.system.tracebacks import format_error, in_one_line
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def sweep(
     import optuna
 
     from prototrain.sweeps.processes import RunTrial, fork, run_in_processes
-    from prototrain.sweeps.study import PRUNERS, Study, reporting_failures, shown, sqlite_url
+    from prototrain.sweeps.study import PRUNERS, Study, reporting_failures, sqlite_url, without_password
     from prototrain.sweeps.summary import describe
 
     if pruner is not None and pruner not in PRUNERS:
@@ -124,7 +124,8 @@ def sweep(
         stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
-        say(f"sweep {plan.name}: {plan.total} trials, {len(study.result().trials)} of them begun, in {shown(where)}")
+        begun = len(study.result().trials)
+        say(f"sweep {plan.name}: {plan.total} trials, {begun} of them begun, in {without_password(where)}")
         with closing(study):
             if command is None:
                 _run_here(study, found, callbacks or default_callbacks, trainer=trainer, towers=towers)
@@ -138,7 +139,7 @@ def sweep(
                 with stop, stop.waiting_for("the trials under way"):
                     run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
         result = study.result()
-    show("", *describe(plan, result, command))
+    print_tables("", *describe(plan, result, command))
     stop.check()
     if stopped := [str(trial.number) for trial in result.trials if trial.state == "stopped"]:
         raise SweepError(f"not at its end: trial {', '.join(stopped)}; the same command continues from the checkpoints")

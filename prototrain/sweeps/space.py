@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from prototrain.config.schema import show
+from prototrain.config.schema import short_repr
 from prototrain.config.values import as_text, read_value, split_values
 from prototrain.errors import SweepError
 
@@ -50,7 +50,7 @@ def from_mapping(space: Mapping[str, Any]) -> Space:
     """Read a dictionary whose values are lists of values, or texts such as those in `FORMS`."""
     for key, value in space.items():
         if not isinstance(value, list | tuple | str):
-            raise SweepError(f"{key}: expected a list of values, or a text such as {FORMS}, got {show(value)}")
+            raise SweepError(f"{key}: expected a list of values, or a text such as {FORMS}, got {short_repr(value)}")
     return {key: _range(key, value) if isinstance(value, str) else _choice(key, value) for key, value in space.items()}
 
 
@@ -75,7 +75,7 @@ def _range(key: str, text: str) -> Dimension:
     for end in (low, high):
         wanted = int if kind == "int" else (int, float)
         if not isinstance(end, wanted) or isinstance(end, bool) or not math.isfinite(end):
-            raise SweepError(f"{key}={text}: {show(end)} is not {'a whole' if kind == 'int' else 'a'} number")
+            raise SweepError(f"{key}={text}: {short_repr(end)} is not {'a whole' if kind == 'int' else 'a'} number")
     if kind == "log" and low <= 0:
         raise SweepError(f"{key}={text}: a logarithmic range must begin above 0")
     if low >= high:
@@ -99,5 +99,5 @@ def _choice(key: str, values: Iterable[Any]) -> Dimension:
 def _split(key: str, text: str, separator: str) -> list[Any]:
     parts = split_values(text, separator) if text else []
     if "" in parts:
-        raise SweepError(f"{key}: a value is missing next to {show(separator)}")
+        raise SweepError(f"{key}: a value is missing next to {short_repr(separator)}")
     return [read_value(part) for part in parts]

@@ -138,7 +138,7 @@ class Study:
             elif changes:
                 texts = [f"{key} was {then} and is {now}" for key, (then, now) in changes.items()]
                 what = f"another sweep {plan.name!r} ({'; '.join(texts)})"
-                raise SweepError(f"{shown(storage)} holds {what}; choose another trainer.experiment_name")
+                raise SweepError(f"{without_password(storage)} holds {what}; choose another trainer.experiment_name")
             for number in range(len(trials), plan.total):
                 if (foreign := plan.experiment(number)).exists():
                     cure = "delete it, or choose another trainer.experiment_name"
@@ -274,10 +274,10 @@ def open_storage(where: str) -> BaseStorage:
         options = {"connect_args": {"timeout": 60}} if is_file else {"pool_pre_ping": True}
         return RDBStorage(where, engine_kwargs=options)
     except Exception as error:  # a damaged file, or one that is no journal, raises almost anything
-        raise SweepError(f"cannot open the storage {shown(where)}: {_reason(error)}") from error
+        raise SweepError(f"cannot open the storage {without_password(where)}: {_reason(error)}") from error
 
 
-def shown(where: str) -> str:
+def without_password(where: str) -> str:
     """Return the URL of a storage without its password."""
     try:
         return make_url(where).render_as_string(hide_password=True)
@@ -300,4 +300,4 @@ def reporting_failures(where: str) -> Iterator[None]:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         cure = "the same command continues once it is back"
-        raise SweepError(f"the storage {shown(where)} failed: {_reason(error)}; {cure}") from error
+        raise SweepError(f"the storage {without_password(where)} failed: {_reason(error)}; {cure}") from error

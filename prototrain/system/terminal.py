@@ -145,7 +145,7 @@ class Table:
         return format(cell, self.number_format)
 
 
-def show(*parts: Table | str, end: str = "\n") -> None:
+def print_tables(*parts: Table | str, end: str = "\n") -> None:
     """Print tables and text. Tables are folded to the width of the terminal, or else of COLUMNS, or to `WIDTH`."""
     for number, part in enumerate(parts):
         last = end if number == len(parts) - 1 else "\n"

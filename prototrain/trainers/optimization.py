@@ -173,7 +173,7 @@ class RegisteredOptimizers:
         for slot, variable in named_slots(optimizer, trained):
             self._state[f"{name}/{slot}"] = variable
 
-    def adopt(self, attributes: Mapping[str, Any], trained: Iterable[tf.Variable]) -> None:
+    def register_attributes(self, attributes: Mapping[str, Any], trained: Iterable[tf.Variable]) -> None:
         """Build and register optimizers that are attributes of a trainer and are not registered yet.
 
         Keras would create their variables at the first update, which is too late to restore a checkpoint.

@@ -145,7 +145,7 @@ class TowerTrainer(Trainer):
         self.state["data"] = self.data
         if self.loss_scale is not None:
             self.state.update(self.loss_scale.variables())
-        self.state.update(self.placement.adopt(self.variables, self.built.layers))
+        self.state.update(self.placement.attach(self.variables, self.built.layers))
         self._xla = XlaChoice(self.config["model.jit_compile"], self.log)
         if self._xla.is_measured and not self.measures_xla:
             raise ConfigError(f'model.jit_compile: {type(self).__name__} cannot measure for "auto"; say true or false')
@@ -561,7 +561,7 @@ class TowerTrainer(Trainer):
             raise ConfigError(f"{changed[0]} was changed after the trainer was made; make a new trainer")
         self.built.check_trained()
         self.built.layers.note_names()
-        self._optimizers.adopt(vars(self), self.trainable.values())
+        self._optimizers.register_attributes(vars(self), self.trainable.values())
         self._read_blocks()
         self._forget_calls()  # the calls contain the callbacks of one run
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data

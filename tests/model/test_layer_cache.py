@@ -23,7 +23,7 @@ def fresh(build: Build) -> LayerCache:
     store = LayerCache()
     with store.creating():
         build(BATCH, True)
-    store.adopt(lambda inputs: build(inputs, True), SPEC)
+    store.add_used(lambda inputs: build(inputs, True), SPEC)
     return store
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 
-from prototrain.system.terminal import Table, one_line, plain_table, printable, say, show
+from prototrain.system.terminal import Table, one_line, plain_table, print_tables, printable, say
 from prototrain.system.tracebacks import cause, format_error, python_in_graph
 from tests.tiny import tiny_trainer
 
@@ -78,7 +78,7 @@ def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     for stream, has_colours in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stdout", stream)
-        show("\x1b[2J before", WIDE, end="\n\n")
+        print_tables("\x1b[2J before", WIDE, end="\n\n")
         said = stream.getvalue()
         assert said.startswith(r"\x1b[2J before") and said.endswith("x\n\n" if not has_colours else "\n\n")
         assert ("\x1b[31mfailed" in said) == has_colours
