@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 _HOOKS = ("before_train", "after_train", "before_epoch", "after_epoch", "before_run", "after_run")
 _TRIGGERS = ("trigger_step", "trigger_epoch", "trigger")
+HOOKS = (
+    *("setup", "check_run", *_HOOKS, "after_steps", *_TRIGGERS),
+    *("next_step", "watches", "state_dict", "load_state_dict"),
+)
+"""All methods of `Callback` that a subclass may override."""
 _TENSORPACK = {
     **{f"_{name}": name for name in (*_HOOKS, *_TRIGGERS, "chief_only")},
     "_setup_graph": "setup",
@@ -237,7 +242,7 @@ def _forwarding(hook: str) -> Callable[..., Any]:
     return forward
 
 
-for _hook in (*_HOOKS, *_TRIGGERS, "after_steps", "check_run", "next_step", "watches", "state_dict", "load_state_dict"):
+for _hook in set(HOOKS) - {"setup"}:
     setattr(ProxyCallback, _hook, _forwarding(_hook))
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback, chain, innermost
+from prototrain.callbacks.base import HOOKS, Callback, PeriodicTrigger, Priority, ProxyCallback, chain, innermost
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.terminal import announcing
@@ -377,6 +377,10 @@ def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a li
         if not isinstance(callback, Callback):
             hint = "; write KerasCallback(...) around it" if hasattr(callback, "on_epoch_end") else ""
             raise CallbackError(f"not a callback: {callback!r}{hint}")
+        if not isinstance(callback, Monitor) and not any(map(callback.overrides, HOOKS)):
+            raise CallbackError(
+                f"{callback!r} overrides no hook of Callback and would do nothing; is a name misspelt?"
+            )
         if sum(other is callback for other in found) > 1:
             raise CallbackError(f"{callback!r} is in the list twice; make a second one")
     return found

@@ -175,14 +175,20 @@ def test_resume_from_the_first_of_two_best_savers(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+class Misspelt(Callback):
+    def on_step_end(self) -> None:
+        raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (None, "must (be|return) a list"),
         ([Callback], "not a callback: <class"),
         ([keras.callbacks.Callback()], "write KerasCallback"),
+        ([Misspelt()], r"Misspelt\(\) overrides no hook"),
     ],
-    ids=["none", "class", "keras"],
+    ids=["none", "class", "keras", "misspelt"],
 )
 def test_wrong_lists_of_callbacks(given: Any, message: str) -> None:
     with pytest.raises(CallbackError, match=message):
@@ -196,7 +202,7 @@ def with_callbacks(callbacks: Any) -> Any:
 
 
 def test_callbacks_of_a_model() -> None:
-    one = Callback()
+    one = SaveOnExit()
     assert len(default_callbacks(tiny_model())) == len(default_callbacks(with_callbacks(None)))
     assert default_callbacks(with_callbacks(lambda: iter([one])))[-1] is one
     with pytest.raises(CallbackError, match="must be a function that returns a list, not list"):
