@@ -378,9 +378,7 @@ def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a li
             hint = "; write KerasCallback(...) around it" if hasattr(callback, "on_epoch_end") else ""
             raise CallbackError(f"not a callback: {callback!r}{hint}")
         if not isinstance(callback, Monitor) and not any(map(callback.overrides, HOOKS)):
-            raise CallbackError(
-                f"{callback!r} overrides no hook of Callback and would do nothing; is a name misspelt?"
-            )
+            raise CallbackError(f"{callback!r} overrides no hook of Callback and would do nothing; is a name misspelt?")
         if sum(other is callback for other in found) > 1:
             raise CallbackError(f"{callback!r} is in the list twice; make a second one")
     return found

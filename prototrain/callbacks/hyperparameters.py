@@ -42,8 +42,15 @@ class HyperParam:
         self._attribute = attribute
 
     def connect(self, trainer: Trainer) -> None:
-        """Attach to a trainer; raise an error if the variable or attribute does not exist."""
+        """Attach to a trainer; raise an error if the variable or attribute does not exist, or cannot be set."""
         self._trainer = trainer
+        if self._attribute is not None:
+            if not hasattr(self._target, self._attribute):
+                raise CallbackError(f"HyperParam: {self._target!r} has no attribute {self._attribute!r}")
+        elif not hasattr(self.variable, "assign"):
+            raise CallbackError(f"{self.name} cannot be set: the optimizer computes it with a schedule of its own")
+        elif tf.TensorShape(self.variable.shape).rank:
+            raise CallbackError(f"{self.name} has the shape {list(self.variable.shape)}; it must be a scalar")
         self.get()
 
     @property
@@ -74,6 +81,8 @@ class HyperParam:
         else:
             # Assign an array, since TensorFlow caches every Python number that it converts.
             variable = self.variable
+            if tf.as_dtype(variable.dtype).is_integer and not float(value).is_integer():
+                raise CallbackError(f"{self.name} is a whole number ({variable.dtype}), and cannot become {value}")
             variable.assign(np.asarray(value, tf.as_dtype(variable.dtype).as_numpy_dtype))
 
 

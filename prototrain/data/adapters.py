@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from prototrain.data.batches import by_path
 from prototrain.errors import DataError
-from prototrain.readers.flows import dataflow, named_parts
+from prototrain.readers.flows import dataflow, named_parts, without_loss
 from prototrain.readers.order import ABOUT, pass_being_made
 
 GRAIN = "grain_for_prototrain"
@@ -158,7 +158,17 @@ def _dataset_of(batches: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
     if not specs:
         raise DataError("the data is empty: it gave no batch")
     signature = keras.tree.map_structure(_common, *specs)
-    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+    def converted() -> Iterator[Any]:  # TensorFlow would truncate floats after batches of integers
+        return (keras.tree.map_structure(_convert, signature, batch) for batch in batches())
+
+    return tf.data.Dataset.from_generator(converted, output_signature=signature)
+
+
+def _convert(spec: tf.TypeSpec, value: Any) -> Any:
+    if not isinstance(spec, tf.TensorSpec) or (tf.is_tensor(value) and value.dtype == spec.dtype):
+        return value
+    return without_loss("a batch of the data", value, spec.dtype)
 
 
 def _spec(value: Any) -> tf.TypeSpec:

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import DataError, ModelError
+from prototrain.readers.flows import without_loss
 from prototrain.system.terminal import in_notebook
 from prototrain.system.tracebacks import cause, in_one_line
 
@@ -227,15 +228,11 @@ def _convert(name: str, spec: Any, value: Any) -> Any:
         return inside if isinstance(spec, Mapping) else tuple(inside.values())
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         return value
-    if tf.is_tensor(value):
-        return tf.cast(value, spec.dtype)
+    if tf.is_tensor(value) and value.dtype == spec.dtype:
+        return value
     if isinstance(spec, tf.RaggedTensorSpec) and isinstance(value, list):
         return tf.ragged.constant(value, spec.dtype, ragged_rank=spec.ragged_rank)
-    array = np.asarray(value)
-    if spec.dtype.is_integer and array.dtype.kind == "f" and not np.array_equal(array, np.trunc(array)):
-        raise ModelError(f"input {name!r} takes whole numbers, as in a training batch, not {array.dtype}")
-    if spec.dtype.is_integer and array.dtype.kind in "iuf" and array.size:
-        for number in (array.min(), array.max()):
-            if not spec.dtype.min <= int(number) <= spec.dtype.max:
-                raise ModelError(f"input {name!r} is {spec.dtype.name} in a training batch, which cannot hold {number}")
-    return tf.convert_to_tensor(array, spec.dtype)
+    try:
+        return tf.convert_to_tensor(without_loss(f"input {name!r}", value, spec.dtype), spec.dtype)
+    except (DataError, TypeError, ValueError) as error:  # ValueError for ragged lists
+        raise ModelError(f"{in_one_line(error)} (a training batch has {spec.dtype.name})") from error

@@ -52,6 +52,8 @@ def dataflow(
     kind = type(flow).__name__
     if live and spec is None:
         raise DataError(f"{kind} is live, so it cannot be looked at: give spec={{name: tf.TensorSpec}}")
+    if not isinstance(flow, Iterable):
+        raise DataError(f"a {kind} is not iterable: give a DataFlow, or an iterable of data points")
     if isinstance(flow, Iterator):
         raise DataError(f"a {kind} can be read once only: give what it was made of, or a DataFlow")
     names = list(spec) if names is None and spec is not None else names
@@ -64,7 +66,7 @@ def dataflow(
             named = named_parts(point, names)
             for name, one in signature.items():
                 if isinstance(one, tf.TensorSpec):
-                    _check(f"{name!r} of {kind}", named.get(name), one)
+                    named[name] = _checked(f"{name!r} of {kind}", named.get(name), one)
             yield named
 
     dataset = tf.data.Dataset.from_generator(points, output_signature=signature)
@@ -123,11 +125,34 @@ def _dtype(array: np.ndarray[Any, Any]) -> tf.DType:
     return tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
 
 
-def _check(what: str, value: Any, spec: tf.TensorSpec) -> None:
-    """Raise a DataError if a value does not fit its spec: TensorFlow would truncate 0.5 to 0 for an integer."""
+def _checked(what: str, value: Any, spec: tf.TensorSpec) -> np.ndarray[Any, Any]:
+    """Return an array that fits its spec, or raise a DataError."""
+    if value is None:
+        raise DataError(f"{what} is missing in a data point")
+    shape, expected = np.shape(value), f"data points of {spec.dtype.name} {spec.shape}"
+    if not spec.shape.is_compatible_with(shape):
+        raise DataError(f"{what} has shape {list(shape)} after {expected}: give spec= with None for sizes that vary")
+    return without_loss(f"{what}, after {expected},", value, spec.dtype)
+
+
+def without_loss(what: str, value: Any, dtype: tf.DType) -> np.ndarray[Any, Any]:
+    """Convert a value to an array of a dtype; floats may be rounded.
+
+    Raises:
+        DataError: a value would change, such as 0.5 as an integer, which TensorFlow truncates. It begins with `what`.
+    """
     array = np.asarray(value)
-    found = _dtype(array)
-    fits = found == spec.dtype or np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind")
-    if not fits or not spec.shape.is_compatible_with(array.shape):
-        text = f"{what} is {found.name} {list(array.shape)} after data points of {spec.dtype.name} {spec.shape}"
-        raise DataError(f"{text}: give spec= with the dtype, and None for each size that varies")
+    if array.dtype == dtype.as_numpy_dtype or (dtype == tf.string and array.dtype.kind in "OSU"):
+        return array
+    if array.dtype.kind not in "biuf" or dtype == tf.string:
+        raise DataError(f"{what} is {_name(array)}, not {dtype.name}")
+    with np.errstate(all="ignore"):
+        found = array.astype(dtype.as_numpy_dtype)
+    changed = np.isfinite(array) & ~np.isfinite(found) if dtype.is_floating else found != array
+    if np.any(changed):
+        raise DataError(f"{what} has the value {array[changed].flat[0]!s}, which {dtype.name} cannot hold")
+    return found
+
+
+def _name(array: np.ndarray[Any, Any]) -> str:
+    return "text" if array.dtype.kind in "SU" else "objects" if array.dtype == object else array.dtype.name

@@ -122,11 +122,12 @@ class Iteration:
             checked, outputs, finite, seen = self.placement.run(lambda part: self._tower(part, watched), inputs)
             if self.placement.parts > 1 and trainer.has_own_train_step:
                 self._check_assignments(graph, graph.get_operations()[earlier:])
-            seen = {name: _join(results(value)) for name, value in seen.items()}
+            seen = {name: _join(name, results(value)) for name, value in seen.items()}
             # Scalars and `finite` are the same in all towers.
             checked, outputs = (
                 {name: results(value)[0] for name, value in found.items()} for found in (checked, outputs)
             )
+            seen |= {name: outputs[name] for name, value in seen.items() if name in outputs and not value.shape.rank}
             follows = trainer.is_compiled and any(callback.overrides("after_run") for callback in trainer.callbacks)
             follow = (lambda: trainer.callbacks.after_run(dict(outputs))) if follows else None
             is_checked = trainer.check_finite and trainer.has_own_train_step
@@ -386,12 +387,14 @@ def _pick(names: frozenset[str], nets: Sequence[Mapping[str, Any]], inputs: Batc
         if not values or any(isinstance(value, Mapping) for value in values):
             known = ", ".join(dict.fromkeys([*by_path(inputs), *(key for net in nets for key in net)]))
             raise ModelError(f"there is no tensor {name!r} in the step; there are: {known}")
-        found[name] = _join([tf.convert_to_tensor(value) for value in values])
+        found[name] = _join(name, [tf.convert_to_tensor(value) for value in values])
     return found
 
 
-def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Join the parts of a tensor: average scalars, concatenate all others."""
+def _join(name: str, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Join the parts of a tensor: add up weights, average other scalars, concatenate all others."""
     if len(parts) == 1:
         return parts[0]
-    return tf.concat(parts, 0) if parts[0].shape.rank else tf.reduce_mean(tf.stack(parts), 0)
+    if parts[0].shape.rank:
+        return tf.concat(parts, 0)
+    return tf.add_n(parts) if name == "loss_weight" else tf.reduce_mean(tf.stack(parts), 0)

@@ -240,6 +240,8 @@ def apply_gradients(
         trace.scalars[name] = tf.where(tf.math.is_finite(norm), norm, tf.cast(math.nan, norm.dtype))
     for process in processors:
         pairs = process(pairs)
+        if pairs is None:
+            raise ModelError(f"the gradient processor {process!r} returned None, not a list of (gradient, variable)")
     pairs = drop_missing(pairs)
     processed, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
     with expecting_averages(optimizer, for_good=placement.towers > 1):

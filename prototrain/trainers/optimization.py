@@ -167,7 +167,9 @@ class RegisteredOptimizers:
             )
         trained = {} if variables is None else self._keras_variables(variables)
         if variables is not None:
-            optimizer.build(list(trained.values()))
+            declare = self._placement.declare_variable
+            with tf.variable_creator_scope(lambda make, **arguments: make(**declare(**arguments))):
+                optimizer.build(list(trained.values()))
         self._optimizers[name] = optimizer
         self._facts[name] = optimizer_facts(optimizer)
         for slot, variable in named_slots(optimizer, trained):

@@ -20,6 +20,7 @@ from prototrain.data.source import Share
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
+from prototrain.gradient_processors import SummaryGradient
 from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.loading import check_model
 from prototrain.model.net import check_names, check_net, loss_weight, scalars
@@ -369,6 +370,11 @@ class TowerTrainer(Trainer):
             ModelError: the list is empty, no variable has a gradient, or the call is inside a `tf.cond` or a loop.
         """
         self._used.add("model.clip_gradients")
+        if tower_trace() is None:
+            unrecorded = [type(one).__name__ for one in self.gradient_processors if isinstance(one, SummaryGradient)]
+            if unrecorded or self.record_gradient_norm:
+                names = ", ".join(["GradientNorm"] * self.record_gradient_norm + unrecorded)
+                self.run.log_once(f"WARNING: {names} records nothing in a run_step that is run in Python")
         update.apply_gradients(
             gradients_and_variables,
             loss,
