@@ -114,7 +114,7 @@ def verify(
         "state" or "randomness". Its `str` is the output of `prototrain verify`.
 
     Raises:
-        ConfigError: `keep` is not empty.
+        ConfigError: `keep` is not empty, or the program makes too few steps to resume from a checkpoint.
         ProgramError: the program failed, or trained no step.
     """
     command = [program] if isinstance(program, str | Path) else [*program]
@@ -145,6 +145,8 @@ def verify(
         planned: list[tuple[str, int, int]] = []
         difference = compare(a, b, ignored)
         if repeats := difference is None:
+            if not any(step >= min(saves, default=steps) for _, step in list(made)[:-1]):
+                raise ConfigError(f"{len(made)} steps are too few to interrupt a run after a checkpoint; take more")
             planned = _draw_interruptions(chance, list(made), saves, interruptions)
             if len(planned) < interruptions:
                 announce(f"WARNING: {len(planned)} of {interruptions} interruptions fit into {len(made)} steps")
@@ -176,8 +178,8 @@ def _draw_interruptions(
     chance: random.Random, made: Sequence[tuple[str, int]], saves: Sequence[int], count: int
 ) -> list[tuple[str, int, int]]:
     """Draw the interruptions of C, as (trainer, step, signal)."""
-    # If possible after the first checkpoint and not at a step with one, so that some steps are repeated.
-    later = [key for key in made[1:-1] if key[1] > min(saves, default=0)] or list(made[:-1]) or list(made)
+    # After the first checkpoint and, if possible, not at a step with one, so that some steps are repeated.
+    later = [key for key in made[:-1] if key[1] >= min(saves)]
     drawn = [key for key in later if key[1] not in saves] or later
     places = sorted(chance.sample(range(len(drawn)), k=min(count, len(drawn))))
     signals = [signal.SIGKILL] * len(places)

@@ -83,9 +83,12 @@ def test_other_inputs(trainer: SimpleTrainer) -> None:
         (["x", "stat"], ["logits"], [np.ones([2, 4]), 1.0], "does not use the input 'stat'"),
         (["x"], ["logits"], [np.ones([2, 5])], r"cannot handle 'x' of shape \(2, 5\)"),
         (["x", "state"], ["state"], [np.ones([2, 4]), np.ones([3, 6])], r"cannot handle .*'state' of shape \(3, 6\)"),
-        (["x", "y"], ["logits"], [np.ones([2, 4]), [0.0, 0.7]], "'y' takes whole numbers"),
-        (["x", "y"], ["logits"], [np.ones([2, 4]), [0, 2**32]], "'y' is int32 .* cannot hold 4294967296"),
-        (["x", "y"], ["logits"], [np.ones([2, 4]), [0.0, -1e10]], "'y' is int32 .* cannot hold -1"),
+        (["x", "y"], ["logits"], [np.ones([2, 4]), [0.0, 0.7]], "'y' has the value 0.7, which int32 cannot hold"),
+        (["x", "y"], ["logits"], [np.ones([2, 4]), tf.constant([0, 1.5])], "'y' has the value 1.5"),
+        (["x", "y"], ["logits"], [np.ones([2, 4]), [0, 2**32]], "'y' has the value 4294967296"),
+        (["x", "y"], ["logits"], [np.ones([2, 4]), tf.constant([0, 2**32])], "'y' has the value 4294967296"),
+        (["x", "y"], ["logits"], [np.ones([2, 4]), ["a", "b"]], "'y' is text"),
+        (["x"], ["logits"], [None], "'x' is objects"),
     ],
 )
 def test_mistakes(trainer: SimpleTrainer, inputs: Any, outputs: Any, given: Any, message: str) -> None:

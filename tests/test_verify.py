@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from prototrain.cli import main
+from prototrain.errors import ConfigError
 from prototrain.testing import verify
 from prototrain.verify import OF_CALLBACK, compare
 from tests.conftest import ROOT
@@ -111,6 +112,13 @@ def test_failing_program_exits_with_3(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as exit_:
         main(["verify", "--", sys.executable, "idle.py"])
     assert exit_.value.code == 3 and "nothing to do" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_forked")
+def test_too_few_steps_to_resume() -> None:
+    with pytest.raises(ConfigError, match="too few to interrupt"):
+        verify(PROGRAMS, "unsaved callback", steps=2)
 
 
 @pytest.mark.slow

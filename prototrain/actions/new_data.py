@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import tensorflow as tf
@@ -126,7 +127,7 @@ def _npz_examples(files: list[str]) -> tf.data.Dataset:
         try:
             with np.load(file, allow_pickle=False) as content:
                 dataset = tf.data.Dataset.from_tensor_slices({name: content[name] for name in content.files})
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise DataError(f"{file}: is no .npz of arrays of one length ({error})") from error
         found = dataset if found is None else found.concatenate(dataset)
     return found

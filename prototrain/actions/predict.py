@@ -49,6 +49,8 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     built, experiment = restored.built, restored.experiment
     data = data_of(built, args)
     inputs = [name for name in built.element_spec if name in data.dataset.element_spec]
+    if both := [name for name in args.keep if name in outputs]:
+        raise ConfigError(f"--keep {both[0]}: an output of the model has this name, too; leave one of them out")
     label = "-".join(path.stem for path in args.files[:2]) if args.files else data.name
     path = args.output or experiment.directory / f"analysis/{restored.checkpoint.path.name}-predict-{label}.jsonl"
     if path.exists() and not args.overwrite:

@@ -159,16 +159,22 @@ class Config(UserDict[str, Any]):
                 value of a model's own key must have the type of the current value.
         """
         trial = self.copy()
-        for text in [overrides] if isinstance(overrides, str) else overrides:
+        texts = [overrides] if isinstance(overrides, str) else list(overrides)
+        for index, text in enumerate(texts, start=1):
             key, equals, written = text.partition("=")
             key = key.strip()
             if not equals or not key:
                 raise ConfigError(f"{short_repr(text)} is not an override; expected KEY=VALUE")
             value = read_value(written)
+            is_text = SCHEMA[key].type == "str" if key in SCHEMA else isinstance(self.data.get(key), str)
+            if is_text and isinstance(value, int | float) and not isinstance(value, bool):
+                value = written.strip()
             if key in SCHEMA:
-                is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                trial[key] = written.strip() if is_number and SCHEMA[key].type == "str" else value
+                trial[key] = value
             elif key not in self:
+                if isinstance(value, dict) and any(known.startswith(f"{key}.") for known in self):
+                    texts[index:index] = [f"{key}.{name}={json.dumps(inside)}" for name, inside in value.items()]
+                    continue
                 raise ConfigKeyError(f"unknown key {key!r}{did_you_mean(key, [*SCHEMA, *self])}")
             else:
                 default = self[key] if self._defaults is None else self._defaults.get(key, self[key])

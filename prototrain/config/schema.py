@@ -101,6 +101,8 @@ _ANY: Final = Key(type="str")
 def _leaves_base_directory(name: str) -> str | None:
     if name and not re.search(r"[/\\\0]|\.\.", name) and not name.startswith("."):
         return None
+    if not name:
+        return "is empty; give a name"
     return 'would leave the base directory; use a plain name without "/", "\\", NUL, ".." or a leading "."'
 
 

@@ -134,6 +134,8 @@ def texts_of_file(path: str | Path) -> list[str]:
             found = yaml.load(text, Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    if found is None:
+        raise ConfigError(f"{path}: is empty")
     if not isinstance(found, Mapping):
         raise ConfigError(f"{path}: expected a mapping from keys to values, got {type(found).__name__}")
     try:

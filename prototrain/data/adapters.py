@@ -47,14 +47,18 @@ def _as_dataset(value: Any, name: str, config: Mapping[str, Any]) -> Any:
         return _from_grain(value)
     if hasattr(value, "reset_state") and isinstance(value, Iterable):
         return dataflow(value, batched=True)
-    if isinstance(value, Mapping | tuple):
+    if isinstance(value, Mapping | tuple | np.ndarray):
         return _from_arrays(named_parts(value), name, config["model.batch_size"])
     return value
 
 
 def _from_arrays(arrays: dict[str, Any], name: str, batch_size: int) -> tf.data.Dataset:
     """Return batches of arrays' rows; those of "trn" are shuffled, and have full batches only."""
-    converted, training = _converted(arrays), name == "trn"
+    training = name == "trn"
+    try:
+        converted = _converted(arrays)
+    except DataError as error:
+        raise DataError(f"dataset {name!r}: {error}") from error
     lengths = {path: int(array.shape[0]) for path, array in by_path(converted).items()}
     number = min(lengths.values(), default=0)
     if lengths and not any(lengths.values()):
@@ -85,7 +89,13 @@ def as_array(value: Any) -> Any:
     """Convert a value to an array; floats other than bfloat16 get the dtype `keras.config.floatx()`."""
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         return value
-    array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+    try:
+        array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+    except ValueError as error:  # nested lists of several lengths
+        raise DataError(f"a {type(value).__name__} is no array: {error}") from error
+    is_text = array.dtype != object or all(isinstance(item, str | bytes) for item in array.flat)
+    if array.dtype.kind in "Mm" or not is_text:
+        raise DataError(f"an array of {array.dtype} cannot become a tensor; convert it to numbers or text")
     if array.ndim == 0:
         raise DataError(f"the data must be arrays of one length, not {type(value).__name__}")
     is_float = np.issubdtype(array.dtype, np.floating)

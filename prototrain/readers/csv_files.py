@@ -53,6 +53,10 @@ def csv(
         StorageError: a file at a URL cannot be downloaded.
     """
     made = columns_of(features)
+    if len(delimiter) != 1:
+        raise DataError(f"delimiter must be one character, not {delimiter!r}")
+    if texts := [name for name, given in (columns or {}).items() if isinstance(given, str)]:
+        raise DataError(f"columns: {texts[0]!r} needs a list of column names, not a text")
     sources = {column.name: list((columns or {}).get(column.name, [column.name])) for column in made}
     for column in made:
         name, size = column.name, math.prod(column.shape)
@@ -62,7 +66,8 @@ def csv(
         raise DataError(f"there is no feature {min(unknown)!r}; there are: {', '.join(sources)}")
     # Each column of the file is parsed as a column of scalars, so that messages name it.
     fields = [Column(name, column.dtype, ()) for column in made for name in sources[column.name]]
-    empty = {name: value for feature, value in (defaults or {}).items() for name in sources[feature]}
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in (defaults or {}).items()}
+    empty = {name: value for feature, value in plain.items() for name in sources[feature]}
 
     def parse(row: dict[Any, Any]) -> list[Any]:
         if None in row or None in row.values():

@@ -80,6 +80,10 @@ def image_folder(
         DataError: the directory or one of its classes is missing or empty, or `classes` does not fit.
         StorageError: images at a URL cannot be downloaded.
     """
+    if isinstance(classes, str):
+        raise DataError(f"classes must be a list of directory names, not the text {classes!r}")
+    if not isinstance(size, Sequence) or len(size) != 2 or channels not in (1, 3, 4):
+        raise DataError(f"size must be (height, width) and channels 1, 3 or 4, not {size!r} and {channels!r}")
     files: list[str] = []
     labels: list[int] = []
     by_class = {name: image_files(joined(path, name)) for name in class_names(path)}

@@ -80,7 +80,12 @@ def _array(values: Any, column: Column) -> np.ndarray[Any, Any]:
     kind = pyarrow.binary() if column.is_text else pyarrow.from_numpy_dtype(dtype.as_numpy_dtype)
     for size in reversed(column.shape):
         kind = pyarrow.list_(kind, size)
-    rows = len(values)
+    rows, leaf = len(values), values.type
+    while hasattr(leaf, "value_type"):  # a list
+        leaf = leaf.value_type
+    types = pyarrow.types
+    if types.is_boolean(leaf) != (column.dtype == tf.bool) or types.is_temporal(leaf):
+        raise DataError(f"{column.name!r} is {values.type}, not {column.dtype.name}; convert it in the file")
     try:
         values = values.cast(kind)  # an integer that does not fit is an error
     except pyarrow.ArrowException as error:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from prototrain.errors import DataError
 from prototrain.readers.order import PARALLEL, block_of
 from prototrain.readers.paths import display_path, matching_files, several
-from prototrain.readers.tables import dtype_of
+from prototrain.readers.tables import dtype_and_shape, dtype_of, require_features
 from prototrain.system.files import PathLike, url_of
 
 _PARSED = 256  # maximum records parsed at once in file order; more is not faster, and checkpoints contain the block
@@ -40,6 +40,7 @@ def tfrecords(
     """
     if compression not in (None, "GZIP", "ZLIB"):
         raise DataError(f'tfrecords: compression must be None, "GZIP" or "ZLIB", not {compression!r}')
+    require_features(features)
     files: list[str] = []
     given = several(patterns)
     for pattern in given:
@@ -66,9 +67,9 @@ def tfrecords(
 
 
 def _record_feature(name: str, feature: Any) -> Any:
-    if type(feature) is not tuple:  # `tf.io` features are named tuples, a subclass
+    if hasattr(feature, "_fields"):  # `tf.io` features are named tuples
         return feature
-    dtype, shape = feature
+    dtype, shape = dtype_and_shape(name, feature)
     found = dtype_of(name, dtype)
     if found not in (tf.float32, tf.int64, tf.string) or not tf.TensorShape(shape).is_fully_defined():
         cure = "use float32, int64 or string with a fixed shape, and tf.cast; or a feature of tf.io"

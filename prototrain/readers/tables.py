@@ -80,7 +80,22 @@ def dtype_of(name: str, given: Any) -> tf.DType:
 
 def columns_of(features: Features) -> list[Column]:
     """Return the columns of features; raises a DataError if a dtype is not supported."""
-    return [Column(name, dtype, shape) for name, (dtype, shape) in features.items()]
+    require_features(features)
+    return [Column(name, *dtype_and_shape(name, given)) for name, given in features.items()]
+
+
+def require_features(features: Any) -> None:
+    """Raise a DataError if `features` is not a dict with at least one name."""
+    if not isinstance(features, Mapping) or not features:
+        raise DataError("features must be a dict {name: (dtype, shape)} with at least one name")
+
+
+def dtype_and_shape(name: str, given: Any) -> tuple[Any, Sequence[int]]:
+    """Return the dtype and the shape of a feature; raises a DataError if they are not given so."""
+    dtype, shape = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
+    if not isinstance(shape, tuple | list | tf.TensorShape):
+        raise DataError(f"features: {name!r} must be (dtype, shape), such as ('float32', [2]), not {given!r}")
+    return dtype, shape
 
 
 def arrays_of(

@@ -32,7 +32,7 @@ from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import Dimension
 from prototrain.sweeps.summary import Outcome, SweepResult
-from prototrain.system.terminal import format_duration, format_number, say
+from prototrain.system.terminal import did_you_mean, format_duration, format_number, say
 
 PRUNERS: Final = {
     "none": optuna.pruners.NopPruner,
@@ -64,7 +64,8 @@ class Trial:
             if self._objective.startswith("trn/") and not any(name.startswith("trn/") for name in newest):
                 return False  # training scalars may be recorded less often than the validation runs
             known = ", ".join(newest) or "none"
-            raise SweepError(f"trial {self.number} has no scalar {self._objective!r} to go by; it has: {known}")
+            meant = did_you_mean(self._objective, newest)
+            raise SweepError(f"trial {self.number} has no scalar {self._objective!r} to go by; it has: {known}{meant}")
         step, value = newest[self._objective]
         if self.ending is None and step not in self._reported:  # a resumed run measures some steps again
             self._trial.report(value, step)

@@ -99,6 +99,8 @@ def url_of(path: PathLike) -> str | None:
     if found is None and "://" in text:
         raise StorageError(f"{text!r} is no path and no URL; give one such as s3://bucket/folder")
     if found is None or found[1].lower() in ("file", "local"):
+        if found is not None and re.match(r"[a-z]+://[^/]", text, re.IGNORECASE):
+            raise StorageError(f"{text!r}: a file URL has an absolute path, as file:///{found[2]}")
         return None
     scheme, parts = found[1].lower(), [part for part in found[2].split("/") if part]
     url = f"{scheme}://{'/'.join(parts)}"

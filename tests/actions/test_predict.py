@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.actions import predict
-from prototrain.errors import DataError, ExperimentError, ModelError, PrototrainError
+from prototrain.errors import ConfigError, DataError, ExperimentError, ModelError, PrototrainError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
 from tests.tiny import tiny_arrays, tiny_build, tiny_datasets
@@ -86,6 +86,7 @@ def test_strings_vectors_and_non_finite_values(
     [
         ("out.jsonl", [], PrototrainError, "predict: name the outputs"),
         ("out.jsonl", ["--outputs", "loss"], ModelError, r"'loss' is a .* of shape \(\), not a dense tensor"),
+        ("out.jsonl", ["--outputs", "logits", "--keep", "logits"], ConfigError, "--keep logits: an output"),
         ("out.npz", ["--outputs", "uneven"], ModelError, "do not fit into one array; take .jsonl"),
     ],
 )

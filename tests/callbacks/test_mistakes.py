@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from prototrain.callbacks import (
@@ -13,6 +14,7 @@ from prototrain.callbacks import (
     Callback,
     EarlyStopping,
     ExponentialMovingAverage,
+    HyperParam,
     HyperParamSetterWithFunc,
     LearningRate,
     MLflowWriter,
@@ -65,6 +67,9 @@ def halves(step: Any) -> Any:
         (tiny_trainer, [Validation("val")], "did you mean 'vld'"),
         (CountingTrainer, [ScheduledHyperParamSetter("no_such", [(1, 1)])], "no variable 'no_such'"),
         (scheduled, [LearningRate(halves)], "made with a schedule"),
+        (scheduled, [HyperParamSetterWithFunc("learning_rate", min)], "cannot be set: .* a schedule of its own"),
+        (tiny_trainer, [HyperParamSetterWithFunc("fc0/kernel", min)], r"has the shape \[4, 6\]; it must be a scalar"),
+        (tiny_trainer, [HyperParamSetterWithFunc(HyperParam(np, "phi"), min)], "no attribute 'phi'"),
         (tiny_trainer, [ProcessTensors("lost", print).every(steps=1)], "no tensor 'lost' in the step; there are: x, y"),
         (
             tiny_trainer,

@@ -67,6 +67,8 @@ def test_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         assert max(len(line.rstrip()) for line in lines[1:]) <= columns
 
 
-def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("model.batch_size: big")
+    assert "a.yaml: model.batch_size: expected int" in fails(capsys, "config", "listed", "-c", tmp_path / "a.yaml")
     assert "trainer.print_interval'" in fails(capsys, "config", "listed", "-s", "trainer.print_intervall=7")
     assert "there is no model listen" in fails(capsys, "config", "listen")

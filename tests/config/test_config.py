@@ -97,6 +97,7 @@ def test_wrong_override_changes_nothing(text: str, message: str) -> None:
         (None, "{name}", "{name}"),
         (None, "[" * 100_000, "[" * 100_000),
         ("a", "'1e-3'", "1e-3"),
+        ("a", "1e-3", "1e-3"),
         ([0.5], "[1, .25, 1E-3]", [1.0, 0.25, 0.001]),
         ((1, 2), "[3, 4]", (3, 4)),
         ([1, "a"], "[2.5]", [2.5]),
@@ -201,12 +202,16 @@ def test_nested_and_dotted_keys(tmp_path: Path, name: str, text: str) -> None:
     config = Config({"model.own": {}})
     config.override(texts_of_file(tmp_path / name))
     assert dict(config) == {"model.own": {"a": 1}, "model.batch_size": 3, "model.lr_schedule.method": "exp"}
+    config = Config({"mine.units": 1, "mine.deep.rate": 0.1})
+    config.override(["mine={'units': 2, 'deep': {'rate': 3}}", "mine.units=4"])
+    assert dict(config) == {"mine.units": 4, "mine.deep.rate": 3.0}
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.txt", "", r"a\.txt: a file of values ends in \.json, \.yaml or \.yml"),
+        ("empty.yml", "", r"empty\.yml: is empty"),
         ("a.yml", "a: [", r"a\.yml: cannot be read: while parsing a flow node"),
         ("b.yml", "a: 1\nb: {c: 1, c: 2}", r"b\.yml: cannot be read: c is set twice"),
         ("b.json", '{"a": 1, "a": 2}', r"b\.json: cannot be read: a is set twice"),

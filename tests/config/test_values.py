@@ -167,7 +167,7 @@ def test_defaults_are_valid() -> None:
     [
         ("trainer.print_interval", 0, '^trainer.print_interval: expected int >= 1 or "N epochs", got 0$'),
         ("model.optimizer.adam.beta1", 1, "^model.optimizer.adam.beta1: expected float >= 0 and < 1, got 1$"),
-        ("trainer.experiment_name", "", "leave the base directory"),
+        ("trainer.experiment_name", "", "is empty"),
         ("trainer.experiment_name", "..", "leave the base directory"),
     ],
 )

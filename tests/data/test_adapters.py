@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from prototrain.data.adapters import as_datasets
 from prototrain.data.iterator import OTHER_FIRST_BATCH
-from prototrain.errors import CheckpointError
+from prototrain.errors import CheckpointError, DataError
 from tests.data.reading import assert_exact, data, read, resume, save
 from tests.readers.test_flows import Flow
 
@@ -31,6 +31,36 @@ class Pairs(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         return np.full([4], index), np.full([4], 10 * index)
+
+
+class Grows(Pairs):
+    """Batches of integers, and then one of other numbers."""
+
+    last: Any = 0.5
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        x, y = super().__getitem__(index)
+        return (x.astype(np.int8), y) if index < 4 else (np.full([4], self.last), y)
+
+
+@pytest.mark.parametrize("last", [0.5, 300])
+def test_later_batches_that_the_dtype_cannot_hold(last: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Grows, "last", last)
+    with pytest.raises(tf.errors.OpError, match=f"has the value {last}, which int8 cannot hold"):
+        list(made(Grows(), "vld"))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([None, "a"], "array of object cannot become a tensor"),
+        (np.array(["2020-01-01"] * 8, "datetime64[D]"), "array of datetime64"),
+        ([[1], [1, 2]], "list is no array"),
+    ],
+)
+def test_arrays_that_are_no_tensors(value: Any, message: str) -> None:
+    with pytest.raises(DataError, match=f"dataset 'vld': an? .*{message}"):
+        made({"x": value}, "vld")
 
 
 def grain_map(seed: int = 3, batch: int = 4) -> Any:

@@ -174,7 +174,7 @@ def test_failed_download_leaves_nothing(url: str, cache: Path, monkeypatch: pyte
     assert labels(readers.csv(f"{url}/a.csv", features=Y)) == [1]
 
 
-@pytest.mark.parametrize("feature", [("int32", []), ("int64", [None]), ("float64", 3)])
+@pytest.mark.parametrize("feature", [("int32", []), ("int64", [None]), ("float64", [3])])
 def test_features_that_records_cannot_hold(feature: Any, scratch: Path) -> None:
     with tf.io.TFRecordWriter("a.tfrecord") as file:
         file.write(b"")

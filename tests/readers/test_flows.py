@@ -59,6 +59,16 @@ def test_dataflow_without_length() -> None:
         readers.dataflow(Flow([[1, 2, 3, 4]], None))
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(2**40 + 7, "int32"), (300, "int8"), (1e30, "float16"), (0.5, "int32"), ("a", "int32"), (2, "bool")],
+)
+def test_values_that_the_dtype_cannot_hold(value: Any, dtype: str) -> None:
+    spec = {"x": tf.TensorSpec([], dtype)}
+    with pytest.raises(tf.errors.OpError, match=f"'x' of Flow.* {dtype}"):
+        list(readers.dataflow(Flow([{"x": 1}, {"x": value}], None), spec=spec))
+
+
 def test_spec() -> None:
     points = [{"x": np.zeros(4), "y": 1}, {"x": np.zeros(5), "y": 0.5}]
     spec = {"x": tf.TensorSpec([None], tf.float32), "y": tf.TensorSpec([], tf.float32)}

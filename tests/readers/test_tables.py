@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,9 @@ def test_parquet(shuffle: Any) -> None:
         ([1, 2, None], ("uint8", []), "a.parquet, row group 1: 'y' has a null"),
         ([1e39], ("float32", []), "a.parquet, row group 0: 'y' has a value that is not finite in float32"),
         ([], ("uint8", []), "a.parquet: holds no examples"),
+        ([1, 2], ("bool", []), "a.parquet, row group 0: 'y' is int64, not bool"),
+        ([True], ("uint8", []), "a.parquet, row group 0: 'y' is bool, not uint8"),
+        ([datetime(2020, 1, 1)], ("int64", []), "a.parquet, row group 0: 'y' is timestamp[us], not int64"),
     ],
 )
 def test_wrong_parquet(values: list[Any], feature: Any, said: str) -> None:
@@ -160,6 +165,29 @@ def test_wrong_parquet(values: list[Any], feature: Any, said: str) -> None:
     with pytest.raises(DataError) as caught:
         readers.parquet("a.parquet", features={"y": feature})
     assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda: readers.csv("a", features={"x": "float32"}), "'x' must be .dtype, shape."),
+        (lambda: readers.json_lines("a", features={"x": ("float32", 2)}), "'x' must be .dtype, shape."),
+        (lambda: readers.tfrecords("a", features={"x": ("float32", 2)}), "'x' must be .dtype, shape."),
+        (lambda: readers.tfrecords("a", features={}), "at least one name"),
+        (lambda: readers.csv("a", features=["x"]), "features must be a dict"),
+        (lambda: readers.csv("a", features={"p": ("int8", [2])}, columns={"p": "xy"}), "'p' needs a list"),
+        (lambda: readers.csv("a", features={"p": ("int8", [])}, delimiter=";;"), "one character"),
+        (lambda: readers.image_folder(".", size=2), "size must be"),
+        (lambda: readers.image_folder(".", size=(2, 2), channels=7), "channels 1, 3 or 4"),
+        (lambda: readers.image_folder(".", size=(2, 2), classes="cat"), "not the text 'cat'"),
+        (lambda: readers.dataflow(5), "int is not iterable"),
+    ],
+)
+def test_wrong_arguments(read: Callable[[], Any], message: str, scratch: Path) -> None:
+    (scratch / "a").write_text("x,y\n1,2\n")
+    (scratch / "class").mkdir()
+    with pytest.raises(DataError, match=message):
+        read()
 
 
 def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:

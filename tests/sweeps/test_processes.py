@@ -122,7 +122,7 @@ def test_stop_ends_all_trials() -> None:
 
 def test_unmeasured_objective_ends_the_sweep() -> None:
     study = open_study(1, 6, objective="vld/los")
-    match = r"trial \d has no scalar 'vld/los' to go by; it has: vld/loss, trn/loss"
+    match = r"trial \d has no scalar 'vld/los' to go by; it has: vld/loss, trn/loss; did you"
     with pytest.raises(SweepError, match=match), closing(study):
         run(study, StandIn())
     assert [outcome.state for outcome in study.result().trials] == ["stopped", "stopped"]

@@ -52,6 +52,7 @@ def test_url_of(path: str | Path, url: str | None, local: str | None) -> None:
     ("url", "said"),
     [
         ("gx://bucket/x", "cannot use gx://bucket/x: Protocol not known: gx"),
+        ("file://tmp/x", "a file URL has an absolute path, as file:///tmp/x"),
         ("memory://x/../y", "give a URL such as .* without . or .. in it"),
         ("s3://bucket/x", "cannot use s3://bucket/x: Install s3fs"),
     ],

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import SyncParameterServerTrainer, SyncReplicatedTrainer
-from prototrain.callbacks import Callback, InferenceRunner, ScalarStats, StopOnNaN
+from prototrain.callbacks import Callback, InferenceRunner, ProcessTensors, ScalarStats, StopOnNaN
 from prototrain.errors import ConfigError, DataError, ModelError, NonFiniteError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import Records, tiny_arrays, tiny_model, tiny_trainer
@@ -39,9 +39,9 @@ def masked(batch_size: int = 2, *, y: Any = Y, mask: Any = MASK, regularizer: An
     return tiny_model(build=build, datasets=datasets, **{"model.lr_schedule.constant.value": 0.1, **keys})
 
 
-def trained(trainer: Any) -> tuple[list[dict[str, float]], np.ndarray[Any, Any]]:
+def trained(trainer: Any, *callbacks: Callback) -> tuple[list[dict[str, float]], np.ndarray[Any, Any]]:
     outputs = Records(lambda trainer: {name: float(value) for name, value in trainer.outputs.items()})
-    trainer.train([outputs])
+    trainer.train([outputs, *callbacks])
     return list(outputs.by_step.values()), np.asarray(trainer.variables["d/kernel"])
 
 
@@ -71,7 +71,10 @@ DIVIDED = {
 def test_masked_loss_does_not_depend_on_the_division(kind: str) -> None:
     more = {"model.weight_decay.value": 0.3}
     wanted, kernel = trained(SimpleTrainer(masked(**more)))
-    found, other = trained(DIVIDED[kind](**more))
+    watched: list[tuple[float, ...]] = []
+    watching = ProcessTensors(["loss", "label", "loss_weight"], lambda *values: watched.append(values))
+    found, other = trained(DIVIDED[kind](**more), watching.every(steps=1))
+    assert [tuple(map(float, values)) for values in watched] == [(row["loss"], row["label"], 5.0) for row in found]
     assert wanted[0]["loss"] == found[0]["loss"] == 17.0
     assert wanted[0]["label"] == pytest.approx(13 / 5) == found[0]["label"]
     assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in wanted])

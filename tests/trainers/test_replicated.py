@@ -37,6 +37,11 @@ def embedding_build(x: Any, train_phase: bool) -> Any:
     return keras.layers.Dense(2, name="logits")(tf.reshape(rows, [-1, 12]))
 
 
+@classifier
+def constrained_build(x: Any, train_phase: bool) -> Any:
+    return keras.layers.Dense(2, kernel_constraint=keras.constraints.NonNeg(), name="logits")(x)
+
+
 def endless(batch_size: int = 8) -> dict[str, tf.data.Dataset]:
     dataset = tf.data.Dataset.from_tensor_slices(tiny_arrays())
     return {"trn": dataset.shuffle(40).repeat().batch(batch_size), "vld": dataset.take(11).batch(4)}
@@ -74,6 +79,11 @@ SETTINGS: dict[str, tuple[Any, int, dict[str, Any]]] = {
             "model__trainable_variables__filter_regex": "embedding|logits/kernel",
             "model__clip_gradients__global_norm": 0.05,
         },
+    ),
+    "one copy, Nadam and a constraint": (
+        SyncParameterServerTrainer,
+        2,
+        {"build": constrained_build, "model__optimizer__method": "nadam"},
     ),
     "one copy, clipped by value, with weight decay": (
         SyncParameterServerTrainer,

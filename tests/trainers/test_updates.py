@@ -15,7 +15,7 @@ import tensorflow as tf
 from prototrain import KerasTrainer, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import GradientNorm, SaveOnExit, ScheduledHyperParamSetter, StopOnNaN
 from prototrain.errors import ConfigError, ModelError, StepError
-from prototrain.gradient_processors import ClipByValue
+from prototrain.gradient_processors import ClipByValue, SummaryGradient
 from prototrain.launch import default_callbacks
 from prototrain.trainers.async_towers import AsyncTrainer
 from prototrain.trainers.tower import TowerTrainer
@@ -170,6 +170,30 @@ def test_processors_and_norm_that_nothing_applies_are_named(capsys: pytest.Captu
         trainer.train([GradientNorm()], max_steps=2)
     found = re.findall("WARNING: without effect: (.*), because", capsys.readouterr().out)
     assert found == ["ClipByValue, GradientNorm"]
+
+
+class EagerTrainer(SimpleTrainer):
+    def run_step(self) -> dict[str, Any]:
+        variables = list(self.trainable.values())
+        with tf.GradientTape() as tape:
+            loss = self.build(self.next_batch(), True)["loss"]
+        self.apply_gradients(list(zip(self.gradients(tape, loss, variables), variables, strict=True)), loss=loss)
+        return {"loss": loss}
+
+
+def test_recording_in_a_python_step_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = EagerTrainer(line())
+    trainer.gradient_processors.append(SummaryGradient())
+    trainer.train([GradientNorm()], max_steps=2)
+    said = capsys.readouterr().out
+    assert said.count("WARNING: GradientNorm, SummaryGradient records nothing") == 1 and said.count("WARNING") == 1
+
+
+def test_processor_that_returns_nothing() -> None:
+    trainer = SimpleTrainer(line())
+    trainer.gradient_processors.append(lambda pairs: None)
+    with pytest.raises(ModelError, match="returned None"):
+        trainer.train(max_steps=1)
 
 
 def test_keys_like_those_of_the_engine_are_named(capsys: pytest.CaptureFixture[str]) -> None:
