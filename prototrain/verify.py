@@ -145,9 +145,12 @@ def verify(
         planned: list[tuple[str, int, int]] = []
         difference = compare(a, b, ignored)
         if repeats := difference is None:
-            if not any(step >= min(saves, default=steps) for _, step in list(made)[:-1]):
-                raise ConfigError(f"{len(made)} steps are too few to interrupt a run after a checkpoint; take more")
             planned = _draw_interruptions(chance, list(made), saves, interruptions)
+            if not planned:
+                raise ConfigError(
+                    f"the program made {len(made)} steps, too few to interrupt it after a checkpoint; let it make more "
+                    f"steps, or give --steps as many as it makes (now {steps})"
+                )
             if len(planned) < interruptions:
                 announce(f"WARNING: {len(planned)} of {interruptions} interruptions fit into {len(made)} steps")
             c = run("C", planned)
@@ -178,8 +181,10 @@ def _draw_interruptions(
     chance: random.Random, made: Sequence[tuple[str, int]], saves: Sequence[int], count: int
 ) -> list[tuple[str, int, int]]:
     """Draw the interruptions of C, as (trainer, step, signal)."""
-    # After the first checkpoint and, if possible, not at a step with one, so that some steps are repeated.
-    later = [key for key in made[:-1] if key[1] >= min(saves)]
+    # After the first checkpoint, also that of an earlier trainer's end, and if possible not at a step with one, so that
+    # some steps are repeated.
+    first = min(saves, default=made[-1][1] + 1)
+    later = [key for key in made[:-1] if key[1] >= first or key[0] != made[0][0]]
     drawn = [key for key in later if key[1] not in saves] or later
     places = sorted(chance.sample(range(len(drawn)), k=min(count, len(drawn))))
     signals = [signal.SIGKILL] * len(places)

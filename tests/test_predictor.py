@@ -87,8 +87,8 @@ def test_other_inputs(trainer: SimpleTrainer) -> None:
         (["x", "y"], ["logits"], [np.ones([2, 4]), tf.constant([0, 1.5])], "'y' has the value 1.5"),
         (["x", "y"], ["logits"], [np.ones([2, 4]), [0, 2**32]], "'y' has the value 4294967296"),
         (["x", "y"], ["logits"], [np.ones([2, 4]), tf.constant([0, 2**32])], "'y' has the value 4294967296"),
-        (["x", "y"], ["logits"], [np.ones([2, 4]), ["a", "b"]], "'y' is text"),
-        (["x"], ["logits"], [None], "'x' is objects"),
+        (["x", "y"], ["logits"], [np.ones([2, 4]), ["a", "b"]], "'y' is string, not int32"),
+        (["x"], ["logits"], [None], "'x' is string, not float32"),
     ],
 )
 def test_mistakes(trainer: SimpleTrainer, inputs: Any, outputs: Any, given: Any, message: str) -> None:

@@ -18,8 +18,6 @@ from prototrain.system.terminal import announcing
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_HOOKS = ("check_run", "before_train", "before_epoch", "before_run", "after_run", "after_steps", "after_epoch")
-
 
 class CallbackGroup:
     """Callbacks of one run, ordered by priority and then by the user's list.
@@ -48,7 +46,7 @@ class CallbackGroup:
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
         self._labels = _labels(self.callbacks)
         self.by_key = _by_state_key(self.callbacks)
-        self._overriding = {hook: [one for one in self.callbacks if one.overrides(hook)] for hook in _HOOKS}
+        self._overriding = {hook: [one for one in self.callbacks if one.overrides(hook)] for hook in HOOKS}
         self._scheduled = [one for one in self.callbacks if one.overrides("trigger_step") or one.overrides("next_step")]
         self._by_epoch = [one for one in self.callbacks if one.overrides("trigger_epoch") or one.overrides("trigger")]
         self._due: list[tuple[Callback, int]] = []  # with the step that each requested

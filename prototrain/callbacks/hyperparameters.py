@@ -48,7 +48,8 @@ class HyperParam:
             if not hasattr(self._target, self._attribute):
                 raise CallbackError(f"HyperParam: {self._target!r} has no attribute {self._attribute!r}")
         elif not hasattr(self.variable, "assign"):
-            raise CallbackError(f"{self.name} cannot be set: the optimizer computes it with a schedule of its own")
+            what = "the optimizer has a schedule of its own" if self._target == "learning_rate" else "it is no variable"
+            raise CallbackError(f"{self.name} cannot be set: {what}")
         elif tf.TensorShape(self.variable.shape).rank:
             raise CallbackError(f"{self.name} has the shape {list(self.variable.shape)}; it must be a scalar")
         self.get()
@@ -67,6 +68,10 @@ class HyperParam:
             raise CallbackError(f"HyperParam: there is no variable {name!r}, only {', '.join(known) or 'none'}")
         return known[name]
 
+    def takes(self, value: float) -> bool:
+        """Return whether `value` can be set: a variable of integers takes whole numbers only."""
+        return self._attribute is not None or not tf.as_dtype(self.variable.dtype).is_integer or value == int(value)
+
     def get(self) -> float:
         """Return the current value."""
         if self._attribute is not None:
@@ -80,9 +85,9 @@ class HyperParam:
             setattr(self._target, self._attribute, int(value) if is_whole else value)
         else:
             # Assign an array, since TensorFlow caches every Python number that it converts.
+            if not self.takes(value):
+                raise CallbackError(f"{self.name} is a whole number, and cannot become {value}")
             variable = self.variable
-            if tf.as_dtype(variable.dtype).is_integer and not float(value).is_integer():
-                raise CallbackError(f"{self.name} is a whole number ({variable.dtype}), and cannot become {value}")
             variable.assign(np.asarray(value, tf.as_dtype(variable.dtype).as_numpy_dtype))
 
 
@@ -224,6 +229,11 @@ class ScheduledHyperParamSetter(HyperParamSetter):
             raise CallbackError(f'{self.state_key}: interp must be "linear" or None, got {interp!r}')
         self._is_linear, self._step_based = interp == "linear", step_based
 
+    def setup(self) -> None:
+        super().setup()
+        if not all(map(self.param.takes, [value for _, value in self.points] + [0.5] * self._is_linear)):
+            raise CallbackError(f"{self.param.name} is a whole number: give whole values, without interp")
+
     def new_value(self) -> float | None:
         step = self.trainer.global_step
         now = step if self._step_based else step // self.trainer.steps_per_epoch
@@ -303,7 +313,7 @@ class HumanHyperParamSetter(HyperParamSetter):
                 found = float(number)
             except ValueError:
                 found = math.nan
-            if math.isfinite(found):
+            if math.isfinite(found) and self.param.takes(found):
                 value = found
             else:
                 self.trainer.run.log_once(

@@ -99,12 +99,12 @@ def load(
     load_tensorflow()
     import keras
 
-    # The module may create variables.
-    keras.utils.set_random_seed(early_value(given(options), "trainer.random_seed"))
+    values = given(options)
+    keras.utils.set_random_seed(early_value(values, "trainer.random_seed"))  # the module may create variables
     model = load_model(options.model)
     if configure is not None:
         configure(model.config)
-    set_values(model.config, options)
+    model.config.override(values)
     model.config.validate(to_train=to_train)
     return model
 
@@ -112,23 +112,10 @@ def load(
 def check_early(options: argparse.Namespace) -> None:
     """Check the name of the model and prototrain's own keys before the slow import of TensorFlow."""
     require_module(options.model)
-
-    def is_ours(text: str) -> bool:
-        # Function references are skipped, because their module may be the model, which is not imported yet.
-        return (key_of(text) in SCHEMA or is_strict(key_of(text))) and ":" not in text
-
-    set_values(Config(), options, is_ours)
-
-
-def set_values(config: Config, options: argparse.Namespace, accept: Callable[[str], bool] = lambda text: True) -> None:
-    """Set the config values of the command line whose KEY=VALUE texts are accepted; errors name the file."""
-    for path in options.config:
-        texts = texts_of_file(path)
-        try:
-            config.override(filter(accept, texts))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
-    config.override(filter(accept, options.set))
+    texts = {key_of(text): text for text in given(options)}
+    is_ours = {key: key in SCHEMA or is_strict(key) for key in texts}
+    # Function references are skipped, because their module may be the model, which is not imported yet.
+    Config().override([text for key, text in texts.items() if is_ours[key] and ":" not in text])
 
 
 def key_of(text: str) -> str:

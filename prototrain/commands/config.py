@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from prototrain.commands.arguments import add_model, set_values
+from prototrain.commands.arguments import add_model, given
 from prototrain.config import Config
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.config.values import encode
@@ -35,7 +35,7 @@ def _config(options: argparse.Namespace) -> None:
     import_tensorflow()
     config = load_model(options.model).config
     own = dict(config)
-    set_values(config, options)
+    config.override(given(options))
     found = {key: _facts(key, config, own) for key in dict.fromkeys([*SCHEMA, *config])}
     shown = {key: facts for key, facts in found.items() if options.all or config.why_not_chosen(key) is None}
     if options.json:

@@ -21,7 +21,7 @@ from prototrain.config.schema import (
     of_same_type,
     short_repr,
 )
-from prototrain.config.values import FUNCTIONS_KEY, decode, encode, is_plain, read_object, read_value
+from prototrain.config.values import FUNCTIONS_KEY, FileText, decode, encode, is_plain, read_object, read_value
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
 from prototrain.system.terminal import did_you_mean
@@ -156,31 +156,41 @@ class Config(UserDict[str, Any]):
 
         Raises:
             ConfigError: a text is not KEY=VALUE, the key is neither in the schema nor set, or the value is wrong. The
-                value of a model's own key must have the type of the current value.
+                value of a model's own key must have the type of the current value; a key of text takes numbers as text.
         """
         trial = self.copy()
         texts = [overrides] if isinstance(overrides, str) else list(overrides)
         for index, text in enumerate(texts, start=1):
-            key, equals, written = text.partition("=")
-            key = key.strip()
-            if not equals or not key:
-                raise ConfigError(f"{short_repr(text)} is not an override; expected KEY=VALUE")
-            value = read_value(written)
-            is_text = SCHEMA[key].type == "str" if key in SCHEMA else isinstance(self.data.get(key), str)
-            if is_text and isinstance(value, int | float) and not isinstance(value, bool):
-                value = written.strip()
-            if key in SCHEMA:
-                trial[key] = value
-            elif key not in self:
-                if isinstance(value, dict) and any(known.startswith(f"{key}.") for known in self):
-                    texts[index:index] = [f"{key}.{name}={json.dumps(inside)}" for name, inside in value.items()]
-                    continue
-                raise ConfigKeyError(f"unknown key {key!r}{did_you_mean(key, [*SCHEMA, *self])}")
-            else:
-                default = self[key] if self._defaults is None else self._defaults.get(key, self[key])
-                is_open = self[key] is None or (value is None and default is None)
-                trial[key] = value if is_open else of_same_type(key, value, self[key])
+            try:
+                texts[index:index] = self._override(trial, text)
+            except ConfigError as error:
+                where = f"{text.path}: " if isinstance(text, FileText) else ""
+                raise type(error)(f"{where}{error}") from error.__cause__
         self.data = trial.data
+
+    def _override(self, trial: Config, text: str) -> list[str]:
+        """Apply a text to the copy `trial`; returns the texts of the values that it nests."""
+        key, equals, written = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ConfigError(f"{short_repr(text)} is not an override; expected KEY=VALUE")
+        value = read_value(written)
+        is_text = SCHEMA[key].type == "str" if key in SCHEMA else isinstance(self.data.get(key), str)
+        # The number of a file has lost its form, such as 1.10.
+        numbers = int if isinstance(text, FileText) else int | float
+        if is_text and isinstance(value, numbers) and not isinstance(value, bool):
+            value = written.strip()
+        if key in SCHEMA:
+            trial[key] = value
+        elif key in self:
+            default = self[key] if self._defaults is None else self._defaults.get(key, self[key])
+            is_open = self[key] is None or (value is None and default is None)
+            trial[key] = value if is_open else of_same_type(key, value, self[key])
+        elif isinstance(value, dict) and value and any(known.startswith(f"{key}.") for known in self):
+            return [f"{key}.{name}={json.dumps(inside)}" for name, inside in value.items()]
+        else:
+            raise ConfigKeyError(f"unknown key {key!r}{did_you_mean(key, [*SCHEMA, *self])}")
+        return []
 
     def why_without_effect(self, key: str) -> str | None:
         """Return why a key has no effect, such as an argument of another optimizer; None if it has an effect."""

@@ -96,8 +96,14 @@ def split_values(text: str, separator: str) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
+class FileText(str):
+    """A ``KEY=VALUE`` text from a file."""
+
+    path: Path
+
+
 def texts_of_file(path: str | Path) -> list[str]:
-    """Read a file of values, nested or with dotted keys, as `KEY=VALUE` texts for `Config.override`.
+    """Read a file of values, nested or with dotted keys, as `FileText` for `Config.override`.
 
     Plain YAML values are parsed as on the command line: `1e-3` is a number, `yes` is text.
 
@@ -141,9 +147,12 @@ def texts_of_file(path: str | Path) -> list[str]:
     try:
         values = list(_flat(found, ""))
         _require_unique([key for key, _ in values])  # such as a: {b: 1} and a.b: 2
-        return [f"{key}={json.dumps(value)}" for key, value in values]
+        texts = [FileText(f"{key}={json.dumps(value)}") for key, value in values]
     except (TypeError, ValueError) as error:  # the value of an explicit tag such as !!timestamp
         raise ConfigError(f"{path}: {error}") from error
+    for text in texts:
+        text.path = path
+    return list(texts)
 
 
 def _flat(mapping: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:

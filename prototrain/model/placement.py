@@ -127,12 +127,9 @@ class CentralPlacement(Placement):
     def declare_variable(self, **arguments: Any) -> dict[str, Any]:
         # All towers assign to one copy, so TensorFlow must know how to combine their values.
         if arguments.get("aggregation") in (None, tf.VariableAggregation.NONE):
-            is_mean = (
-                arguments.get("trainable") is False and tf.as_dtype(arguments.get("dtype") or tf.float32).is_floating
-            )
-            kinds = tf.VariableAggregation
-            # Constraints of trainable variables assign the same values on all towers.
-            arguments["aggregation"] = kinds.MEAN if is_mean else kinds.ONLY_FIRST_REPLICA
+            kind = tf.as_dtype(arguments.get("dtype") or tf.float32)
+            mean, first = tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA
+            arguments["aggregation"] = mean if kind.is_floating else first
         return arguments
 
     def _separate(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:

@@ -52,7 +52,7 @@ def dataflow(
     kind = type(flow).__name__
     if live and spec is None:
         raise DataError(f"{kind} is live, so it cannot be looked at: give spec={{name: tf.TensorSpec}}")
-    if not isinstance(flow, Iterable):
+    if not (isinstance(flow, Iterable) or hasattr(flow, "__getitem__")):
         raise DataError(f"a {kind} is not iterable: give a DataFlow, or an iterable of data points")
     if isinstance(flow, Iterator):
         raise DataError(f"a {kind} can be read once only: give what it was made of, or a DataFlow")
@@ -129,7 +129,8 @@ def _checked(what: str, value: Any, spec: tf.TensorSpec) -> np.ndarray[Any, Any]
     """Return an array that fits its spec, or raise a DataError."""
     if value is None:
         raise DataError(f"{what} is missing in a data point")
-    shape, expected = np.shape(value), f"data points of {spec.dtype.name} {spec.shape}"
+    value = np.asarray(value)
+    shape, expected = value.shape, f"data points of {spec.dtype.name} {spec.shape}"
     if not spec.shape.is_compatible_with(shape):
         raise DataError(f"{what} has shape {list(shape)} after {expected}: give spec= with None for sizes that vary")
     return without_loss(f"{what}, after {expected},", value, spec.dtype)
@@ -142,17 +143,18 @@ def without_loss(what: str, value: Any, dtype: tf.DType) -> np.ndarray[Any, Any]
         DataError: a value would change, such as 0.5 as an integer, which TensorFlow truncates. It begins with `what`.
     """
     array = np.asarray(value)
-    if array.dtype == dtype.as_numpy_dtype or (dtype == tf.string and array.dtype.kind in "OSU"):
+    try:
+        given = tf.as_dtype(array.dtype)  # string for objects and texts
+    except TypeError:
+        raise DataError(f"{what} is {array.dtype}, not {dtype.name}") from None
+    if given == dtype:
         return array
-    if array.dtype.kind not in "biuf" or dtype == tf.string:
-        raise DataError(f"{what} is {_name(array)}, not {dtype.name}")
+    if tf.string in (given, dtype) or (given.is_complex and not dtype.is_complex):
+        raise DataError(f"{what} is {given.name}, not {dtype.name}")
     with np.errstate(all="ignore"):
         found = array.astype(dtype.as_numpy_dtype)
-    changed = np.isfinite(array) & ~np.isfinite(found) if dtype.is_floating else found != array
+    is_rounded = dtype.is_floating or dtype.is_complex
+    changed = np.isfinite(array) & ~np.isfinite(found) if is_rounded else found != array
     if np.any(changed):
         raise DataError(f"{what} has the value {array[changed].flat[0]!s}, which {dtype.name} cannot hold")
     return found
-
-
-def _name(array: np.ndarray[Any, Any]) -> str:
-    return "text" if array.dtype.kind in "SU" else "objects" if array.dtype == object else array.dtype.name

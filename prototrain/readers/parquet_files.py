@@ -84,7 +84,7 @@ def _array(values: Any, column: Column) -> np.ndarray[Any, Any]:
     while hasattr(leaf, "value_type"):  # a list
         leaf = leaf.value_type
     types = pyarrow.types
-    if types.is_boolean(leaf) != (column.dtype == tf.bool) or types.is_temporal(leaf):
+    if (column.dtype == tf.bool and not types.is_boolean(leaf)) or types.is_temporal(leaf):
         raise DataError(f"{column.name!r} is {values.type}, not {column.dtype.name}; convert it in the file")
     try:
         values = values.cast(kind)  # an integer that does not fit is an error

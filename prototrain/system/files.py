@@ -93,7 +93,8 @@ def url_of(path: PathLike) -> str | None:
     """Return a path as a URL, ``scheme://rest`` without a slash at the end, or None for a local path.
 
     Raises:
-        StorageError: the URL is invalid, its scheme is unknown, or the library for it is not installed.
+        StorageError: the URL is invalid or a file URL with a host, its scheme is unknown, or the library for it is not
+            installed.
     """
     text, found = os.fspath(path), _URL.fullmatch(os.fspath(path))
     if found is None and "://" in text:

@@ -204,7 +204,7 @@ class Trainer:
                     self.callbacks.setup()
                     self.run.restore(resume)
                     self.callbacks.check()
-                    self._prepare_start()
+                    self._measure()
                     self.run.accept()
                     self.step_is_whole, self.run.is_rejected = True, False
                     self.log(opening(self))
@@ -459,8 +459,11 @@ class Trainer:
         """Return the JSON-compatible facts that a checkpoint records about its run; see `experiment.facts`."""
         return self.run.facts()
 
-    def _prepare_start(self) -> None:
-        """Prepare the first step, after a restore and before the directory changes. Does nothing by default."""
+    def _load_first_weights(self) -> None:
+        """Load the weights that a fresh run begins with, before its directory changes. Does nothing by default."""
+
+    def _measure(self) -> None:
+        """Take measurements before the first step. Results from an earlier part of the run are already restored."""
 
     def _around_restore(self, facts: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Context manager around a restore; `facts` is of the run that wrote the checkpoint."""

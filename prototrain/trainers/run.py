@@ -457,28 +457,28 @@ class Run:
                 "make a new trainer"
             )
         continues = self._has_run and trainer.global_step > 0 and self.state_is_sound
-        entries = StateEntries(trainer.state)
+        entries, newest = StateEntries(trainer.state), None
+        if experiment is not None:
+            entries.values()  # raises an error for entries that cannot be saved
+            self._registered = set(entries.variables)
+            self._sets_aside = not resume and not self._fresh
+        if experiment is not None and resume:
+            with announcing("checking the newest checkpoint", trainer.log):
+                self.checkpoints.recover()
+                newest = self.checkpoints.newest(broken=self._broken)
+            trainer.stop.check()
+            if newest is None and trainer.global_step == 0:
+                self._check_past()
+        if newest is None and trainer.global_step == 0:
+            trainer._load_first_weights()
         if trainer.check_finite:
             new = {name: value for name, value in entries.variables.items() if name not in self._not_finite}
             found = not_finite(new)
             self._not_finite.update({name: name in found for name in new})
             if found:
                 trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training and not checked")
-        if experiment is None:
-            return
-        entries.values()  # raises an error for entries that cannot be saved
-        self._registered = set(entries.variables)
-        if not resume:
-            self._sets_aside = not self._fresh
-            return
-        with announcing("checking the newest checkpoint", trainer.log):
-            self.checkpoints.recover()
-            newest = self.checkpoints.newest(broken=self._broken)
-        trainer.stop.check()
-        if newest is None and trainer.global_step == 0:
-            self._check_past()
         if newest is None or (newest.step < trainer.global_step + continues and self.state_is_sound):
-            if continues:
+            if continues and experiment is not None and resume:
                 self._continue()
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):

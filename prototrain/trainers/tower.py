@@ -226,10 +226,12 @@ class TowerTrainer(Trainer):
         self._used.add("model.accumulate_steps")
         return accumulate_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
 
-    def _prepare_start(self) -> None:
-        """Load ``model.weights_load_path`` for a fresh run, and time XLA for ``model.jit_compile = "auto"``."""
-        if self.run.is_fresh and (path := self.config["model.weights_load_path"]) is not None:
+    def _load_first_weights(self) -> None:
+        if (path := self.config["model.weights_load_path"]) is not None:
             self.load_weights(path)
+
+    def _measure(self) -> None:
+        """Time XLA for ``model.jit_compile = "auto"``, unless an earlier part of the run did so."""
         trained = self.built.layers.trained
         if trained and not self.global_step and not self.continues_from_trained:
             raise ModelError(
@@ -373,8 +375,8 @@ class TowerTrainer(Trainer):
         if tower_trace() is None:
             unrecorded = [type(one).__name__ for one in self.gradient_processors if isinstance(one, SummaryGradient)]
             if unrecorded or self.record_gradient_norm:
-                names = ", ".join(["GradientNorm"] * self.record_gradient_norm + unrecorded)
-                self.run.log_once(f"WARNING: {names} records nothing in a run_step that is run in Python")
+                names = " and ".join(["GradientNorm"] * self.record_gradient_norm + unrecorded)
+                self.run.log_once(f"WARNING: {names}: nothing is recorded in a run_step that runs in Python")
         update.apply_gradients(
             gradients_and_variables,
             loss,

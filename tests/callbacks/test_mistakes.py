@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from prototrain.callbacks import (
     Best,
@@ -55,6 +56,10 @@ def scheduled() -> CountingTrainer:
     return trainer
 
 
+def whole() -> HyperParam:
+    return HyperParam(tf.Variable(3), name="whole")
+
+
 def halves(step: Any) -> Any:
     return 1 / 2**step
 
@@ -67,9 +72,16 @@ def halves(step: Any) -> Any:
         (tiny_trainer, [Validation("val")], "did you mean 'vld'"),
         (CountingTrainer, [ScheduledHyperParamSetter("no_such", [(1, 1)])], "no variable 'no_such'"),
         (scheduled, [LearningRate(halves)], "made with a schedule"),
-        (scheduled, [HyperParamSetterWithFunc("learning_rate", min)], "cannot be set: .* a schedule of its own"),
+        (scheduled, [HyperParamSetterWithFunc("learning_rate", min)], "cannot be set: the optimizer has a schedule"),
         (tiny_trainer, [HyperParamSetterWithFunc("fc0/kernel", min)], r"has the shape \[4, 6\]; it must be a scalar"),
         (tiny_trainer, [HyperParamSetterWithFunc(HyperParam(np, "phi"), min)], "no attribute 'phi'"),
+        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1.5)])], "give whole values"),
+        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1), (2, 2)], interp="linear")], "without interp"),
+        (
+            tiny_trainer,
+            [HyperParamSetterWithFunc(whole(), lambda epoch, value: 0.5).every(steps=1)],
+            "cannot become 0.5",
+        ),
         (tiny_trainer, [ProcessTensors("lost", print).every(steps=1)], "no tensor 'lost' in the step; there are: x, y"),
         (
             tiny_trainer,

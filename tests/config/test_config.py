@@ -205,6 +205,18 @@ def test_nested_and_dotted_keys(tmp_path: Path, name: str, text: str) -> None:
     config = Config({"mine.units": 1, "mine.deep.rate": 0.1})
     config.override(["mine={'units': 2, 'deep': {'rate': 3}}", "mine.units=4"])
     assert dict(config) == {"mine.units": 4, "mine.deep.rate": 3.0}
+    with pytest.raises(ConfigError, match="unknown key 'mine'"):
+        config.override("mine={}")
+
+
+def test_texts_of_a_file_keep_their_form(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("mine.name: 2024\nmine.open: abc\n")
+    config = Config({"mine.name": "a", "mine.open": None})
+    config.override([*texts_of_file(tmp_path / "a.yaml"), "mine.open=5"])  # checked against the model's own value
+    assert dict(config) == {"mine.name": "2024", "mine.open": 5}
+    (tmp_path / "b.yaml").write_text("mine.name: 1.10")
+    with pytest.raises(ConfigError, match=r"b\.yaml: mine\.name: expected str, got 1\.1"):
+        config.override(texts_of_file(tmp_path / "b.yaml"))
 
 
 @pytest.mark.parametrize(

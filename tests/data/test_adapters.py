@@ -76,12 +76,13 @@ def made(value: Any, name: str = "trn") -> tf.data.Dataset:
     ("value", "mode", "per_pass"),
     [
         (lambda: {"x": X, "y": {"z": X}}, "iterator", 5),
+        (lambda: X, "iterator", 5),
         (grain_map, "iterator", 5),
         (lambda: grain_map().repeat(), "iterator", None),
         (lambda: grain_map().to_iter_dataset(), "iterator", None),
         (Pairs, "replay", 5),
     ],
-    ids=["arrays", "grain", "repeated grain", "iterable grain", "PyDataset"],
+    ids=["arrays", "array", "grain", "repeated grain", "iterable grain", "PyDataset"],
 )
 def test_resume_at_the_next_batch(value: Callable[[], Any], mode: str, per_pass: int | None, tmp_path: Path) -> None:
     source = assert_exact(lambda: made(value()), tmp_path, (5, 11))

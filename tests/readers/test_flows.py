@@ -69,6 +69,16 @@ def test_values_that_the_dtype_cannot_hold(value: Any, dtype: str) -> None:
         list(readers.dataflow(Flow([{"x": 1}, {"x": value}], None), spec=spec))
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(np.array(1.5, tf.bfloat16.as_numpy_dtype), "float32"), (1.5 + 0.5j, "complex64"), (0.1, "complex64")],
+)
+def test_values_that_are_rounded(value: Any, dtype: str) -> None:
+    spec = {"x": tf.TensorSpec([], dtype)}
+    (found,) = readers.dataflow(Flow([{"x": value}], None), spec=spec)
+    assert found["x"].dtype == dtype and abs(complex(found["x"].numpy()) - complex(np.asarray(value))) < 1e-6
+
+
 def test_spec() -> None:
     points = [{"x": np.zeros(4), "y": 1}, {"x": np.zeros(5), "y": 0.5}]
     spec = {"x": tf.TensorSpec([None], tf.float32), "y": tf.TensorSpec([], tf.float32)}

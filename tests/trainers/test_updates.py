@@ -186,7 +186,9 @@ def test_recording_in_a_python_step_is_named(capsys: pytest.CaptureFixture[str])
     trainer.gradient_processors.append(SummaryGradient())
     trainer.train([GradientNorm()], max_steps=2)
     said = capsys.readouterr().out
-    assert said.count("WARNING: GradientNorm, SummaryGradient records nothing") == 1 and said.count("WARNING") == 1
+    assert (
+        said.count("WARNING: GradientNorm and SummaryGradient: nothing is recorded") == 1 and said.count("WARNING") == 1
+    )
 
 
 def test_processor_that_returns_nothing() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import SyncReplicatedTrainer, Trainer
+from prototrain import SimpleTrainer, SyncReplicatedTrainer, Trainer
 from prototrain.callbacks import LearningRate, MinSaver, ModelSaver, SaveOnExit, StopOnNaN
 from prototrain.checkpoint.state import not_finite
 from prototrain.checkpoint.store import verify
@@ -121,3 +121,13 @@ def test_non_finite_checkpoint_is_refused(experiment: Path) -> None:
     resumed = Watches(experiment)
     resumed.train([StopOnNaN()], max_steps=5)
     assert resumed.run.resume_line().startswith("resumed at step 4")
+
+
+def test_first_weights_that_are_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, weights = "bn0/moving_variance", tmp_path / "weights.npz"
+    start = SimpleTrainer(tiny_model())
+    start.variables[name].assign(tf.fill(start.variables[name].shape, math.inf))
+    start.dump_weights(weights)
+    trainer = SimpleTrainer(tiny_model(model__weights_load_path=str(weights)), experiment=tmp_path / "run")
+    trainer.train([StopOnNaN(), SaveOnExit()], max_steps=2)
+    assert trainer.global_step == 2 and f"{name} is not finite before training" in capsys.readouterr().out
