@@ -27,6 +27,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tracing creates many objects and hardly any garbage.
+gc.set_threshold(200_000, 50, 50)
+
 ROOT = Path(__file__).parent.parent
 
 COMPATIBILITY = (
