@@ -132,7 +132,7 @@ class MapGradient(_ByName):
 class ScaleGradient(_ByName):
     """Multiply gradients by a factor that depends on the variable's name, for learning rates per layer.
 
-    An optimizer that normalises its gradients, such as Adam, cancels a constant factor. A factor of 0 leaves the
+    An optimizer that normalizes its gradients, such as Adam, cancels a constant factor. A factor of 0 leaves the
     variable unchanged; to save its optimizer slots, too, use `model.trainable_variables.filter_regex`.
 
     Args:

@@ -123,7 +123,7 @@ def launch(
     if would_be_chief and fresh:
         experiment.check_deletable()
         if experiment.exists() and confirm is not None and not confirm(f"delete everything in {experiment}?"):
-            raise ConfigError(f"{experiment} was not deleted, so there is no fresh start")
+            raise ConfigError(f"{experiment} was not deleted, so the run was not started")
     made = _make_trainer(trainer, towers)(model, experiment=experiment)
     chosen = checked(default_callbacks(model) if callbacks is None else callbacks)
     # The old run is deleted only in `train`, after the model was built without an error.

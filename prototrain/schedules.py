@@ -2,7 +2,7 @@
 
 Each function returns a schedule: a pure function that takes the number of completed steps, a Python int or an integer
 scalar tensor, and returns a float32 scalar tensor. It works eagerly and inside a graph. It computes with int64 and
-float64, since float32 cannot distinguish neighbouring steps beyond 2**24. Arguments out of range raise ConfigError.
+float64, since float32 cannot distinguish neighboring steps beyond 2**24. Arguments out of range raise ConfigError.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 # Configs
 
 
-KEYS = st.sampled_from([*SCHEMA, "own.key", "model.optimiser.method", "trainer."]) | st.text(max_size=10) | NASTY
+KEYS = st.sampled_from([*SCHEMA, "own.key", "model.optimzer.method", "trainer."]) | st.text(max_size=10) | NASTY
 
 
 @FUZZ

@@ -108,7 +108,7 @@ def test_run_resume_and_fresh_start(model: Callable[..., Any], tmp_path: Path) -
     first = launch(model(), fresh=True, confirm=say_no)
     assert asked == []  # there was nothing to delete
     assert first.global_step == 4 and steps(tmp_path) == ["step-0000000004"]
-    with pytest.raises(ConfigError, match="was not deleted, so there is no fresh start"):
+    with pytest.raises(ConfigError, match="was not deleted, so the run was not started"):
         launch(model(), fresh=True, confirm=say_no)
     assert asked == [f"delete everything in {tmp_path / 'experiments/tiny'}?"]
     assert launch(model(model__num_steps=6)).run.resume_line().startswith("resumed at step 4")

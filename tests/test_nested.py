@@ -100,7 +100,7 @@ def _predicts(trainer: SimpleTrainer) -> None:
     (parts,) = trainer.get_predictor(["user/age", "user/pair"], ["guess"])(age, (pair, number))
     assert all(np.allclose(guess, one) for one in (found, whole, parts))
     for names, given, message in [
-        (["user/pair/0"], (pair,), "of a tuple all is needed, also number '1'"),
+        (["user/pair/0"], (pair,), "name all elements of the tuple; number '1'"),
         (["user"], ({"age": age, "pair": (pair,)},), "input 'user/pair' must be a structure .* it has no '1'"),
     ]:
         with pytest.raises(ModelError, match=message):

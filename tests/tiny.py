@@ -49,7 +49,7 @@ def tiny_datasets(batch_size: int = 8) -> dict[str, tf.data.Dataset]:
 
 
 def tiny_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
-    """A layer with batch normalisation and dropout, which have hidden state."""
+    """A layer with batch normalization and dropout, which have hidden state."""
     net = ModelDict()
     net.x = inputs["x"]
     net.fc0 = keras.layers.Dense(6, activation="relu", name="fc0")(net.last)

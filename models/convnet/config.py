@@ -33,7 +33,7 @@ config = Config(
         ],
         "model.num_classes": 10,
         "model.picture_size": [8, 8],  # height and width that every picture is resized to
-        "model.channels": 1,  # 1: grey, 3: colour
+        "model.channels": 1,  # 1: grey, 3: color
         # The pictures: "digits" (those of models.simple), "folders" (<data.directory>/trn/<class>/*.png, and likewise
         # vld and tst) or "tfrecords" (a directory that `models.convnet.actions.make_tfrecords` has written).
         "data.format": "digits",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 # The eight layers of "ImageNet Classification with Deep Convolutional Neural Networks" (Krizhevsky et al., 2012), not
-# divided into groups, and with batch normalisation where the paper has local response normalisation. Made for images of
+# divided into groups, and with batch normalization where the paper has local response normalization. Made for images of
 # 227 x 227; 67 x 67 are the smallest that pass.
 ALEXNET: list[dict[str, Any]] = [
     {"type": "conv", "filters": 96, "kernel_size": 11, "strides": 4, "padding": "valid", "activation": "relu"},

@@ -24,7 +24,7 @@ def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
 
     Returns:
         All tensors by name: "samples" are the generated images, "d_loss" and "g_loss" are the losses that `GANTrainer`
-        minimises.
+        minimizes.
     """
     net = ModelDict()
     net.noise = inputs["noise"] if "noise" in inputs else _noise(tf.shape(inputs["images"])[0], train_phase)
@@ -34,7 +34,7 @@ def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
         with tf.name_scope("discriminator"):
             net.logits = _discriminator(tf.concat([inputs["images"], net.samples], 0), train_phase)
         real, drawn = tf.split(net.logits, 2)
-        # Cross entropy, where a positive logit says "real". What the generator minimises is not the negative of that,
+        # Cross entropy, where a positive logit says "real". What the generator minimizes is not the negative of that,
         # which would give it no gradient while all its samples are found out (arXiv:1406.2661).
         net.d_loss = tf.reduce_mean(tf.nn.softplus(-real) + tf.nn.softplus(drawn))
         net.g_loss = tf.reduce_mean(tf.nn.softplus(-drawn))

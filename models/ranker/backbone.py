@@ -19,7 +19,7 @@ def features(pictures: tf.Tensor, train_phase: bool) -> tf.Tensor:
 
     Args:
         pictures: uint8 [batch, height, width, 3].
-        train_phase: whether batch normalisation uses and updates the statistics of the batch.
+        train_phase: whether batch normalization uses and updates the statistics of the batch.
 
     Returns:
         [batch, features], averaged over the positions of the images.
@@ -41,14 +41,14 @@ def _convnet(pixels: tf.Tensor, training: bool) -> tf.Tensor:
     for number, filters in enumerate(stages):
         net = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}")(net)
         # Statistics of the whole batch, so that the loss does not depend on the number of towers either.
-        normalise = keras.layers.BatchNormalization(momentum=0.9, synchronized=True, name=f"bn{number}")
+        normalize = keras.layers.BatchNormalization(momentum=0.9, synchronized=True, name=f"bn{number}")
         if number < len(stages) - 1:
             net = tf.nn.max_pool2d(net, 2, 2, "SAME")  # before the rest, which is then a quarter of the work
-        net = tf.nn.relu(normalise(net, training=training))
+        net = tf.nn.relu(normalize(net, training=training))
     # Without a scale or an offset this last one spreads a batch's embeddings, which cannot all fall into one
     # point then: that is where the hardest negatives would drive a network that has learnt nothing yet.
-    centre = keras.layers.BatchNormalization(momentum=0.9, synchronized=True, center=False, scale=False, name="centre")
-    return centre(tf.reduce_mean(net, [1, 2]), training=training)
+    center = keras.layers.BatchNormalization(momentum=0.9, synchronized=True, center=False, scale=False, name="center")
+    return center(tf.reduce_mean(net, [1, 2]), training=training)
 
 
 def _application(weights: str | None) -> keras.Model:

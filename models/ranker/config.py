@@ -34,7 +34,7 @@ config = Config(
         "model.backbone.name": None,
         "model.backbone.filters": [32, 64, 128, 128, 128],  # of the stages of "convnet", each at half the resolution
         "model.backbone.weights": None,  # of keras.applications: "imagenet", the path of a weights file, or None
-        "model.backbone.fixed_statistics": False,  # normalise batches with the statistics that came with the weights
+        "model.backbone.fixed_statistics": False,  # normalize batches with the statistics that came with the weights
         "model.embedding_units": None,  # of a linear layer on top; None: none
         # The loss: a query's hardest negative is to be less similar than its positive by this margin.
         "model.margin": 0.5,

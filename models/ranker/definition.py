@@ -31,7 +31,7 @@ def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
     """
     net = ModelDict()
     is_pair = "positive" in inputs
-    # All in one go, so that batch normalisation sees queries and positives alike.
+    # All in one go, so that batch normalization sees queries and positives alike.
     net.pictures = tf.concat([inputs["query"], inputs["positive"]], 0) if is_pair else inputs["query"]
     net.features = features(net.last, train_phase)
     units = config["model.embedding_units"]

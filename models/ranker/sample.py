@@ -1,6 +1,6 @@
 """Renders the sample catalogue: images of synthetic products, in the layout of Stanford Online Products.
 
-Each class is a silhouette of a few parts. Products differ in proportions, two colours and a print; their views differ
+Each class is a silhouette of a few parts. Products differ in proportions, two colors and a print; their views differ
 has another place, turn, light and background. So pictures that resemble each other as a whole are mostly of
 different products: a network has to learn what belongs to the product.
 
@@ -31,7 +31,7 @@ _REACH = 1.2  # of a picture, from its middle
 VIEWS = 5
 TRAINING_PRODUCTS, TEST_PRODUCTS = 60, 16  # of each class
 
-# In coordinates from -1 to 1, y downwards. A part is a signed distance, negative inside, and the number of its colour.
+# In coordinates from -1 to 1, y downwards. A part is a signed distance, negative inside, and the number of its color.
 # `p` holds a product's own proportions, each from 0 to 1.
 
 
@@ -115,7 +115,7 @@ CLASSES: dict[str, Shape] = {
 
 
 def _print(x: Array, y: Array, kind: int, frequency: float, angle: float) -> Array:
-    """The share of the second colour on a product's body, from 0 to 1."""
+    """The share of the second color on a product's body, from 0 to 1."""
     a, b = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
     waves = {
         0: np.full_like(x, -1.0),
@@ -140,7 +140,7 @@ class Product:
         self._proportions = random.uniform(size=5)
         hue = random.uniform()
         hues = [hue, hue + random.uniform(0.15, 0.85)]
-        self._colours = [
+        self._colors = [
             np.array(colorsys.hsv_to_rgb(h % 1.0, random.choice([0.4, 0.7, 0.95]), random.choice([0.45, 0.7, 0.95])))
             for h in hues
         ]
@@ -152,7 +152,7 @@ class Product:
 
     def paint(self, x: Array, y: Array, picture: Array) -> Array:
         """Draw the product over an image, float [h, w, 3] in 0..1; x and y are the coordinates of each pixel."""
-        one, two = self._colours
+        one, two = self._colors
         mix = _print(x, y, *self._print)[..., None]
         surfaces = [one * (1.0 - mix) + two * mix, np.broadcast_to(two, picture.shape)]
         for distance, number in self._shape(x, y, self._proportions):

@@ -1,7 +1,7 @@
 """Handwritten digits: the smallest complete model.
 
-A model is a package with these three names; `prototrain run models.simple` needs nothing else. (`models.simple.config`
-is the Config itself, and not the module of that name that it comes from.)
+A model is a package with these three names; `prototrain run models.simple` needs nothing else. The name
+`models.simple.config` is the `Config`; it hides the module config.py.
 """
 
 from .config import config as config

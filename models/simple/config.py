@@ -6,7 +6,7 @@ from prototrain.config import Config
 
 config = Config(
     {
-        # Where the run is kept (experiments/simple), and how often something happens, in steps.
+        # The name of the experiment's directory (experiments/simple), and intervals in steps.
         "trainer.experiment_name": "simple",
         "trainer.print_interval": 100,
         "trainer.summary_save_interval": 50,
@@ -17,7 +17,7 @@ config = Config(
         # How long to train, and on how many examples at a time.
         "model.num_steps": 1000,
         "model.batch_size": 32,
-        # This model's own key: any name that the engine does not know is yours, and `build` reads it.
+        # A key of this model, which `build` reads. Keys outside of prototrain's namespaces belong to the model.
         "model.hidden_units": [128, 64],
         # The learning rate falls smoothly: 0.003 * 0.8 ** (step / 100).
         "model.optimizer.method": "adam",
@@ -25,7 +25,7 @@ config = Config(
         "model.lr_schedule.exp.value": 0.003,
         "model.lr_schedule.exp.decay_rate": 0.8,
         "model.lr_schedule.exp.decay_steps": 100,
-        # Large weights cost a little, but only those that multiply: a layer's variables are "fc0/kernel", "fc0/bias".
+        # Weight decay for kernels only. The variables of a layer are "fc0/kernel" and "fc0/bias".
         "model.weight_decay.value": 1e-4,
         "model.weight_decay.filter_regex": ".*kernel",
         # What `prototrain action models.simple export` writes: names that `build` uses.

@@ -15,11 +15,11 @@ DATA = Path(__file__).parent / "data"
 
 def datasets() -> dict[str, tf.data.Dataset]:
     """Return datasets of dicts with "examples", float32 [batch, 64] in 0..1, and "labels", int32 [batch] in 0..9."""
-    # Read here and not when this file is imported, so that `-s model.batch_size=64` counts.
+    # Read in the function, since `-s model.batch_size=64` changes the config after the import.
     batch_size = config["model.batch_size"]
 
-    # Shuffling needs no seed: the engine sets TensorFlow's before it calls this function.
-    # Every training batch is full. The engine repeats the data, each time in a new order, and prefetches it.
+    # shuffle() needs no seed: the trainer sets TensorFlow's global seed before it calls this function.
+    # Every training batch is full. The trainer repeats the data, in a new order in each pass, and prefetches it.
     trn = read("trn").shuffle(2000).batch(batch_size, drop_remainder=True)
     return {
         "trn": trn.map(scale),

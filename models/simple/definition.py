@@ -1,4 +1,4 @@
-"""The network: a multilayer perceptron with batch normalisation."""
+"""The network: a multilayer perceptron with batch normalization."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .config import config
 def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
     """Builds the network for one batch.
 
-    The engine calls this once for training and once for validation. Layers are created where they are used: the first
-    call creates their variables, and later calls share them.
+    The trainer calls this for training and for validation. Layers are created where they are used: the first call
+    creates them, and later calls reuse them.
 
     Args:
         inputs: a batch of `datasets()`; an exported model gets no "labels".
-        train_phase: whether the model is built for training. Batch normalisation then uses the statistics of the
+        train_phase: whether the model is built for training. Batch normalization then uses the statistics of the
             batch, and the collected statistics otherwise.
 
     Returns:
-        All tensors by name. The engine minimises "loss" and reports all scalars, here "loss" and "accuracy".
+        All tensors by name. The trainer minimizes "loss" and reports all scalars, here "loss" and "accuracy".
     """
     # A ModelDict is a dict with attributes; `net.last` is what was put in most recently.
     net = ModelDict()
     net.examples = inputs["examples"]
 
     for i, units in enumerate(config["model.hidden_units"]):
-        # No bias: the normalisation that follows takes the mean away and adds an offset.
+        # No bias: the normalization that follows takes the mean away and adds an offset.
         net[f"fc{i}"] = keras.layers.Dense(units, use_bias=False, name=f"fc{i}")(net.last)
         net[f"bn{i}"] = keras.layers.BatchNormalization(momentum=0.9, name=f"bn{i}")(net.last, training=train_phase)
         net[f"relu{i}"] = tf.nn.relu(net.last)

@@ -31,15 +31,15 @@ class Priority(IntEnum):
     """Order of callbacks within one hook. Lower values run first; ties keep the order of the list.
 
     Evaluation is the default and runs first. Decisions, writers and savers follow, so a checkpoint holds the
-    measurements and decisions of its step. The best checkpoint is saved (`KEEP`) before `EarlyStopping` replaces the
-    measured weights (`PUT_BACK`).
+    measurements and decisions of its step. The best checkpoint is saved (`SAVE_BEST`) before `EarlyStopping` replaces
+    the measured weights (`RESTORE_BEST`).
     """
 
     EVALUATE = 100
     DECIDE = 200
     WRITE = 300
-    KEEP = 340
-    PUT_BACK = 360
+    SAVE_BEST = 340
+    RESTORE_BEST = 360
     SAVE = 400
 
 
@@ -83,9 +83,9 @@ class Callback:
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Reject tensorpack's hook names, which are never called."""
         super().__init_subclass__(**keywords)
-        for name, here in _TENSORPACK.items():
-            if name in vars(cls) and here not in vars(cls):
-                raise CallbackError(f"{cls.__name__} has {name}, tensorpack's name of {here}; call it {here}")
+        for tensorpack_name, name in _TENSORPACK.items():
+            if tensorpack_name in vars(cls) and name not in vars(cls):
+                raise CallbackError(f"{cls.__name__}.{tensorpack_name} is a hook of tensorpack; rename it to {name}")
 
     def setup(self) -> None:
         """Called once the model is built, before a checkpoint is restored.
@@ -127,10 +127,10 @@ class Callback:
         """
 
     def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
-        """Called after each call of the trainer, which runs one or more steps, before `trigger_step`.
+        """Called after each compiled call, which runs one or more steps, before `trigger_step`.
 
-        It costs much less than ops in every step. How many steps a call has varies from run to run. A scalar that is
-        recorded here counts for the last step of the call.
+        This hook costs much less than ops in every step. The number of steps in a call varies. A scalar that is
+        recorded here belongs to the last step of the call.
 
         Args:
             scalars: the scalars of each step of the call, by name. In a plain-Python trainer, as `run_step` returned
@@ -216,7 +216,7 @@ class ProxyCallback(Callback):
 
     @property
     def at_end(self) -> bool:  # type: ignore[override]
-        """That of the callback, which may change."""
+        """The wrapped callback's `at_end`, which may change."""
         return self.callback.at_end
 
     @property

@@ -85,7 +85,7 @@ class Validation(Callback):
         trainer = self.trainer
         if self._rehearse and not self._is_off and trainer.global_step < trainer.total_steps:
             # Outside of `evaluating`, since this is not an evaluation for other callbacks.
-            with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
+            with announcing(f"testing the validation on {self.dataset!r}", trainer.log):
                 trainer._rehearse(self.dataset, self.batches)
 
     def trigger(self) -> None:
@@ -111,7 +111,7 @@ def _check_batches(who: str, name: str, dataset: Any, batches: object) -> None:
 def _no_such_dataset(name: str, known: Collection[str]) -> str:
     """Return an error message with the closest match and all known names."""
     guess = did_you_mean(name, known) or ";"
-    return f"datasets() gives no {name!r}{guess} it gives {', '.join(known) or 'none'}"
+    return f"datasets() has no {name!r}{guess} it has: {', '.join(known) or 'none'}"
 
 
 class Inferencer:
@@ -338,7 +338,7 @@ class InferenceRunner(Callback):
         if trainer.global_step >= trainer.total_steps:
             return
         # Outside of `evaluating`, since this is not an evaluation for other callbacks.
-        with announcing(f"trying out the inference on {self.prefix!r}", trainer.log), self._explaining():
+        with announcing(f"testing the inference on {self.prefix!r}", trainer.log), self._explaining():
             self._pass.rehearse(self.prefix, trainer.stop, self.batches)
 
     def trigger(self) -> None:

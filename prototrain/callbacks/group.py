@@ -29,13 +29,13 @@ class CallbackGroup:
     Attributes:
         callbacks: the callbacks in execution order. Workers other than the chief skip `chief_only` callbacks.
         by_key: the callbacks with state, by state key.
-        watchers: names of the tensors that callbacks read after their steps, by callback; none if a callback reads the
-            summary events only.
+        watchers: for each callback that watches the step, the names of the tensors that it reads; empty if it reads
+            only the summary events.
         unfinished: whether callbacks of the current step are still due. If a checkpoint is written then, the resumed
             run calls them; if a callback has failed, it calls all callbacks of that step again.
         watching: whether a callback reads tensors of the step that `next_step` returned last.
         has_ended: whether `after_train` has begun.
-        stop_request: what `after_steps` of a callback has raised to end the run after the callbacks of its step.
+        stop_training: the StopTraining of an `after_steps` hook; it ends the run after the callbacks of the step.
         failure: the error that ended the run, set before callbacks run `after_train`.
         late_failure: the first error raised by an `after_train` hook.
     """
@@ -62,7 +62,7 @@ class CallbackGroup:
         self._triggered_at = -1  # the step of the last `trigger_epoch`
         self._outer = sys.exception()  # an unrelated error that the caller may be handling
         self.unfinished = self.watching = self.has_ended = False
-        self.stop_request: StopTraining | None = None
+        self.stop_training: StopTraining | None = None
         self.failure: BaseException | None = None
         self.late_failure: BaseException | None = None
         self._seconds = dict.fromkeys(self.callbacks, 0.0)
@@ -153,7 +153,7 @@ class CallbackGroup:
                 with _naming(callback, "after_steps"), self._trainer.monitors.recorded_by(label):
                     callback.after_steps(scalars)
             except StopTraining as request:
-                self.stop_request = self.stop_request or request
+                self.stop_training = self.stop_training or request
             except Exception as error:
                 if failure is not None:
                     failure.add_note(_also_failed("after_steps", callback, error))
@@ -173,7 +173,7 @@ class CallbackGroup:
             self._begun_at = step
             self._run("before_epoch", due)
             return
-        with self._trainer.run.preparing():
+        with self._trainer.run.undoing_changes():
             self._run("before_epoch", [callback for callback in due if callback not in self._restored])
 
     def next_step(self, after: int | None = None) -> int:
@@ -245,13 +245,13 @@ class CallbackGroup:
         return self._trainer.local_step != self._trainer.steps_per_epoch
 
     def _run(self, hook: str, callbacks: Sequence[Callback], *, completes_step: bool = False) -> None:
-        """Call a hook of several callbacks. `completes_step` tells that no others of this step follow.
+        """Call a hook of several callbacks. With `completes_step`, no other callbacks of this step follow.
 
         If a callback raises StopTraining, the remaining callbacks still run before the run ends, so scalars are written
         and the checkpoint is saved. A checkpoint written in between counts the remaining callbacks as done if they only
         save.
         """
-        stop, self.stop_request = self.stop_request, None
+        stop, self.stop_training = self.stop_training, None
         at_start = hook == "before_train" or (hook == "before_epoch" and not self._stepped)
         if self._done:
             callbacks = [callback for callback in callbacks if not self._is_done(callback, hook)]
@@ -373,7 +373,7 @@ def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a li
     found = list(callbacks)
     for callback in found:
         if not isinstance(callback, Callback):
-            hint = "; write KerasCallback(...) around it" if hasattr(callback, "on_epoch_end") else ""
+            hint = "; wrap it in KerasCallback(...)" if hasattr(callback, "on_epoch_end") else ""
             raise CallbackError(f"not a callback: {callback!r}{hint}")
         if not isinstance(callback, Monitor) and not any(map(callback.overrides, HOOKS)):
             raise CallbackError(f"{callback!r} overrides no hook of Callback and would do nothing; is a name misspelt?")

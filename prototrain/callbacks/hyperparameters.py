@@ -48,7 +48,7 @@ class HyperParam:
             if not hasattr(self._target, self._attribute):
                 raise CallbackError(f"HyperParam: {self._target!r} has no attribute {self._attribute!r}")
         elif not hasattr(self.variable, "assign"):
-            what = "the optimizer has a schedule of its own" if self._target == "learning_rate" else "it is no variable"
+            what = "the optimizer has its own schedule" if self._target == "learning_rate" else "it is not a variable"
             raise CallbackError(f"{self.name} cannot be set: {what}")
         elif tf.TensorShape(self.variable.shape).rank:
             raise CallbackError(f"{self.name} has the shape {list(self.variable.shape)}; it must be a scalar")

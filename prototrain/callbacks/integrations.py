@@ -160,7 +160,7 @@ class StartProcOrThread(Callback):
                 one.join(max(until - time.monotonic(), 0.0))
                 if one.is_alive():
                     end = "is killed" if isinstance(one, BaseProcess) else "is left running"
-                    self.trainer.log(f"StartProcOrThread: {one.name} did not end when it was told to, and {end}")
+                    self.trainer.log(f"StartProcOrThread: {one.name} did not end within {self._timeout:g} s and {end}")
             if isinstance(one, BaseProcess):
                 one.kill()
                 one.join()

@@ -246,7 +246,7 @@ class Monitors:
             raise CallbackError(f"there is no scalar {name!r}{known}")
         step, value = self._history[name][-1]
         if at_step is not None and step != at_step:
-            raise CallbackError(f"the newest {name!r} is of step {step}, not of step {at_step}; measure it then, too")
+            raise CallbackError(f"the latest value of {name!r} is from step {step}; record one at step {at_step}, too")
         return value
 
     def best(self) -> dict[str, tuple[int, float]]:

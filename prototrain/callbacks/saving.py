@@ -61,7 +61,7 @@ class ModelSaver(Callback):
         if max_to_keep < 1:
             raise CallbackError(f"ModelSaver: max_to_keep must be at least 1, got {max_to_keep}")
         if failures_per_day is not None and (interval is None or not failures_per_day > 0):
-            raise CallbackError('ModelSaver: failures_per_day must be positive, and is for interval="auto"')
+            raise CallbackError('ModelSaver: failures_per_day must be positive and needs interval="auto"')
         if interval not in (None, "auto"):
             raise CallbackError(f'ModelSaver: interval must be "auto", got {interval!r}; else use .every(steps=...)')
         self.max_to_keep = max_to_keep
@@ -154,7 +154,7 @@ def _warning_of_failed_saves(trainer: Trainer) -> Iterator[None]:
 class _BestSaver(Callback):
     """Base of `MinSaver` and `MaxSaver`."""
 
-    priority = Priority.KEEP
+    priority = Priority.SAVE_BEST
     mode: Mode
 
     def __init__(self, stat: str) -> None:

@@ -149,7 +149,7 @@ class EnableCallbackIf(_ConditionalCallback):
         super().__init__(callback)
         if any(map(callback.overrides, ("before_run", "after_run", "after_steps"))):
             raise CallbackError(
-                f"EnableCallbackIf: {callback.name} takes part in every step; use tf.cond in it, or PeriodicCallback"
+                f"EnableCallbackIf: {callback.name} runs in every step; use tf.cond in it, or PeriodicCallback"
             )
         if not any(map(callback.overrides, _CONDITIONAL)):
             raise CallbackError(f"EnableCallbackIf: {callback.name} has no hook of steps or epochs")

@@ -56,7 +56,7 @@ class EarlyStopping(Callback):
         self.best = Best(mode, min_delta=min_delta)
         self._restore_best = restore_best
         if restore_best:
-            self.priority = Priority.PUT_BACK
+            self.priority = Priority.RESTORE_BEST
         self._waited = 0
         self._counted_at = -1  # the step of the last measurement
         self._copies: list[tuple[Any, tf.Variable]] = []
@@ -109,7 +109,7 @@ class EarlyStopping(Callback):
             variable.assign(copy)
         self.has_restored = True
         is_kept = self.trainer.global_step in self.trainer.run.protected_steps
-        return ", restored" + "; the checkpoint of this step has the weights from before" * is_kept
+        return ", restored" + "; the checkpoint of this step was written before" * is_kept
 
     def _stop_if_done(self, what: str = "") -> None:
         if self._waited >= self.patience:

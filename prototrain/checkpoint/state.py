@@ -88,7 +88,7 @@ class StateEntries:
             is_unbuilt = isinstance(entry, keras.optimizers.Optimizer) and not entry.built
             if is_unbuilt or not entry.variables:
                 raise CheckpointError(
-                    f"state[{key!r}] has no variables yet; build it before train(), an optimizer with build(variables)"
+                    f"state[{key!r}] has no variables yet; build it before train() (an optimizer with build(variables))"
                 )
             for variable in entry.variables:
                 path = getattr(variable, "path", None) or variable.name.split(":")[0]
@@ -290,9 +290,9 @@ def check_fit(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor], wher
     problems = [f"{name} is new in the model" for name in variables if name not in saved]
     problems += [f"{name} is no longer in the model" for name in saved if name not in variables]
     for name in variables.keys() & saved.keys():
-        here, there = (describe_variable(side[name]) for side in (variables, saved))
-        if here != there:
-            problems.append(f"{name} is {there} there and {here} here")
+        own, stored = (describe_variable(side[name]) for side in (variables, saved))
+        if own != stored:
+            problems.append(f"{name} is {stored} in the checkpoint and {own} in the model")
     if problems:
         mine, theirs = ({re.sub(r"_\d+", "", name) for name in names} for names in (variables, saved))
         numbered = mine == theirs and variables.keys() != saved.keys()

@@ -218,7 +218,7 @@ class Checkpoints:
             except OSError as error:
                 self._announce(f"WARNING: cannot delete the checkpoint {path}: {error.strerror}")
 
-    def sweep(self) -> None:
+    def delete_leftovers(self) -> None:
         """Delete the remains of interrupted saves and deletions."""
         if self.directory.is_dir():
             for path in self.directory.iterdir():
@@ -257,8 +257,8 @@ class Checkpoints:
             return checkpoint
         if unusable := [*broken, *sorted(self.directory.glob(".bad-step-*"), reverse=True)]:
             raise CheckpointError(
-                f"none of the checkpoints in {self.directory} can be used, the newest is {unusable[0]}; put one back, "
-                f"or start again with {FRESH}"
+                f"none of the checkpoints in {self.directory} can be used; the newest is {unusable[0]}. Restore one "
+                f"from a backup, or start again with {FRESH}"
             )
         return None
 
@@ -434,8 +434,8 @@ def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
         raise CheckpointError(f"{damaged}: its content is of step {meta['step']}")
     if None not in (run_id, meta.get("run_id")) and run_id != meta["run_id"]:
         raise CheckpointError(
-            f"checkpoint {path} is of another run ({meta['run_id']}); "
-            "to start from its weights, name it in model.weights_load_path"
+            f"checkpoint {path} belongs to another run ({meta['run_id']}); "
+            "to load its weights, set model.weights_load_path to it"
         )
     return Checkpoint(path, meta)
 

@@ -72,7 +72,7 @@ def _encode(value: Any, where: str, loose: bool) -> Any:
         return _encode(near, where, loose)
     dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray | np.generic) else ""
     raise CheckpointError(
-        f"{where} cannot be saved: a value of type {kind.__name__}{dtype} would not come back as it is; {_CURE}"
+        f"{where} cannot be saved: a value of type {kind.__name__}{dtype} cannot be restored unchanged; {_CURE}"
     )
 
 

@@ -115,7 +115,7 @@ def dump_weights(variables: Mapping[str, Any], path: str | Path) -> None:
     """Write variables to a ``.npz`` by name; see `TowerTrainer.dump_weights`."""
     path = Path(path).expanduser()
     if path.suffix != ".npz":
-        raise CheckpointError(f"dump_weights writes a .npz; {path.name!r} must end with that")
+        raise CheckpointError(f"dump_weights: the path must end with .npz, got {path.name!r}")
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in variables.items()}
     np.savez(buffer, **arrays)

@@ -130,7 +130,7 @@ def _start_workers(options: argparse.Namespace) -> None:
         options.wrong_usage(f"--min-workers {options.min_workers} is more than --workers {options.workers}")
     what = options.repeats or options.model
     if options.fresh and not options.yes and not confirm(f"delete what earlier runs of {what} have left?"):
-        raise ConfigError("nothing was deleted, so there is no fresh start")
+        raise ConfigError("--fresh: nothing was deleted, so the run was not started")
     chosen = {name: value for name in _OF_WORKERS if (value := getattr(options, name)) is not None}
     if (seconds := chosen.pop("stall_timeout", None)) is not None:
         options.set.append(f"trainer.stall_timeout={seconds}")

@@ -19,7 +19,7 @@ from prototrain.runs import Range, Run, find_runs, flat, read_run, settings, sho
 from prototrain.system.terminal import Table, format_duration, format_number, matching, print_tables, say
 
 _LOSSES = ("trn/loss", "vld/loss")
-_COLOURS = {"finished": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
+_COLORS = {"finished": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
 _FACTS = {"steps": "step", "time": "seconds"} | {name: name for name in ("name", "state", "started", "checkpoint")}
 _KEYS = f"{', '.join(_FACTS)}, a scalar (its last value), or a config key"
 _OF_EACH_RUN = ("run_id", "started", "command")  # always differ
@@ -128,7 +128,7 @@ def table(runs: Sequence[Run], scalars: Sequence[str] | None = None) -> Table:
         columns["repeated"] = _repeated
     columns["changed"] = lambda run: "?" if run.changes is None else " ".join(_change(*one) for one in run.changes)
     rows = [[cell(run) for cell in columns.values()] for run in runs]
-    return Table(rows, list(columns), _COLOURS, cut=("state", "changed"))
+    return Table(rows, list(columns), _COLORS, cut=("state", "changed"))
 
 
 def _of_scalar(name: str, cell: Callable[[Run, Range], str]) -> Callable[[Run], str | None]:
@@ -216,7 +216,7 @@ def _compare(options: argparse.Namespace) -> None:
     for title, rows in (("config", config), ("environment", environment)):
         cells = [[key, *map(_short, values)] for key, values in rows]
         print_tables(Table(cells, [title, *names]) if cells else f"{title}: no differences", end="\n\n")
-    print_tables(Table(_results(runs, scalars), ["result", *names], _COLOURS))
+    print_tables(Table(_results(runs, scalars), ["result", *names], _COLORS))
 
 
 def _apart(values: list[Any]) -> list[Any]:

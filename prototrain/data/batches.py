@@ -33,13 +33,13 @@ def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
     spec = dataset.element_spec
     if not isinstance(spec, dict) or not all(isinstance(key, str) for key in spec):
         raise DataError(
-            f"each element of dataset {name!r} must be a dict of batched tensors with texts for keys, not {spec}; "
+            f"each element of dataset {name!r} must be a dict of batched tensors with strings as keys, not {spec}; "
             '.map(lambda x, y: {"x": x, "y": y}) makes one of a tuple'
         )
     parts = by_path(spec)
     for path, one in parts.items():
         if not isinstance(one, _TENSORS):
-            raise DataError(f"{path!r} in dataset {name!r} is no tensor but {one}; convert it in a map()")
+            raise DataError(f"{path!r} in dataset {name!r} is not a tensor but {one}; convert it in a map()")
     if all(one.shape.rank == 0 for one in parts.values()):
         raise DataError(f"dataset {name!r} gives single examples, not batches: add .batch(model.batch_size)")
     if int(dataset.cardinality()) == 0:
@@ -187,7 +187,10 @@ def _checks(inputs: Batch, parts: int) -> list[tf.Operation]:
     for path, other in others:
         known = [tf.get_static_value(one) for one in (other, size)]
         rows = "" if None in known else f" ({known[0]} and {known[1]})"
-        message = f"{path} has another number of rows than {first}{rows}, so the batch has no {parts} equal parts"
+        message = (
+            f"{path} and {first} have different numbers of rows{rows}, so the batch cannot be divided into {parts} "
+            "equal parts"
+        )
         if rows and known[0] == known[1]:
             continue
         if rows:

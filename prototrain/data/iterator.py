@@ -31,8 +31,8 @@ OTHER_FIRST_BATCH = (
 OTHER_SIZES = "files of the training data have other sizes than they had"
 FEWER_BATCHES = "the training data did not repeat: reading it again gave fewer batches"
 OTHER_BATCHES = (
-    "the training data did not repeat: reading it again gave other batches (if its code draws random numbers, make the "
-    "generator of these in datasets(), with a seed)"
+    "the training data did not repeat: reading it again gave other batches (if its code draws random numbers, "
+    "create the random generator in datasets(), with a seed)"
 )
 
 PREFETCH = 2  # batches
@@ -106,8 +106,8 @@ class DataIterator:
     def require_batch_size(self, size: int, configured: int) -> None:
         """Raise a ConfigError unless batches have `size` examples, this worker's part of ``model.batch_size``.
 
-        If the dimension is not static, the size of the first batch counts. A smaller one may be a single short batch,
-        or one of many sizes, such as those of `bucket_by_sequence_length`, which is a warning.
+        If the batch dimension is not static, the first batch is checked. It may be smaller if it is the only one.
+        If the length is unknown, such as after `bucket_by_sequence_length`, a smaller batch is a warning.
         """
         sizes = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
         is_static = None not in sizes
@@ -117,7 +117,7 @@ class DataIterator:
         share = "" if size == configured else f" ({size} of them are read here)"
         message = (
             f"model.batch_size is {configured}{share}, and the batches of the dataset 'trn' have {found} examples; use "
-            ".batch(model.batch_size) in datasets(), or set it to what they have"
+            f".batch(model.batch_size) in datasets(), or set model.batch_size to {found}"
         )
         if found != size and not may_differ:
             raise ConfigError(message)
@@ -164,7 +164,7 @@ class DataIterator:
             )
 
     def _look(self) -> Batch:
-        """Return the first batch, and start to read before it."""
+        """Return the first batch, and set the iterator to the position before it."""
         first = self._first_of(self._source.training)
         self._source.rebuild()
         self._start(self._source.training, 0)
@@ -202,9 +202,7 @@ class DataIterator:
         """Return why batches cannot be stacked into blocks, or None if they can."""
         for path, spec in by_path(self.element_spec).items():
             if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined() or spec.dtype == tf.string:
-                return (
-                    f"{path!r} is {spec}, and not of numbers with one shape; .batch(..., drop_remainder=True) may help"
-                )
+                return f"{path!r} is {spec}; XLA needs numbers of a fixed shape, try .batch(..., drop_remainder=True)"
         return "it is live" if self.is_live_data else None
 
     def use_blocks(self) -> None:
@@ -252,7 +250,7 @@ class DataIterator:
         """Restore a saved position; raises a CheckpointError if the data has changed."""
         then, now = meta["fingerprint"], self.fingerprint
         # The chief saved the position, and other workers read other data.
-        is_chiefs = self.share.is_own and self.share.index > 0
+        is_chiefs = self.share.is_divided and self.share.index > 0
         self.caveat, self._reads_ahead = None, False
         self.total = meta["total"]
         if then["division"] != now["division"]:

@@ -1,4 +1,4 @@
-"""tf.data pipelines: their stages, a description, and the rule for the way to return to a position in the data."""
+"""tf.data pipelines: their stages, their description, and the choice of the mode of the data position."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _why_replay(dataset: tf.data.Dataset) -> Iterator[str]:
             if is_random(op):
                 yield f"{stage_label(stage)} draws random numbers ({op.type}); tf.random.stateless_* keep the position"
             elif "PyFunc" in op.type or op.type == "GeneratorDataset":
-                yield "Python code makes it"
+                yield "Python code produces it"
             elif op.type not in _IN_FUNCTIONS and ("Dataset" in op.type or _has_state(op)):
                 yield f"the function of {stage_label(stage)} runs {op.type}"
         if any(tensor.dtype == tf.variant for one in stage_functions(stage) for tensor in one.captured_inputs):

@@ -41,14 +41,14 @@ class Share:
     sharding: str = "batch"
 
     @property
-    def is_own(self) -> bool:
+    def is_divided(self) -> bool:
         """Whether this worker reads only its part of each global batch."""
         return self.count > 1 and self.sharding != "batch"
 
     @property
     def division(self) -> str | None:
         """A description of how workers divide the data; None if each worker reads all of it."""
-        return f"each of {self.count} workers reads {_DIVISIONS[self.sharding]}" if self.is_own else None
+        return f"each of {self.count} workers reads {_DIVISIONS[self.sharding]}" if self.is_divided else None
 
 
 def bind_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Datasets]:
@@ -65,7 +65,7 @@ def bind_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Dat
 
 def shard_for_worker(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
     """Return the datasets with this worker's share of "trn", repeated endlessly: shares differ in length."""
-    if not share.is_own or "trn" not in datasets:
+    if not share.is_divided or "trn" not in datasets:
         return datasets
     trn = datasets["trn"]
     if share.sharding == "files":
@@ -125,8 +125,8 @@ class Source:
                 return dataset
             self._repeats_itself = False
             self.announce(
-                "datasets() gives other data whenever it is called; the run continues with that of the first call "
-                "(seed every random generator that it makes)"
+                "datasets() returns different data in each call; the run continues with the data of the first call "
+                "(seed every random generator in datasets())"
             )
         return self.training
 

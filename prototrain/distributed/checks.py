@@ -52,7 +52,7 @@ def require_same_settings(sync: WorkerSync, model: ModelProtocol, trainer: objec
 
 def require_same_data(sync: WorkerSync, built: BuiltModel) -> str | None:
     """Check that all workers describe the training data in the same way; returns a warning if first batches are odd."""
-    own = built.data.share.is_own  # each worker may then have a different amount of data
+    own = built.data.share.is_divided  # each worker may then have a different amount of data
     described = {name: fact for name, fact in built.data.fingerprint.items() if not (own and name in _OF_EACH_SHARE)}
     require_same(sync, "the training data", described)
     first = sync.exchange(digest_of(built.data.first_batch))

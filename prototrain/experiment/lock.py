@@ -58,19 +58,19 @@ class DirectoryLock:
             why = f"{error.strerror} ({error.filename})"
             raise ExperimentError(f"cannot use the experiment directory {self._directory}: {why}") from error
         holder = _holder(file)
-        said = f"took over the lock of {holder}, which ended without giving it back" if holder else None
+        message = f"took over the lock of {holder}, which ended without releasing it" if holder else None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             with file:
                 raise in_use(self._name, _holder(file)) from None
         except OSError as error:
-            said = f"WARNING: cannot lock {self._directory} ({error.strerror}): make sure that no other run uses it"
+            message = f"WARNING: cannot lock {self._directory} ({error.strerror}): make sure that no other run uses it"
         self._file = file
         with suppress(OSError):  # the disk may be full
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
-        return said
+        return message
 
     def release(self) -> None:
         """Release the lock if this process holds it."""

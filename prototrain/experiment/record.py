@@ -133,7 +133,7 @@ def has_finished(path: Path) -> bool:
 
 
 def read_past(record: Path, metrics: Path) -> tuple[int, bool] | None:
-    """Summarise the attempts since the run last began at step 0, from the run.json and the metrics.jsonl.
+    """Summarize the attempts since the run last began at step 0, from the run.json and the metrics.jsonl.
 
     Returns:
         the number of completed steps, and whether there was a checkpoint; None if there is no completed step, no

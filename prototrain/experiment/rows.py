@@ -51,7 +51,7 @@ class RepeatedRows:
                 now = None if value is None or not math.isfinite(value) else value
                 then = self._earlier.get(name)
                 if name in self._earlier and name != "time" and is_repeatable(name) and then != now:
-                    return False, f"step {step} was made again with another {name}: {now!r}, was {then!r}"
+                    return False, f"step {step} was repeated with a different {name}: {now!r} instead of {then!r}"
             self._earlier = next(self._rows, None)
         if not self._compared or (self._earlier is not None and not is_last):
             return None

@@ -246,9 +246,8 @@ class BuildCall:
             if weights:
                 name = getattr(weights[0], "path", None) or base_name(weights[0])
                 raise ModelError(
-                    f"build() left out {name}, which cannot be told from another variable of the same kind of "
-                    "layer; give every layer and variable that is not in all calls, and those like it, a name of its "
-                    "own"
+                    f"build() left out {name}, which has no unique name; name all layers and variables of this kind, "
+                    "since not every call creates all of them"
                 )
 
     def is_done(self, changed: Any) -> bool:

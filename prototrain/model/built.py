@@ -176,8 +176,8 @@ class BuiltModel:
         """Raise a ModelError if `trainable` of a layer has changed since the model was built."""
         if changed := sorted(self.layers.trainable.keys() ^ self._weights.keys()):
             raise ModelError(
-                f"`trainable` of {shorten_list(changed)} has changed since the trainer was made, which the step "
-                "ignores; make a new trainer, and load_weights() the variables of this one"
+                f"`trainable` of {shorten_list(changed)} has changed since the trainer was created, and the step "
+                "ignores the change; create a new trainer and load this trainer's variables with load_weights()"
             )
 
     def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:

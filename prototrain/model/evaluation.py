@@ -119,8 +119,7 @@ def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 def require_end(name: str, dataset: tf.data.Dataset) -> None:
     """Raise a DataError if a dataset is infinite; datasets of unknown length and other classes pass."""
     if isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        cure = "leave out its repeat(), or limit it with batches= or take()"
-        raise DataError(f"dataset {name!r} has no end, so the whole of it cannot be evaluated; {cure}")
+        raise DataError(f"dataset {name!r} is infinite; remove its repeat(), or limit it with batches= or take()")
 
 
 class Evaluation:

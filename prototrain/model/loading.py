@@ -118,7 +118,7 @@ def check_model(model: Any) -> None:
     if isinstance(model, type):
         raise ModelError(f"the model is the class {model.__name__}; write it with parentheses, {model.__name__}()")
     if missing:
-        raise ModelError(f"a {type(model).__name__} is no model: it has no {' and no '.join(missing)}")
+        raise ModelError(f"a {type(model).__name__} is not a model: it has no {' and no '.join(missing)}")
     try:
         inspect.signature(model.build).bind({}, True)
     except TypeError as error:

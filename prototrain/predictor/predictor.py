@@ -51,7 +51,7 @@ class Predictor:
         try:
             from_paths(self._specs, built.element_spec)
         except KeyError as error:
-            raise ModelError(f"input_names: of a tuple all is needed, also number {error}") from error
+            raise ModelError(f"input_names: name all elements of the tuple; number {error} is missing") from error
         self._function = tf.function(self._run, autograph=False, reduce_retracing=True)
         self._of_each_shape = tf.function(self._run, autograph=False)
 
@@ -93,7 +93,7 @@ class Predictor:
             (name, *_) = error.args or (None,)
             if name in inputs or not isinstance(name, str):
                 raise
-            raise ModelError(f"build() asks for {name!r}; the predictor is given: {', '.join(inputs)}") from error
+            raise ModelError(f"build() reads {name!r}; the inputs of the predictor are: {', '.join(inputs)}") from error
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ModelError(f"build() cannot handle {self._shown(values)}: {in_one_line(error)}") from error
         if missing := [name for name in self.output_names if name not in net]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = ("pdf", "png", "svg")
-_GROUPS = 2048  # groups of neighbouring points, more than the columns of a picture
+_GROUPS = 2048  # groups of neighboring points, more than the columns of a picture
 _STYLES = ("-", "--", ":", "-.")
 
 
@@ -39,14 +39,14 @@ class Curve:
 
     Attributes:
         label: the label in the legend.
-        colour, dash: the numbers of its colour and its line style. With several runs, each run has a colour and each
-            scalar a line style. With a single run, each scalar has a colour.
+        color, dash: the numbers of its color and its line style. With several runs, each run has a color and each
+            scalar a line style. With a single run, each scalar has a color.
         pale: whether it shows the raw values behind their moving average.
         xs, ys: the steps and the values.
     """
 
     label: str
-    colour: int
+    color: int
     dash: int
     pale: bool
     xs: Sequence[float]
@@ -81,7 +81,7 @@ def charts(runs: Sequence[Run], names: Sequence[str], look: Look = PLAIN) -> dic
 
 
 def _picked(xs: Sequence[float], values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
-    """Return the points to draw: the lowest and the highest of each group of neighbours, which keeps every peak.
+    """Return the points to draw: the lowest and the highest of each group of neighbors, which keeps every peak.
 
     A group without finite values becomes a gap.
     """
@@ -164,9 +164,9 @@ def _draw_chart(axes: Axes, curves: Sequence[Curve], look: Look) -> str:
         axes.plot(
             curve.xs,
             curve.ys,
-            color=f"C{curve.colour}",
-            # matplotlib has ten colours; a curve with the colour of an earlier one has another style.
-            linestyle=_STYLES[(curve.dash + curve.colour // 10) % len(_STYLES)],
+            color=f"C{curve.color}",
+            # matplotlib has ten colors; a curve with the color of an earlier one has another style.
+            linestyle=_STYLES[(curve.dash + curve.color // 10) % len(_STYLES)],
             marker="o" if len(curve.xs) == 1 else None,
             alpha=0.25 if curve.pale else 1.0,
             linewidth=0.8 if curve.pale else 1.5,

@@ -129,8 +129,8 @@ def command_of(environment: dict[str, Any]) -> str | None:
     if not isinstance(words, list) or not words:
         return None
     first, *rest = map(str, words)
-    is_own = Path(first).name in ("prototrain", "__main__.py", "cli.py")
-    return shlex.join(["prototrain" if is_own else first, *rest])
+    is_divided = Path(first).name in ("prototrain", "__main__.py", "cli.py")
+    return shlex.join(["prototrain" if is_divided else first, *rest])
 
 
 def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> tuple[str, str]:
@@ -151,7 +151,7 @@ def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> t
 
 def _in_json(curve: Curve, look: Look) -> dict[str, Any]:
     ys = [y if math.isfinite(y) and (y > 0 or not look.log) else None for y in curve.ys]
-    style = {"label": curve.label, "colour": curve.colour, "dash": curve.dash, "pale": curve.pale}
+    style = {"label": curve.label, "color": curve.color, "dash": curve.dash, "pale": curve.pale}
     return {**style, "x": curve.xs, "y": ys}
 
 

@@ -124,7 +124,7 @@ class StepCalls(ABC):
 
     def __init__(self, iteration: Iteration) -> None:
         self._iteration = iteration
-        self.longest = 1  # maximum number of steps of the next call, to take about `CALL_SECONDS`
+        self.max_steps = 1  # maximum number of steps of the next call, to take about `CALL_SECONDS`
         self._has_run = False
 
     @abstractmethod
@@ -153,7 +153,7 @@ class StepCalls(ABC):
         """Run up to `n` steps after `start` completed ones."""
         begin = time.perf_counter()
         try:
-            result = self._run(self._iteration.data.iterator, min(n, self.longest), start)
+            result = self._run(self._iteration.data.iterator, min(n, self.max_steps), start)
         except tf.errors.OpError as error:
             return self._failed(error, start)
         elapsed = max(time.perf_counter() - begin, 1e-6)
@@ -161,7 +161,7 @@ class StepCalls(ABC):
             self._has_run = True
             result.tracing, result.waiting = elapsed, 0.0
         elif result.steps:
-            self.longest = max(1, min(int(CALL_SECONDS / elapsed * result.steps), self.longest * 10, MOST_STEPS))
+            self.max_steps = max(1, min(int(CALL_SECONDS / elapsed * result.steps), self.max_steps * 10, MOST_STEPS))
         return self._checked(result, start)
 
     def run_watched(self, start: int) -> StepResult:

@@ -26,7 +26,7 @@ from prototrain.step.calls import (
     as_scalar,
     whole_number,
 )
-from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite, UndoCalls
+from prototrain.step.nonfinite import AssertFinite, Guard, SkipNonFinite, UndoCalls
 from prototrain.step.trace import SummaryFile, TowerTrace, detect_summaries, tracing
 from prototrain.step.update import weighted_outputs, without_weight
 from prototrain.step.variables import StopVariable, scratch_variable
@@ -64,24 +64,31 @@ class Iteration:
         self.watched_names = frozenset(trainer.callbacks.watched_names)
         # Whether every call is a single step, without a loop. With several towers, convolutions inside a loop may
         # differ in the last bits from those outside a loop.
-        self.alone = trainer.towers == 1 and (trainer.callbacks.each_step or not trainer.is_compiled)
+        self.is_single_step = trainer.towers == 1 and (trainer.callbacks.each_step or not trainer.is_compiled)
         # All that steps change, on all towers. Each tower's copy: assigning to a replicated variable would combine the
         # values of the towers.
         self.changed = [copy for variable in variables_in(trainer.state).values() for copy in components(variable)]
         self.guard = self._choose_guard(may_fail and trainer.placement.may_fail, may_undo)
 
-    def _choose_guard(self, may_fail: bool, may_undo: bool) -> NoCheck:
+    def _choose_guard(self, may_fail: bool, may_undo: bool) -> Guard:
         trainer = self.trainer
         if trainer.loss_scale is not None:
             return SkipNonFinite(trainer.loss_scale, ends=trainer.check_finite)
         if not trainer.check_finite:
-            return NoCheck()
+            return Guard()
         # To undo a call, its batches must be at hand or be read again quickly, and all state be in small variables.
         has_variables_only = StateEntries(trainer.state).saveables.keys() <= {"data"}
         elements = [variable.shape.num_elements() for variable in self.changed]
         is_small = None not in elements and 8 * sum(elements) <= _SMALL
         has_batches = bool(self.data.block) or self.data.mode == "iterator"
-        if may_undo and trainer.towers == 1 and has_batches and has_variables_only and is_small and not self.alone:
+        if (
+            may_undo
+            and trainer.towers == 1
+            and has_batches
+            and has_variables_only
+            and is_small
+            and not self.is_single_step
+        ):
             return UndoCalls(checks_gradients=trainer.has_own_train_step)
         return AssertFinite() if may_fail else SkipNonFinite()
 
@@ -223,14 +230,14 @@ class CompiledCalls(StepCalls):
         """Trace the loop if it is not traced yet."""
         self._call.trace(iterator, whole_number(1))
 
-    def do(self, iterator: Any, n: int) -> StepResult:
+    def run_loop(self, iterator: Any, n: int) -> StepResult:
         """Run up to `n` steps; raises a `tf.errors.OpError` if one fails."""
         results = self._call(iterator, whole_number(n))
         return self._result(dict(zip(self._returned, results, strict=True)))
 
     def _run(self, iterator: Any, n: int, start: int) -> StepResult:
         self.count_from(start)
-        result = self.do(iterator, n)
+        result = self.run_loop(iterator, n)
         self._counted = start + result.steps
         return result
 
@@ -298,7 +305,7 @@ class CompiledCalls(StepCalls):
 
         self._iteration.guard.begin_call(self._iteration.changed)
         with detect_summaries() as has_summaries:
-            if self._iteration.alone:  # entering a loop takes about as long as a small step
+            if self._iteration.is_single_step:  # entering a loop takes about as long as a small step
                 (state,) = body(first)
             else:
                 (state,) = tf.while_loop(has_more, body, [first])
@@ -314,9 +321,9 @@ class CompiledCalls(StepCalls):
     def _first_state(self) -> State:
         # Only the variables that can change: each one costs several ops in every iteration.
         first: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
-        if self._iteration.alone:
+        if self._iteration.is_single_step:
             first["scalars"] = tf.zeros([0], tf.float64)
-        first |= {"finite": tf.constant(True)} if self._iteration.guard.may_end else {}
+        first |= {"finite": tf.constant(True)} if self._iteration.guard.reports_non_finite else {}
         return first | ({} if self._iteration.data.endless else {"ended": tf.constant(False)})
 
     def _body(self, iterator: Any) -> Callable[[State], list[State]]:
@@ -348,9 +355,9 @@ class CompiledCalls(StepCalls):
         number = start + tf.cast(done * self._stride, tf.int64)
         outputs, counts, seen = self._iteration(inputs, number, watched=watched)
         scalars = self._packer.pack(outputs)
-        is_stored = scalars.shape[0] and not self._iteration.alone and not watched
+        is_stored = scalars.shape[0] and not self._iteration.is_single_step and not watched
         stored = [self._store(done, scalars)] if is_stored else []
-        completed = tf.cast(counts, tf.int32) if self._iteration.guard.may_end else tf.constant(1)
+        completed = tf.cast(counts, tf.int32) if self._iteration.guard.reports_non_finite else tf.constant(1)
         # Count after the update, so that the number of completed steps is correct if the call fails.
         with tf.control_dependencies([counts, scalars, *stored]):
             self._completed.assign_add(tf.cast(completed, tf.int64))

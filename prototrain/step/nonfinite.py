@@ -49,10 +49,10 @@ class Update:
     when: tf.Tensor | None = None  # whether to update, a scalar bool that is the same in all towers; None for always
 
 
-class NoCheck:
+class Guard:
     """A guard without checks, and the base class of all guards."""
 
-    may_end = False  # whether an iteration may report that it was not finite, which ends the call
+    reports_non_finite = False  # whether an iteration may report that it was not finite, which ends the call
     undoes_calls = False  # whether a call that was not finite is undone by `restore`, and its steps must be repeated
 
     def begin_call(self, variables: Sequence[tf.Variable]) -> None:
@@ -75,7 +75,7 @@ class NoCheck:
         """Call `after_run`, or restore changed variables, after all towers; traced.
 
         Returns:
-            whether the step counts, a bool tensor: if `finite`, which is that of all updates, and `outputs` are finite.
+            a bool tensor: whether the step is complete, that is, all updates (`finite`) and the `outputs` are finite.
         """
         if after_run is not None:
             after_run()
@@ -89,7 +89,7 @@ class NoCheck:
         """Undo the changes of a failed step, after `failed_with` has recognized its error."""
 
 
-class AssertFinite(NoCheck):
+class AssertFinite(Guard):
     """A guard that makes the call fail at a non-finite step.
 
     An assertion costs almost nothing, while a conditional around the update takes a tenth of a small model's step. It
@@ -148,7 +148,7 @@ class AssertFinite(NoCheck):
         self._copies.restore()
 
 
-class UndoCalls(NoCheck):
+class UndoCalls(Guard):
     """A guard for small models on one tower: a non-finite step undoes its call, which another guard repeats.
 
     No update waits for a check. The losses and learning rates are checked in every step. A gradient that is not finite
@@ -160,7 +160,7 @@ class UndoCalls(NoCheck):
             variables.
     """
 
-    may_end = True
+    reports_non_finite = True
     undoes_calls = True
 
     def __init__(self, *, checks_gradients: bool) -> None:
@@ -219,7 +219,7 @@ class _Copies:
             variable.assign(copy)
 
 
-class SkipNonFinite(NoCheck):
+class SkipNonFinite(Guard):
     """A guard that updates only if all values are finite; for any number of towers.
 
     Args:
@@ -229,11 +229,11 @@ class SkipNonFinite(NoCheck):
 
     def __init__(self, loss_scale: LossScale | None = None, *, ends: bool = True) -> None:
         self._loss_scale = loss_scale
-        self.may_end = ends
+        self.reports_non_finite = ends
         self._before: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        self._before = [(variable, _read(variable)) for variable in variables] if self.may_end else []
+        self._before = [(variable, _read(variable)) for variable in variables] if self.reports_non_finite else []
 
     def apply(self, trace: TowerTrace, update: Update) -> None:
         scale, loss = self._loss_scale, update.loss
@@ -252,7 +252,7 @@ class SkipNonFinite(NoCheck):
                 applied = tf.cond(good, apply, lambda: tf.constant(False))
                 if scale is not None:
                     applied |= scale.is_overflow(strategy.experimental_local_results(loss)[0])
-                    scale.adjust(good, applied if self.may_end else tf.constant(True))
+                    scale.adjust(good, applied if self.reports_non_finite else tf.constant(True))
                 return applied
 
             if update.when is None:
@@ -260,7 +260,7 @@ class SkipNonFinite(NoCheck):
             # Gradients that are not applied may be non-finite.
             return tf.cond(strategy.experimental_local_results(wanted)[0], apply_if_good, lambda: tf.constant(True))
 
-        if self.may_end:
+        if self.reports_non_finite:
             # Add the rate to the loss, so that a non-finite rate does not count as an overflow of the gradients.
             loss = tf.cast(loss, tf.float32) + tf.cast(tf.convert_to_tensor(update.optimizer.learning_rate), tf.float32)
         wanted = tf.constant(True) if update.when is None else update.when
@@ -270,7 +270,7 @@ class SkipNonFinite(NoCheck):
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
     ) -> tf.Tensor:
-        if not self.may_end:
+        if not self.reports_non_finite:
             return super().finish(outputs, finite, after_run)
         if outputs:
             finite &= all_finite(list(outputs.values()))

@@ -20,14 +20,14 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
 
-    from prototrain.step.nonfinite import NoCheck
+    from prototrain.step.nonfinite import Guard
 
 
 @dataclass
 class TowerTrace:
     """One tower's step while it is traced; see `tower_trace`."""
 
-    guard: NoCheck
+    guard: Guard
     is_watched: bool  # whether the step returns more than its scalars
     nets: list[Mapping[str, Any]] = field(default_factory=list)  # what `build` returned for each micro-batch
     weight: tf.Tensor | None = None  # the "loss_weight" of the last `build`, until it has been applied

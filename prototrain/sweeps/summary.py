@@ -14,7 +14,7 @@ from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.system.terminal import Table, format_number, plain_table
 
-_COLOURS = {"finished": "green", "failed": "red", "running": "cyan"}
+_COLORS = {"finished": "green", "failed": "red", "running": "cyan"}
 _ORDER = ("finished", "pruned", "running", "stopped", "failed")
 
 
@@ -70,7 +70,7 @@ def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> 
         for trial in sorted(result.trials, key=lambda trial: (_ORDER.index(trial.state), plan.rank(trial.objective)))
     ]
     headers = ["trial", *plan.space, plan.objective, "step", "state"]
-    found: list[Table | str] = [Table(rows, headers, _COLOURS)]
+    found: list[Table | str] = [Table(rows, headers, _COLORS)]
     for trial in result.trials:
         if trial.state == "failed":
             log = Experiment(trial.directory).log

@@ -167,7 +167,7 @@ class StopRequest:
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
         if self.signum is None:
-            more = "; twice more leaves at once" if signum in _FROM_USER else ""
+            more = "; two more signals exit at once" if signum in _FROM_USER else ""
             self._effect = self._when + more  # stored now: the run may have moved on when the thread prints it
             self.signum = signum
             self._tell(True)
@@ -229,7 +229,7 @@ class StopRequest:
             self.request(signum)
             self.announce(f"{name}: stopping {self._effect}")
         elif self._received == 2:
-            self.announce(f"{name}: still waiting for {self.stage}; once more leaves at once, without saving")
+            self.announce(f"{name}: still waiting for {self.stage}; one more signal exits at once, without saving")
         elif not is_interactive():
             os._exit(128 + signum)
 

@@ -79,7 +79,7 @@ class Table:
 
     rows: Sequence[Sequence[Any]]  # cells are strings, numbers or None
     headers: Sequence[str]
-    colours: Mapping[str, str] = field(default_factory=dict)  # for cells that begin with a word, on a terminal
+    colors: Mapping[str, str] = field(default_factory=dict)  # for cells that begin with a word, on a terminal
     cut: Collection[str] = ()  # headers of columns whose long cells end in an ellipsis; other cells are folded
     number_format: str = ""  # such as ","
 
@@ -116,7 +116,7 @@ class Table:
                 justify="right" if are_numbers else "left",
             )
         for row in rows:
-            made.add_row(*(Text(text, style=self.colours.get(text.partition(":")[0], "")) for text in row))
+            made.add_row(*(Text(text, style=self.colors.get(text.partition(":")[0], "")) for text in row))
         return made
 
     def _widths(self, rows: Sequence[Sequence[str]], width: int, folds_names: bool) -> list[int]:

@@ -23,7 +23,7 @@ def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
         train_phase: whether the network is for training; layers such as dropout depend on it.
 
     Returns:
-        The tensors by name. The trainer minimises "loss" and reports all scalars, here "loss" and "accuracy".
+        The tensors by name. The trainer minimizes "loss" and reports all scalars, here "loss" and "accuracy".
     """
     net = ModelDict()  # a dict with attributes; `net.last` is the value that was added last
     net.points = inputs["points"]

@@ -83,7 +83,7 @@ class ThreadedLoops(StepCalls):
 
     def _run_one(self, loop: CompiledCalls, iterator: Any, n: int) -> StepResult:
         try:
-            result = loop.do(iterator, n)
+            result = loop.run_loop(iterator, n)
         except BaseException:
             self._stop.set(True)
             raise
@@ -146,7 +146,7 @@ class AsyncTrainer(TowerTrainer):
     def make_calls(self) -> StepCalls:
         # A loop must not fail, since the other loops would continue, and it always runs several steps.
         iteration = Iteration(self, may_fail=False, may_be_watched=False)
-        iteration.alone = False
+        iteration.is_single_step = False
         return ThreadedLoops(iteration, self.placement, self._stop_variable)
 
     def describe(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Trainer:
         monitors: forwards scalars (`monitors.put_scalar`) to the writers among the callbacks.
         experiment: the experiment directory, or None.
         run: the current run in the experiment directory: its checkpoints, and how it was resumed.
-        stop: the stop request of the run.
+        stop: the `StopRequest` that signals set.
         is_chief: whether this process writes the experiment directory.
         workers: the number of processes that train together. If one of them fails, the run ends.
         check_finite: whether a scalar, update or variable that is not finite ends the run with an error.
@@ -123,19 +123,19 @@ class Trainer:
         start = self.global_step
         for done in range(1, n + 1):
             self._python_step(start + done)
-            if self.stop.signum is not None or self.callbacks.stop_request or time.perf_counter() > until:
+            if self.stop.signum is not None or self.callbacks.stop_training or time.perf_counter() > until:
                 break
         return self.global_step - start
 
     def _python_step(self, step: int) -> None:
         """Call `run_step`, with the callbacks' hooks before and after it."""
         self.counter.begin()
-        self.step_is_whole = False  # `_go_to` sets it to True
+        self.step_is_whole = False  # `_set_step` sets it to True
         try:
             self.callbacks.before_run()
             outputs = self.run_step()
         except StopTraining:  # no step was completed, for example at the end of the data
-            self._go_to(step - 1)
+            self._set_step(step - 1)
             raise
         outputs = {} if outputs is None else outputs
         if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
@@ -151,7 +151,7 @@ class Trainer:
             self.callbacks.after_run(dict(outputs))
         except StopTraining as error:
             stop = error
-        self._go_to(step)
+        self._set_step(step)
         self.callbacks.after_steps({name: [value] for name, value in outputs.items()})
         if stop is not None:
             raise stop
@@ -187,7 +187,7 @@ class Trainer:
                 number of the signal.
         """
         if self.run.is_active:
-            raise CallbackError("train() was called within train() of the same trainer; call it after that has ended")
+            raise CallbackError("train() of this trainer is running already; call it again after it has returned")
         if VERIFY in os.environ:
             callbacks = import_module("prototrain.recorder").record(self, callbacks)
         self._set_length(steps_per_epoch, max_epoch, max_steps)
@@ -229,7 +229,7 @@ class Trainer:
                 if self.run.is_accepted and (where := closing(self)) is not None:
                     self.log(where)
                 self.run.upload()
-                self.run.note_callback_states()
+                self.run.keep_callback_states()
             self.run.require_directory()
             self.stop.check()
 
@@ -243,7 +243,7 @@ class Trainer:
         ):
             # If a resumed run first has to finish its last step, it begins in the epoch of that step.
             completed = self.global_step - self.callbacks.unfinished
-            self._go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
+            self._set_step(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
             self.stop.check()
             self.callbacks.before_epoch()
             self.callbacks.repeat_step()
@@ -264,10 +264,10 @@ class Trainer:
         start, begin = self.counter.step, self.times.clock()
         self.stop.check()
         self.run.check(begin)
-        self._go_to(start + self.run_steps(n))
+        self._set_step(start + self.run_steps(n))
         self.times.steps += self.times.clock() - begin
 
-    def _go_to(
+    def _set_step(
         self,
         step: int,
         *,
@@ -463,7 +463,7 @@ class Trainer:
         """Load the weights that a fresh run begins with, before its directory changes. Does nothing by default."""
 
     def _measure(self) -> None:
-        """Take measurements before the first step. Results from an earlier part of the run are already restored."""
+        """Choose what a run measures before its first step, such as XLA; results of an earlier attempt are restored."""
 
     def _around_restore(self, facts: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Context manager around a restore; `facts` is of the run that wrote the checkpoint."""

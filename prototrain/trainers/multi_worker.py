@@ -67,7 +67,7 @@ class MultiWorkerTrainer(TowerTrainer):
         towers = strategy.num_replicas_in_sync // self.worker.count
         self.share = Share(self.worker.index, self.worker.count, model.config["model.data_sharding"])
         placement = Placement(
-            strategy, first_tower=towers * self.worker.index, own_towers=towers if self.share.is_own else None
+            strategy, first_tower=towers * self.worker.index, own_towers=towers if self.share.is_divided else None
         )
         with LeavingAtOnce(), self._sync.failing_together():
             require_same_settings(self._sync, model, self)
@@ -136,14 +136,14 @@ class MultiWorkerTrainer(TowerTrainer):
             if self.is_chief:
                 self.monitors.put_scalar("cluster/restarts", launcher.restarts)
                 self.monitors.put_scalar("cluster/workers", self.worker.count)
-        agreed = self._agree(min(n, self.calls.longest))
+        agreed = self._agree(min(n, self.calls.max_steps))
         steps = self._run_compiled(agreed)
         self._data_ended = steps < agreed
         return steps
 
     def _agree(self, n: int, *, ended: bool = False) -> int:
         """Return the number of steps that all workers can run in the next call, unless the run ends here."""
-        told = self._sync.agree(
+        agreement = self._sync.agree(
             n,
             step=self.global_step,
             batches=self.data.total,
@@ -153,30 +153,32 @@ class MultiWorkerTrainer(TowerTrainer):
             ended=ended,
             data_ended=self._data_ended,
         )
-        if len(set(told.places)) > 1:
-            places = ", ".join(f"worker {i}: step {step}, batch {batch}" for i, (step, batch) in enumerate(told.places))
+        if len(set(agreement.places)) > 1:
+            places = ", ".join(
+                f"worker {i}: step {step}, batch {batch}" for i, (step, batch) in enumerate(agreement.places)
+            )
             raise ExperimentError(
                 f"the workers are at different places ({places}): all of them must see the chief's experiment "
                 "directory and read the same data"
             )
-        is_over = told.signum is not None or told.ended is not None
-        if not is_over and not np.allclose(told.rates, told.rates[0], rtol=1e-5, atol=0.0, equal_nan=True):
-            rates = ", ".join(f"worker {i}: {value:g}" for i, value in enumerate(told.rates))
+        is_over = agreement.signum is not None or agreement.ended is not None
+        if not is_over and not np.allclose(agreement.rates, agreement.rates[0], rtol=1e-5, atol=0.0, equal_nan=True):
+            rates = ", ".join(f"worker {i}: {value:g}" for i, value in enumerate(agreement.rates))
             raise ConfigError(
                 f"the learning rate differs between the workers ({rates}): a callback sets it on some only; use "
                 "LearningRate, or one with `chief_only = False` that decides the same on all workers"
             )
         self._all_know = is_over
-        if told.signum is not None:
-            self.stop.agree(told.signum)
+        if agreement.signum is not None:
+            self.stop.agree(agreement.signum)
             self.stop.check()
         if ended:
             return 0
-        if told.ended is not None:
-            raise StopTraining(f"{self.worker.name(told.ended)} has ended the run")
-        if told.save:
+        if agreement.ended is not None:
+            raise StopTraining(f"{self.worker.name(agreement.ended)} has ended the run")
+        if agreement.save:
             self.run.save_as_asked()
-        return told.steps
+        return agreement.steps
 
     def _of_chief(self, get: Callable[[], Any]) -> Any:
         with self._sync.failing_together():

@@ -48,8 +48,8 @@ def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback], *,
     if schedule is None:
         if isinstance(method, str) and rate(optimizer) == UNSET_RATE:
             raise ConfigError(
-                f"model.lr_schedule.method is not set; the optimizer {method!r} needs a learning rate, of the config "
-                "or of a callback such as LearningRate or ScheduledHyperParamSetter"
+                f"model.lr_schedule.method is not set; the optimizer {method!r} needs a learning rate, from the config "
+                "or from a callback such as LearningRate or ScheduledHyperParamSetter"
             )
         return None
     is_constant = schedule == "constant" and not config["model.lr_schedule.warmup_steps"]

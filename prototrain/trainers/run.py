@@ -85,7 +85,7 @@ class Run:
         trainer, experiment = self._trainer, self._own_experiment
         if fresh and trainer.global_step:
             raise ExperimentError(
-                f"train(fresh=True): this trainer has made {trainer.global_step} steps already; make a new one"
+                f"train(fresh=True): this trainer has already run {trainer.global_step} steps; create a new trainer"
             )
         self._fresh = fresh
         with ExitStack() as stack:
@@ -158,7 +158,7 @@ class Run:
 
     def _clean_up(self) -> None:
         """Delete the remains of a killed run, and move checkpoints that the run does not resume from."""
-        self.checkpoints.sweep()
+        self.checkpoints.delete_leftovers()
         for path in self._trainer.require_experiment("resuming").directory.glob(".tmp-*.json-*"):
             path.unlink(missing_ok=True)
         for path in self._broken:
@@ -306,7 +306,7 @@ class Run:
         return Checkpoints(experiment.checkpoints, self._trainer.log, run_id=experiment.run_id)
 
     def protect(self, who: str, step: int | None) -> None:
-        """Keep a step's checkpoint: nothing deletes or replaces it. This ends the protection of `who`'s last one."""
+        """Protect a step's checkpoint from deletion and replacement, instead of the earlier one of `who`."""
         self._protected[who] = step
 
     def prune(self) -> None:
@@ -395,7 +395,7 @@ class Run:
         entries = StateEntries(trainer.state)
         if late := sorted(entries.required - self._registered):
             self.log_once(
-                f"WARNING: {shorten_list(late)} came into trainer.state after the run began: add it before "
+                f"WARNING: {shorten_list(late)} was added to trainer.state after the start of the run: add it before "
                 "train(), or this run cannot be resumed"
             )
         meta = {
@@ -424,7 +424,7 @@ class Run:
                 del self._trainer.state[name]
         self._callback_keys = keys
 
-    def note_callback_states(self) -> None:
+    def keep_callback_states(self) -> None:
         """Keep the states of the callbacks at the end of an accepted run, for another call of `train`."""
         if not self.is_accepted:
             return
@@ -436,7 +436,7 @@ class Run:
     def _continue(self) -> None:
         """Continue from the trainer's current state, with the states of the callbacks of the last run."""
         if self._callback_states is None:
-            self.log("WARNING: the states of the last run's callbacks are unknown, so those of this run begin anew")
+            self.log("WARNING: the callback states of the last run are unknown; the callbacks start without a state")
         else:
             self._trainer.callbacks.load_state_dict(self._callback_states)
 
@@ -500,7 +500,7 @@ class Run:
         if has_saved:
             raise CheckpointError(
                 f"{experiment} ran {steps} steps, but its checkpoints are missing in "
-                f"{experiment.checkpoints}; put one back, start again with {FRESH}, or take another directory"
+                f"{experiment.checkpoints}; restore one, start again with {FRESH}, or use another directory"
             )
         came = f"reached step {steps}" if steps else "was killed"
         rows = "; its rows in metrics.jsonl are superseded" if experiment.metrics.exists() else ""
@@ -518,20 +518,20 @@ class Run:
                 trainer._around_restore(meta["facts"]),
                 StateEntries(trainer.state).restoring(checkpoint),
             ):
-                trainer._go_to(checkpoint.step, epoch_num=epoch_num)
+                trainer._set_step(checkpoint.step, epoch_num=epoch_num)
                 trainer.callbacks.load_state_dict(decode(meta["callbacks"]))
                 trainer.monitors.load_state_dict(meta["monitors"])
-                trainer._go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
+                trainer._set_step(checkpoint.step, outputs=dict(decode(meta["outputs"])))
                 self._resumed = [f"resumed at step {checkpoint.step}", *trainer._after_restore()]
                 set_keras_random_state(meta["random"]["keras"])
                 set_random_state(meta["random"])
         except BaseException:
             step, epoch_num, outputs, is_whole = before
-            trainer._go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
+            trainer._set_step(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise
 
     @contextmanager
-    def preparing(self) -> Iterator[None]:
+    def undoing_changes(self) -> Iterator[None]:
         """Context manager that reverts changes to the restored state, which already includes them."""
         keras_state = keras_random_state()
         with preserve_random_state(), StateEntries(self._trainer.state).preserve():
@@ -587,7 +587,7 @@ def _explain_oom(trainer: Trainer) -> Iterator[None]:
         if asked is None:
             raise
         said = str(error) if isinstance(error, PrototrainError) else f"after step {trainer.global_step}: {asked}"
-        cure = "" if trainer.config is None else "; a larger model.accumulate_steps needs less at a time"
+        cure = "" if trainer.config is None else "; a larger model.accumulate_steps needs less memory"
         raise OutOfMemoryError(f"out of memory: {said}; {trainer.run.resume_point()}{cure}") from error
 
 

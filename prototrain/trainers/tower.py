@@ -149,7 +149,7 @@ class TowerTrainer(Trainer):
         self.state.update(self.placement.attach(self.variables, self.built.layers))
         self._xla = XlaChoice(self.config["model.jit_compile"], self.log)
         if self._xla.is_measured and not self.measures_xla:
-            raise ConfigError(f'model.jit_compile: {type(self).__name__} cannot measure for "auto"; say true or false')
+            raise ConfigError(f'model.jit_compile: {type(self).__name__} cannot time XLA ("auto"); use true or false')
         if self._xla.chosen == "loop" and (self.towers > 1 or not self.measures_xla or not self.is_compiled):
             raise ConfigError(
                 f'model.jit_compile: "loop" is for one tower and a compiled step; this {type(self).__name__} takes '
@@ -313,7 +313,7 @@ class TowerTrainer(Trainer):
         return net
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
-        """Compute the gradients of a loss. Under the policy ``mixed_float16``, the loss is scaled meanwhile.
+        """Compute the gradients of a loss. The policy ``mixed_float16`` scales the loss and divides the gradients.
 
         Args:
             tape: the tape that recorded the loss.
@@ -439,7 +439,7 @@ class TowerTrainer(Trainer):
         is_whole = result.is_whole if failed else self.is_compiled
         # The outputs of a failed call may be those of the failed step.
         last = {name: row[-1] for name, row in result.scalars.items() if row} if failed else result.outputs
-        self._go_to(self.counter.step + result.steps, outputs=last or None, is_whole=is_whole)
+        self._set_step(self.counter.step + result.steps, outputs=last or None, is_whole=is_whole)
         self.watched, self.summary_events = result.watched, result.summary_events
         self.times.add_call(tracing=result.tracing, waiting=result.waiting)
         if self.is_compiled and result.steps:
@@ -453,7 +453,7 @@ class TowerTrainer(Trainer):
             self._check_copies()
             if calls.has_summaries and not self.callbacks.watchers:
                 self.run.log_once(
-                    "WARNING: the step calls tf.summary, and nothing records that; add Summaries() to the callbacks"
+                    "WARNING: the step calls tf.summary, but no callback records it; add Summaries() to the callbacks"
                 )
         if result.data_ended and not result.steps:
             self.data.start_next_pass()
@@ -499,7 +499,7 @@ class TowerTrainer(Trainer):
         ignored += ["GradientNorm"] if self.record_gradient_norm else []
         if ignored and "model.clip_gradients" not in self._used | found.keys():
             self.run.log_once(
-                f"WARNING: without effect: {', '.join(ignored)}, because {step} does not call self.apply_gradients()"
+                f"WARNING: no effect of {', '.join(ignored)}: {step} does not call self.apply_gradients()"
             )
 
     def _check_rate(self) -> None:

@@ -87,7 +87,7 @@ class XlaChoice:
 
         with (
             preserve_random_state(),
-            announcing("trying the step with XLA and without", self._log),
+            announcing("timing the step with and without XLA", self._log),
             preserve_values(variables),
             detect_summaries() as has_summaries,
         ):

@@ -21,7 +21,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(base: Path) -> SimpleTrainer:
-    """A trainer after 20 steps with moving averages, dropout and batch normalisation, and checkpoints of 15 and 20."""
+    """A trainer after 20 steps with moving averages, dropout and batch normalization, and checkpoints of 15 and 20."""
     trainer = SimpleTrainer(model_in(base), experiment=Experiment(base / "tiny"))
     trainer.train(
         [

@@ -57,7 +57,7 @@ def endless() -> dict[str, tf.data.Dataset]:
     ("dataset", "model", "error", "words"),
     [
         ("tst", {}, DataError, "datasets() gives no 'tst'; name one of trn, vld with --dataset"),
-        ("trn", {"datasets": endless}, DataError, "dataset 'trn' has no end, so the whole of it cannot be evaluated"),
+        ("trn", {"datasets": endless}, DataError, "dataset 'trn' is infinite"),
         ("vld", {"build": no_scalars}, ModelError, "build() returned no scalars without training"),
     ],
 )

@@ -48,7 +48,7 @@ def left_behind(base: Path) -> set[str]:
 
 
 def test_saved_model(trained: SimpleTrainer, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exports moving averages, batch normalisation, dropout, a lookup table and text; TensorFlow alone loads them."""
+    """Exports moving averages, batch normalization, dropout, a lookup table and text; TensorFlow alone loads them."""
     table()
     gc.freeze()  # as in a run from the command line, after which the collector has lost the table
     run(base)

@@ -68,7 +68,7 @@ def write(name: str, text: str) -> Any:
         (lambda copied: None, "7", "tiny has no checkpoint of step 7; there are 15, 20"),
         (write("checkpoints/step-0000000020/model.index", ""), None, "is damaged: the content of model.index does not"),
         (write("checkpoints/max-x.json", '{"stat": "x", "step": 15}'), "best", "x at step 15, vld/loss at step 20; na"),
-        (write("environment.json", '{"run_id": "other"}'), None, "is of another run"),
+        (write("environment.json", '{"run_id": "other"}'), None, "belongs to another run"),
     ],
 )
 def test_wrong_checkpoint_is_one_line(spoil: Any, which: str | None, words: str, copied: Path) -> None:
@@ -83,6 +83,6 @@ def test_checkpoint_of_another_model_names_the_changes(trained: SimpleTrainer, b
         logits = keras.layers.Dense(3, name="logits")(inputs["x"])
         return {"loss": tf.reduce_mean(logits)}
 
-    with pytest.raises(CheckpointError, match=r"logits/bias is float32\[2\] there and float32\[3\] here") as caught:
+    with pytest.raises(CheckpointError, match=r"logits/bias is float32\[2\] in the checkpoint") as caught:
         restore(model_in(base, build=build, model__width=3))
     assert str(caught.value).endswith("since it was written, model.width null -> 3")

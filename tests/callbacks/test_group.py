@@ -185,7 +185,7 @@ class Misspelt(Callback):
     [
         (None, "must (be|return) a list"),
         ([Callback], "not a callback: <class"),
-        ([keras.callbacks.Callback()], "write KerasCallback"),
+        ([keras.callbacks.Callback()], "wrap it in KerasCallback"),
         ([Misspelt()], r"Misspelt\(\) overrides no hook"),
     ],
     ids=["none", "class", "keras", "misspelt"],

@@ -96,7 +96,7 @@ def test_history_and_latest() -> None:
     assert monitors.history("trn/loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert monitors.history("nothing") == []
     assert monitors.latest("trn/loss") == monitors.latest("trn/loss", at_step=3) == 1 / 3
-    with pytest.raises(CallbackError, match="is of step 3, not of step 4"):
+    with pytest.raises(CallbackError, match="is from step 3; record one at step 4"):
         monitors.latest("trn/loss", at_step=4)
     with pytest.raises(CallbackError, match="no scalar 'loss'; did you mean 'trn/loss'"):
         monitors.latest("loss")

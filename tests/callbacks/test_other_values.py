@@ -64,7 +64,7 @@ def test_summaries_are_recorded_or_warned_about(experiment: Path, capsys: pytest
     said = capsys.readouterr().out
     assert said.count("WARNING: MapGradient: 'fc0' matches no variable that has a gradient; it must match whole") == 1
     assert said.count("WARNING: the loss does not depend on idle/kernel, idle/bias: not trained") == 1
-    assert said.count("WARNING: the step calls tf.summary, and nothing records that; add Summaries()") == 1
+    assert said.count("WARNING: the step calls tf.summary, but no callback records it; add Summaries()") == 1
     collects.got = []
     trainer.train([Summaries().every(steps=2), collects], max_steps=6, resume=False)
     assert ("trn:fc0/kernel-grad", 6) in collects.got and ("trn/fc0/bias-grad/rms", 6) in collects.got

@@ -105,7 +105,7 @@ def test_enable_callback_if() -> None:
     assert recorder.steps("trigger_epoch") == []
     assert periodic.steps("trigger") == [6, 8, 10]
     assert EnableCallbackIf(Recorder(), lambda trainer: True).next_step(3) is None  # takes no extra steps
-    with pytest.raises(CallbackError, match="InRun takes part in every step"):
+    with pytest.raises(CallbackError, match="InRun runs in every step"):
         EnableCallbackIf(InRun(), lambda trainer: True)
     with pytest.raises(CallbackError, match="SaveOnExit has no hook"):
         EnableCallbackIf(SaveOnExit(), lambda trainer: True)

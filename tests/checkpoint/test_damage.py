@@ -68,7 +68,7 @@ def falls_back(bench: Bench, checkpoints: Path, capsys: pytest.CaptureFixture[st
     assert bench.restore(checkpoints) == PREVIOUS
     assert values(bench.trainer) == bench.at[f"run/{PREVIOUS}"]
     said = capsys.readouterr().out
-    assert f"WARNING: checkpoint {checkpoints / NEWEST} is " in said
+    assert f"WARNING: checkpoint {checkpoints / NEWEST} " in said
     assert "WARNING: falling back to the checkpoint of step 3" in said
     assert sorted(path.name for path in checkpoints.iterdir()) == [f".bad-{NEWEST}", PREVIOUS]
     assert bench.restore(checkpoints) == PREVIOUS  # the second time without a message
@@ -149,7 +149,7 @@ def test_error_if_all_are_damaged(bench: Bench, damage: Damage) -> None:
     (checkpoints / PREVIOUS / META).unlink()
     before, live = sorted(checkpoints.iterdir()), values(bench.trainer)
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be used, .*--fresh"):
+        with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be used; .*--fresh"):
             bench.restore(checkpoints)
         assert values(bench.trainer) == live and bench.trainer.global_step == 0
         assert sorted(checkpoints.iterdir()) == before

@@ -161,7 +161,7 @@ def test_remains_of_a_killed_save_are_deleted(tmp_path: Path) -> None:
     (tmp_path / ".tmp-min-vld-loss.json-77").write_text("{")
     checkpoints.start(snapshot(2))()  # from a process with the same ID
     checkpoints.remove(1)
-    checkpoints.sweep()
+    checkpoints.delete_leftovers()
     assert names(tmp_path) == ["step-0000000002"]
 
 
@@ -187,7 +187,7 @@ def test_failed_save_leaves_nothing(tmp_path: Path) -> None:
         (lambda meta: meta.update(step=-1), "meta.json is not readable"),
         (lambda meta: meta.update(files=[]), "meta.json is not readable"),
         (lambda meta: meta["files"].update({"gone": {"size": 0}}), "No such file or directory"),
-        (_of_another_run, r"is of another run \(another\); .* model.weights_load_path"),
+        (_of_another_run, r"belongs to another run \(another\); .* model.weights_load_path"),
     ],
 )
 def test_invalid_meta_json_values(tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
@@ -248,7 +248,7 @@ def test_kill_between_any_two_calls_leaves_a_valid_checkpoint(tmp_path: Path) ->
         directory = tmp_path / str(at) / "checkpoints"
         code = _kill_child(directory, at)
         checkpoints = Checkpoints(directory, lambda line: None, run_id="mine")
-        checkpoints.sweep()
+        checkpoints.delete_leftovers()
         newest = checkpoints.newest()
         assert newest is not None, at
         assert not [name for name in names(directory) if name.startswith((".tmp-", ".old-"))]

@@ -85,6 +85,6 @@ REFUSED = [
 
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
 def test_inexact_values_are_refused(value: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"^x cannot be saved: .* would not come back as it is; use ") as caught:
+    with pytest.raises(CheckpointError, match=r"^x cannot be saved: .* cannot be restored unchanged; use ") as caught:
         encode(value, "x")
     assert type(value).__name__ in str(caught.value) and "\n" not in str(caught.value)

@@ -26,9 +26,12 @@ def of(elements: Any) -> tf.data.Dataset:
         (of((X, X)).map(lambda x, y: {"x": x, "y": y}).batch(2), None),
         (of(X), r'not TensorSpec.*; \.map\(lambda x, y: \{"x": x, "y": y\}\) makes one'),
         (of((X, X)), r"not \(TensorSpec"),
-        (of({0: X}), "with texts for keys"),
-        (of({"x": X}).window(2), "'x' in dataset 'trn' is no tensor but DatasetSpec"),
-        (of({"x": X}).map(lambda e: {**e, "y": {"z": None}}), "'y/z' in dataset 'trn' is no tensor but NoneTensorSpec"),
+        (of({0: X}), "with strings as keys"),
+        (of({"x": X}).window(2), "'x' in dataset 'trn' is not a tensor but DatasetSpec"),
+        (
+            of({"x": X}).map(lambda e: {**e, "y": {"z": None}}),
+            "'y/z' in dataset 'trn' is not a tensor but None",
+        ),
         (of({"x": X[:, 0]}), "gives single examples, not batches"),
         (of({"x": {"y": X}}).take(0), "is empty"),
         (5, "must give a tf.data.Dataset for 'trn', not int"),
@@ -95,10 +98,10 @@ def in_two(batch: Any) -> Any:
 
 def test_tensors_with_other_numbers_of_rows_are_not_divided() -> None:
     batch = {"x": tf.zeros([8, 2]), "negatives": tf.zeros([6, 2])}
-    with pytest.raises(DataError, match=r"negatives has another number of rows than x \(6 and 8\)"):
+    with pytest.raises(DataError, match=r"negatives and x have different numbers of rows \(6 and 8\)"):
         split_batch(batch, 2)
     specs = {name: tf.TensorSpec([None, 2]) for name in batch}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="negatives has another number of rows than x"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="negatives and x have different numbers of rows"):
         in_two.get_concrete_function(specs)(batch)
 
 

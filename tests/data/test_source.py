@@ -76,7 +76,7 @@ def test_validation_examples_are_never_trained_on(
     seen = {number for batch in read(source, 12) for number in batch}  # three passes
     drawn = random.random(), np.random.random()
     assert source.mode == "replay" and len(seen) == 16 and not seen & held_out
-    assert any("gives other data whenever it is called" in line for line in lines) == (make is not split)
+    assert any("returns different data in each call" in line for line in lines) == (make is not split)
     random.seed(3), np.random.seed(3)
     assert drawn == (random.random(), np.random.random())  # the run's own generators are left as they are
 

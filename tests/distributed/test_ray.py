@@ -66,7 +66,7 @@ def test_lost_workers_and_a_stop_change_no_result(tmp_path: Path) -> None:
     assert newest == f"step-{len(found):010d}" and sorted(found) == list(range(1, len(found) + 1))
     first, *others = json.loads((directory / "run.json").read_text())["parts"]
     assert len(others) == 2 and all(part["cause"] for part in others) and first["start"] == "fresh"
-    assert "was made again with another" not in output and output.count("resumed at step") >= 2
+    assert "was repeated with a different" not in output and output.count("resumed at step") >= 2
     end = time.monotonic() + 60
     while (left := _of_session(process.pid)) and time.monotonic() < end:
         time.sleep(0.1)

@@ -185,7 +185,7 @@ def one_variable_left_out(inputs: dict[str, tf.Tensor], train_phase: bool) -> An
 
 @pytest.mark.parametrize(("build", "name"), [(one_layer_left_out, "dense_1/kernel"), (one_variable_left_out, "scale")])
 def test_omitted_layers_must_be_named(build: Build, name: str) -> None:
-    with pytest.raises(ModelError, match=f"left out {name}, which cannot be told .* a name of its own"):
+    with pytest.raises(ModelError, match=f"left out {name}, which has no unique name"):
         used_again(fresh(build), build, False)
 
 

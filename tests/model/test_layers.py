@@ -57,7 +57,7 @@ def test_layers_unfrozen_after_the_trainer_was_made_are_an_error(epochs: int) ->
         trainer.keras_layers["body"].trainable = True
 
     trainer = tiny_trainer(build=classifier(body_and_head))
-    changed = "body/bn/beta.* has changed since the trainer was made"
+    changed = "body/bn/beta.* has changed since the trainer was created"
     with pytest.raises(ModelError, match=changed):
         trainer.train([CallbackFactory(trigger=unfreeze).every(steps=2)], steps_per_epoch=5, max_epoch=epochs)
     assert trainer.global_step == 5
@@ -80,7 +80,7 @@ def regularized(x: Any, training: bool) -> Any:
     return L.Dense(2, trainable=False, kernel_regularizer="l2", name="b")(hidden)
 
 
-def test_layer_losses_are_minimised_and_reported() -> None:
+def test_layer_losses_are_minimized_and_reported() -> None:
     trainer = SyncReplicatedTrainer(tiny_model(build=classifier(regularized)), ["CPU:0", "CPU:1"])
     start = weights(trainer)
     trainer.train(max_steps=1)

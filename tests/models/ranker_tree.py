@@ -17,16 +17,16 @@ CLASSES = ("mug_final", "lamp_final")
 PRODUCTS, VIEWS = 8, 3  # of each class
 
 
-def picture(path: Path, colour: tuple[int, int, int], *, size: tuple[int, int] = (24, 24), noise: int = 0) -> None:
-    """Write a JPEG of one colour, with noise from the given seed."""
-    pixels = np.full((*size, 3), colour, np.int32) + np.random.default_rng(noise).integers(-20, 20, (*size, 3))
+def picture(path: Path, color: tuple[int, int, int], *, size: tuple[int, int] = (24, 24), noise: int = 0) -> None:
+    """Write a JPEG of one color, with noise from the given seed."""
+    pixels = np.full((*size, 3), color, np.int32) + np.random.default_rng(noise).integers(-20, 20, (*size, 3))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(tf.io.encode_jpeg(pixels.clip(0, 255).astype(np.uint8), quality=95).numpy())
 
 
 def write_stanford(directory: Path) -> Path:
     """A tree in the layout of Stanford Online Products: 2 classes, 16 products to train with and 16 to test."""
-    colours = np.random.default_rng(3).integers(0, 255, (2 * len(CLASSES) * PRODUCTS, 3))
+    colors = np.random.default_rng(3).integers(0, 255, (2 * len(CLASSES) * PRODUCTS, 3))
     product = 0
     for part in ("train", "test"):
         lines = ["image_id class_id super_class_id path"]
@@ -35,7 +35,7 @@ def write_stanford(directory: Path) -> Path:
                 product += 1
                 for view in range(VIEWS):
                     path = f"{name}/{product}_{view}.JPG"
-                    picture(directory / path, tuple(colours[product - 1]), noise=10 * product + view)
+                    picture(directory / path, tuple(colors[product - 1]), noise=10 * product + view)
                     lines.append(f"{len(lines)} {product} {number} {path}")
         (directory / f"Ebay_{part}.txt").write_text("\n".join(lines) + "\n")
     return directory

@@ -80,7 +80,7 @@ K = 50
 
 
 @pytest.mark.parametrize("block", [7, 1000])
-def test_neighbours_and_recall_equal_a_full_sort(block: int) -> None:
+def test_neighbors_and_recall_equal_a_full_sort(block: int) -> None:
     random = np.random.default_rng(1)
     drawn, products = random.normal(size=(120, 6)).astype(np.float32), random.integers(0, 20, 120)
     catalogue = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)

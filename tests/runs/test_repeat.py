@@ -158,7 +158,7 @@ def test_differences_are_printed(place: None, original: Path, capsys: pytest.Cap
         "config trainer.limit_batches was None and is 4",
         "the pipeline's stage TensorSlice(float32[20,3]",
         "callback Mine gone",
-        "metrics compared with experiments/first: step 2 was made again with another trn/loss",
+        "metrics compared with experiments/first: step 2 was repeated with a different trn/loss",
     ):
         assert words in printed, words
 
@@ -214,7 +214,7 @@ def test_import_and_forget_copies(versions: Path) -> None:
     assert not list((versions / "copies").rglob("*.pyc"))
 
 
-def test_missing_neighbours_of_a_copy(versions: Path) -> None:
+def test_missing_neighbors_of_a_copy(versions: Path) -> None:
     package = versions / "outer_of_snapshot/package"
     shutil.rmtree(versions / "outer_of_snapshot")
     with imported_from_copies({"outer_of_snapshot.package": (package, versions / "copies/package")}):

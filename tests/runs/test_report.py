@@ -115,7 +115,7 @@ def test_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert page.after("best", 2) == ["vld/loss 0.4 at step 100", "vld/loss 0.2 at step 150"]
     assert page.after("command") == ["prototrain run m -s model.width=4"] and page.after("changed") == ["model.width=4"]
     assert page.after("model.width", 2) == ["4", "8"]
-    labels = [(line["label"], line["colour"], line["pale"]) for line in page.charts["loss"] if "vld" in line["label"]]
+    labels = [(line["label"], line["color"], line["pale"]) for line in page.charts["loss"] if "vld" in line["label"]]
     assert labels == [(f"{name} vld/loss{raw}", n, bool(raw)) for n, name in enumerate("ab") for raw in (", raw", "")]
 
 

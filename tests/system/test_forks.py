@@ -172,7 +172,7 @@ def test_thread_that_was_told_to_end_and_does_not_is_reported(stop: Any, capsys:
     helper = StartProcOrThread(thread, stop=stop, timeout=0.0)
     CountingTrainer().train([helper], max_steps=1)
     assert thread.daemon and thread.is_alive()
-    said = "deaf did not end when it was told to, and is left running" in capsys.readouterr().out
+    said = "deaf did not end within 0 s and is left running" in capsys.readouterr().out
     assert said == (stop is not None)
     release.set()
     thread.join()

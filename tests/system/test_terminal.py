@@ -72,17 +72,17 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colors_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    for stream, has_colours in ((Terminal(), True), (io.StringIO(), False)):
+    for stream, has_colors in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stdout", stream)
         print_tables("\x1b[2J before", WIDE, end="\n\n")
         said = stream.getvalue()
-        assert said.startswith(r"\x1b[2J before") and said.endswith("x\n\n" if not has_colours else "\n\n")
-        assert ("\x1b[31mfailed" in said) == has_colours
-        assert has_colours or str(WIDE) in said
+        assert said.startswith(r"\x1b[2J before") and said.endswith("x\n\n" if not has_colors else "\n\n")
+        assert ("\x1b[31mfailed" in said) == has_colors
+        assert has_colors or str(WIDE) in said
         assert max(map(len, plain_table({"name": "word " * 40}).splitlines())) == 80
 
 

@@ -61,7 +61,7 @@ def test_operations_before_the_first_step(experiment: Path, capsys: pytest.Captu
         "waiting for the first batch of the training data ...",
         "building the model ...",
         "checking the newest checkpoint ...",
-        "trying out the validation on 'vld' ...",
+        "testing the validation on 'vld' ...",
         "waiting for the first batches of 'vld' ...",
         "writing config, sources and environment ...",
         "tracing and compiling the step ...",
@@ -128,7 +128,7 @@ def test_signal_interrupts_the_first_validation(experiment: Path, capsys: pytest
     finally:
         is_over.set()
     assert caught.value.code == 143 and trainer.global_step == 0
-    assert "SIGTERM: stopping before the first step; twice more leaves at once" in capsys.readouterr().out
+    assert "SIGTERM: stopping before the first step; two more signals exit at once" in capsys.readouterr().out
 
 
 def test_signal_while_restoring(experiment: Path) -> None:

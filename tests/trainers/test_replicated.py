@@ -23,7 +23,7 @@ from tests.tiny import At, Losses, classifier, tiny_arrays, tiny_build, tiny_mod
 
 @classifier
 def plain_build(x: Any, train_phase: bool) -> Any:
-    """No random layers, and batch normalisation over all towers: any number of towers gives the same results."""
+    """No random layers, and batch normalization over all towers: any number of towers gives the same results."""
     x = keras.layers.Dense(6, activation="relu", name="fc0")(x)
     x = keras.layers.BatchNormalization(synchronized=True, name="bn0")(x, training=train_phase)
     return keras.layers.Dense(2, name="logits")(x)

@@ -168,7 +168,7 @@ def test_processors_and_norm_that_nothing_applies_are_named(capsys: pytest.Captu
         trainer = make(line())
         trainer.gradient_processors.append(ClipByValue(-1.0, 1.0))
         trainer.train([GradientNorm()], max_steps=2)
-    found = re.findall("WARNING: without effect: (.*), because", capsys.readouterr().out)
+    found = re.findall("WARNING: no effect of (.*):", capsys.readouterr().out)
     assert found == ["ClipByValue, GradientNorm"]
 
 

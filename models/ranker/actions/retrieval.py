@@ -1,4 +1,4 @@
-"""Exact nearest neighbours by cosine similarity, a block of queries at a time."""
+"""Exact nearest neighbors by cosine similarity, a block of queries at a time."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class JSONWriter(Monitor):
             step, aside = self.trainer.global_step, superseded(self._path)
             size = aside.stat().st_size if aside.exists() else 0
             # A run that starts at step 0 repeats every row, including those of step 0.
-            with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
+            with announcing(f"truncating {self._path} to step {step}", self.trainer.log):
                 last = truncate_rows(self._path, -1 if self.trainer.run.is_fresh else step)
             self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
             self._size = 0 if last is None else self._path.stat().st_size - self._offset

@@ -93,7 +93,7 @@ class ScalarPrinter(Monitor):
             left_out = [column for column in columns if column not in shown]
             if left_out and not self._has_left_out:
                 self._has_left_out = True
-                self.trainer.log(f"not printed for lack of room: {shorten_list(left_out)}")
+                self.trainer.log(f"columns that do not fit: {shorten_list(left_out)}")
             self._header, self._lines = (widths, shown), 0
             lines.insert(0, _line(_Row(list(_LEAD), {name: f"{_short(name)} " for name in shown}), widths, shown))
         self._lines += len(rows)

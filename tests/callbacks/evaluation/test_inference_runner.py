@@ -103,7 +103,7 @@ def test_failing_and_endless_data() -> None:
     broken = data.map(lambda batch: {**batch, "x": tf.debugging.check_numerics(batch["x"] / 0.0, "bad x")})
     with pytest.raises(StepError, match=r"InferenceRunner on 'inference' failed at step \d: .*bad x"):
         trainer.train([InferenceRunner(broken, ScalarStats("loss"))], max_steps=1)
-    with pytest.raises(DataError, match="'inference' has no end, so the whole of it cannot be evaluated; leave out"):
+    with pytest.raises(DataError, match="'inference' is infinite; remove its repeat"):
         trainer.train([InferenceRunner(data.repeat(), ScalarStats("loss"))], max_steps=1)
     assert trainer.global_step == 0
 

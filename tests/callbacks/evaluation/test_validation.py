@@ -76,7 +76,7 @@ def test_validation_does_not_change_training(capsys: pytest.CaptureFixture[str])
         return values(trainer)
 
     without = final(Validation().every(steps=1), datasets=lambda: {"trn": tiny_datasets()["trn"]})
-    assert capsys.readouterr().out.count("no validation: the model's datasets() gives no 'vld'; it gives trn") == 1
+    assert capsys.readouterr().out.count("no validation: the model's datasets() has no 'vld'; it has: trn") == 1
     assert without == final(Validation().every(steps=1, before_train=True))
 
 
@@ -86,7 +86,7 @@ def test_validation_does_not_change_training(capsys: pytest.CaptureFixture[str])
         ("vld", -1, "at least 0"),
         ("no", 0, "gives no 'no'"),
         ([1], 0, "takes a name; name one of trn"),
-        ("trn", 0, "has no end"),
+        ("trn", 0, "is infinite"),
     ],
 )
 def test_evaluate_refuses(dataset: str, batches: int, words: str) -> None:

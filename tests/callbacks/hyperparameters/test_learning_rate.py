@@ -85,7 +85,7 @@ def test_config_needs_no_schedule_if_a_callback_sets_the_rate(experiment: Path) 
         return SimpleTrainer(model, experiment=experiment)
 
     trainer = without(experiment)
-    with pytest.raises(ConfigError, match="needs a learning rate, of the config or of a callback such as LearningRate"):
+    with pytest.raises(ConfigError, match="needs a learning rate, from the config or from a callback"):
         trainer.train([], max_steps=4)
     trainer.train([rates := noted(), LearningRate(halves), SaveOnExit()], max_steps=2)
     again = without(experiment)

@@ -58,7 +58,11 @@ def test_resumed_run_has_every_step_once(experiment: Path, save_every: int, kill
     ("again", "is_same", "words"),
     [
         ({}, True, "steps 4 to 5 repeated with the same values"),
-        ({"s5": {"x": 1.5, "perf/speed": 2.0}}, False, "WARNING: step 5 was made again with another x: 1.5, was 1.0"),
+        (
+            {"s5": {"x": 1.5, "perf/speed": 2.0}},
+            False,
+            "step 5 was repeated with a different x: 1.5 instead of 1.0",
+        ),
         ({"s4": {"y": 3}, "s5": {"x": 1.0, "perf/speed": 2.0}}, True, "steps 4 to 5 repeated"),
     ],
 )

@@ -74,7 +74,7 @@ def test_narrow_terminal_and_repeated_header(
         table = [line for line in said.splitlines() if re.match(" *(step|[0-9]+) ", line)]
         assert sum("epoch" in line for line in table) == headers and len(table) == headers + 25
         assert max(map(len, table)) <= max(columns, 60) and "loss" in table[0]
-        assert said.count("not printed for lack of room: metric_") == 1
+        assert said.count("columns that do not fit: metric_") == 1
 
 
 def test_means_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
