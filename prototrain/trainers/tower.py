@@ -589,7 +589,7 @@ class TowerTrainer(Trainer):
 
     def _check_trained(self) -> None:
         """Raise a ModelError if `trainable` of a layer has changed since the trainer was made."""
-        if self.is_compiled and not self.has_own_train_step:  # such a step chooses the variables itself
+        if self.is_compiled and not self.has_own_train_step:  # such a step may change `trainable` while it runs
             self.built.check_trained()
 
     def next_batch(self) -> dict[str, Any]:
