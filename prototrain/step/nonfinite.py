@@ -55,6 +55,9 @@ class Guard:
     reports_non_finite = False  # whether an iteration may report that it was not finite, which ends the call
     undoes_calls = False  # whether a call that was not finite is undone by `restore`, and its steps must be repeated
 
+    def __init__(self) -> None:
+        self._copies = _Copies()
+
     def begin_call(self, variables: Sequence[tf.Variable]) -> None:
         """Start a call; traced. `variables` are all that its steps may change."""
 
@@ -87,6 +90,7 @@ class Guard:
 
     def restore(self) -> None:
         """Undo the changes of a failed step, after `failed_with` has recognized its error."""
+        self._copies.restore()
 
 
 class AssertFinite(Guard):
@@ -98,7 +102,7 @@ class AssertFinite(Guard):
     """
 
     def __init__(self) -> None:
-        self._copies = _Copies()
+        super().__init__()
         self._shown: list[list[str]] = []  # names of the values in the message, for each check of all traces
         self._begun: list[Any] = []
         self._checks: list[tf.Operation] = []
@@ -144,9 +148,6 @@ class AssertFinite(Guard):
             return None
         return dict(zip(self._shown[int(found[1])], map(float, found[2].split()), strict=True))
 
-    def restore(self) -> None:
-        self._copies.restore()
-
 
 class UndoCalls(Guard):
     """A guard for small models on one tower: a non-finite step undoes its call, which another guard repeats.
@@ -164,7 +165,7 @@ class UndoCalls(Guard):
     undoes_calls = True
 
     def __init__(self, *, checks_gradients: bool) -> None:
-        self._copies = _Copies()
+        super().__init__()
         self._checks_gradients = checks_gradients
         self._slots: dict[int, Any] = {}
 
@@ -191,9 +192,6 @@ class UndoCalls(Guard):
 
     def end_call(self, finite: tf.Tensor | bool = True) -> tf.Tensor:
         return tf.convert_to_tensor(finite) & all_finite(list(self._slots.values()))
-
-    def restore(self) -> None:
-        self._copies.restore()
 
 
 class _Copies:
@@ -228,6 +226,7 @@ class SkipNonFinite(Guard):
     """
 
     def __init__(self, loss_scale: LossScale | None = None, *, ends: bool = True) -> None:
+        super().__init__()
         self._loss_scale = loss_scale
         self.reports_non_finite = ends
         self._before: list[tuple[tf.Variable, tf.Tensor]] = []
