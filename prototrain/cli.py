@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         other stop signals with 128 plus their number.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - None if the caller has closed it
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError):  # not a text file of Python
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a locale may lack characters

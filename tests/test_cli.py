@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from prototrain import default_callbacks, load_model
+from prototrain.callbacks import SaveOnExit, ScalarPrinter
 from prototrain.cli import main
 from prototrain.errors import ModelError
 from tests.conftest import ROOT
 from tests.made import make, part
-from tests.tiny import fails, rows
+from tests.tiny import fails, rows, tiny_trainer
 
 MODEL = """
 import keras, tensorflow as tf
@@ -67,6 +68,18 @@ def test_run_and_rerun(capfd: pytest.CaptureFixture[str]) -> None:
     assert "resumed at step 4; data: " in capfd.readouterr().out
     assert main(["run", "m", "--fresh", "--yes", "--trainer", "m:datasets"]) == 1
     assert Path("experiments/e/checkpoints/step-0000000006").is_dir()
+
+
+def test_closed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        patch.setattr(sys, "stdin", None)
+        assert main(["run", "m"]) == 0 and main(["runs"]) == 0
+        sys.stdout.close()  # what main() has opened
+        trainer = tiny_trainer(Path("experiments/tiny"))
+        patch.setattr(sys, "stdout", None)  # in a script
+        trainer.train([ScalarPrinter().every(steps=1), SaveOnExit()], max_steps=2)
+    assert "step" in Path("experiments/tiny/train.log").read_text()
 
 
 def test_steps_and_epochs_options(capfd: pytest.CaptureFixture[str]) -> None:

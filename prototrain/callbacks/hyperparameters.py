@@ -305,12 +305,14 @@ class HumanHyperParamSetter(HyperParamSetter):
         except OSError:
             return None
         value = None
+        setters = [one for one in map(innermost, self.trainer.callbacks) if isinstance(one, HumanHyperParamSetter)]
+        others = {one.param.name for one in setters if one is not self and one._path == self._path}
         for line in text.splitlines():
-            name, sign, number = line.replace("=", ":", 1).partition(":")
-            if not line.strip() or line.lstrip().startswith("#") or (sign and name.strip() != self.param.name):
+            name, _, number = line.partition("#")[0].replace("=", ":", 1).partition(":")
+            if not name.strip() or name.strip() in others:
                 continue
             try:
-                found = float(number)
+                found = float(number) if name.strip() == self.param.name else math.nan
             except ValueError:
                 found = math.nan
             if math.isfinite(found) and self.param.takes(found):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError
+from prototrain.system.terminal import is_terminal
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -27,7 +28,7 @@ class DebugShell(Callback):
     """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch`. Ctrl-D continues."""
 
     def setup(self) -> None:
-        if not sys.stdin.isatty():
+        if not is_terminal(sys.stdin):
             raise CallbackError("a debug shell needs a terminal to read from; leave out DebugShell (--debug)")
 
     def before_train(self) -> None:
@@ -53,7 +54,7 @@ class InjectShell(Callback):
         if not self._file.exists():
             return
         self._file.unlink(missing_ok=True)
-        if sys.stdin.isatty():
+        if is_terminal(sys.stdin):
             open_shell(self.trainer)
         else:
             self.trainer.log(f"WARNING: {self._file} asks for a shell, but this run has no terminal to read from")
@@ -140,6 +141,11 @@ class StartProcOrThread(Callback):
         self._all = [startable] if isinstance(startable, Startable) else list(startable)
         self._stop = stop
         self._timeout = timeout
+
+    def setup(self) -> None:
+        for one in self._all:
+            if one.ident is not None:
+                raise CallbackError(f"StartProcOrThread: {one.name} was started before; the callback starts it")
 
     def before_train(self) -> None:
         for one in self._all:

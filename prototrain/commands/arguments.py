@@ -13,7 +13,8 @@ from prototrain.config.schema import SCHEMA, is_strict
 from prototrain.config.values import texts_of_file
 from prototrain.errors import ConfigError
 from prototrain.model import Model, load_model, require_module
-from prototrain.system.terminal import did_you_mean, import_tensorflow
+from prototrain.system.signals import LeavingAtOnce
+from prototrain.system.terminal import did_you_mean, import_tensorflow, is_terminal
 
 
 class Parser(argparse.ArgumentParser):
@@ -127,7 +128,9 @@ def load_tensorflow() -> None:
     """Import TensorFlow, and print a message first."""
     if "tensorflow" not in sys.modules:
         print("loading TensorFlow ...", file=sys.stderr, flush=True)
-    import_tensorflow()
+    with LeavingAtOnce():  # Python's exception would be raised, or get lost, within C++ code
+        import_tensorflow()
+        import keras  # noqa: F401
 
 
 def given(options: argparse.Namespace) -> list[str]:
@@ -144,7 +147,7 @@ def early_value(texts: Sequence[str], key: str) -> Any:
 
 def confirm(question: str) -> bool:
     """Ask a question at the terminal; returns whether the answer is yes."""
-    if not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         raise ConfigError(f"{question} There is no terminal to answer at; add --yes if that is what you want")
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

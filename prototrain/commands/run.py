@@ -29,7 +29,7 @@ from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_user_module
 from prototrain.system.signals import ignore_save_signals
-from prototrain.system.terminal import did_you_mean
+from prototrain.system.terminal import did_you_mean, is_terminal
 
 if TYPE_CHECKING:
     from prototrain.runs.repeat import Repeat
@@ -187,7 +187,7 @@ def _repeat(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTrainer:
-    if options.debug and not sys.stdin.isatty():
+    if options.debug and not is_terminal(sys.stdin):
         raise ConfigError("--debug opens a shell, and there is no terminal to read from; leave it out")
     if options.towers is not None:
         load_tensorflow()

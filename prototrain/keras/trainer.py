@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks import ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Validation
+from prototrain.callbacks import ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Summaries, Validation
 from prototrain.callbacks.base import Callback, innermost
 from prototrain.callbacks.evaluation import metric_scalars
 from prototrain.callbacks.saving import save_ahead
@@ -343,6 +343,7 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
     elif validation not in (None, (0, 1)):
         raise CallbackError("fit: with a Validation in the list, leave out validation_steps and validation_freq")
     if verbose:
+        added += [] if Summaries in kinds else [Summaries().every(epochs=1)]  # for means over the epoch
         added.append(ScalarPrinter().every(epochs=1))
     if verbose in ("auto", 1, True):
         added.append(ProgressBar())

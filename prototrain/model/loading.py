@@ -177,6 +177,7 @@ def load_model(name: str) -> Model:
 def require_module(name: str) -> None:
     """Raise a ModelError if there is no module of a model; does not import it."""
     module = name.partition(":")[0]
+    _check_module_name(module)
     _add_cwd_to_path()
     try:
         found = importlib.util.find_spec(module)
@@ -186,14 +187,18 @@ def require_module(name: str) -> None:
         raise _no_model(module)
 
 
+def _check_module_name(name: str) -> None:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ModelError(f"{name!r} is not a module name; write it with dots, such as models.simple")
+
+
 def import_user_module(name: str, *, what: str) -> ModuleType | None:
     """Import a user's module from the current directory or an installed package; returns None if it does not exist.
 
     Raises:
         ModelError: the name is invalid, or importing the module fails (its traceback is printed to stderr).
     """
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ModelError(f"{name!r} is not a module name; write it with dots, such as models.simple")
+    _check_module_name(name)
     _add_cwd_to_path()
     try:
         return importlib.import_module(name)

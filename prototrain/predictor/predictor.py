@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import DataError, ModelError
 from prototrain.readers.flows import without_loss
-from prototrain.system.terminal import in_notebook
+from prototrain.system.terminal import in_notebook, is_terminal
 from prototrain.system.tracebacks import cause, in_one_line
 
 
@@ -151,7 +151,7 @@ class DatasetPredictor:
             DataError: the data cannot be read, or a batch does not have the predictor's inputs.
             ModelError: see `Predictor`.
         """
-        is_hidden = not self._bar or not (sys.stderr.isatty() or in_notebook())
+        is_hidden = not self._bar or not (is_terminal(sys.stderr) or in_notebook())
         batches, length = self._dataset, None
         if isinstance(batches, tf.data.Dataset):
             length = max(int(batches.cardinality()), 0) or None

@@ -145,11 +145,16 @@ class Table:
         return format(cell, self.number_format)
 
 
+def is_terminal(stream: Any) -> bool:
+    """Return whether a standard stream is a terminal; it is None if the caller has closed it."""
+    return stream is not None and bool(stream.isatty())
+
+
 def print_tables(*parts: Table | str, end: str = "\n") -> None:
     """Print tables and text. Tables are folded to the width of the terminal, or else of COLUMNS, or to `WIDTH`."""
     for number, part in enumerate(parts):
         last = end if number == len(parts) - 1 else "\n"
-        if isinstance(part, Table) and sys.stdout.isatty():
+        if isinstance(part, Table) and is_terminal(sys.stdout):
             from rich.console import Console
 
             terminal = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
@@ -166,7 +171,7 @@ def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
     """
     texts = {one_line(name): printable(str(value)) for name, value in rows.items()}
     if width is not None:
-        if sys.stdout.isatty():
+        if is_terminal(sys.stdout):
             width = min(width, shutil.get_terminal_size().columns)
         room = max(width - max(map(len, texts)) - 2, _LEAST)
         folded = textwrap.TextWrapper(room, break_on_hyphens=False, break_long_words=False)

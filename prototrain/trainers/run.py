@@ -204,7 +204,7 @@ class Run:
     def log(self, text: str) -> None:
         """Print one or more lines, without breaking a progress bar, and append them to the experiment's train.log."""
         # A full disk must not end the run.
-        with suppress(OSError):
+        with suppress(OSError, AttributeError):  # AttributeError: stdout is closed
             tqdm.write(printable(text))
         self.log_to_file(text)
 

@@ -159,6 +159,12 @@ def test_rerun_after_early_stopping(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def test_printed_loss_is_the_mean_over_the_epoch() -> None:
+    trainer = KerasTrainer(classifier())
+    history = trainer.fit(X, Y, epochs=3, batch_size=8)
+    assert [value for _, value in trainer.monitors.history("trn/loss")] == pytest.approx(history.history["loss"])
+
+
 def test_verbose_0_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     KerasTrainer(classifier(), experiment=tmp_path / "run").fit(X, Y, verbose=0)
     assert capsys.readouterr().out == ""

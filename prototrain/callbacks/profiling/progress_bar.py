@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.monitor import as_number
 from prototrain.errors import CallbackError
-from prototrain.system.terminal import in_notebook, matching
+from prototrain.system.terminal import in_notebook, is_terminal, matching
 
 _BAR_SECONDS, _LINE_SECONDS = 0.5, 10.0  # between two updates
 _WIDE = 100  # columns of a terminal that has room for the epoch
@@ -47,7 +47,7 @@ class ProgressBar(Callback):
         self._started_at = self._shown_at = self._clock()
         self._first_step = trainer.global_step
         self._total = None if trainer.is_endless else trainer.total_steps
-        if (sys.stderr.isatty() or in_notebook()) and trainer.global_step < trainer.total_steps:
+        if (is_terminal(sys.stderr) or in_notebook()) and trainer.global_step < trainer.total_steps:
             self._bar = tqdm(total=self._total, initial=trainer.global_step, unit=" steps", dynamic_ncols=True)
 
     def next_step(self, step: int) -> int | None:

@@ -16,7 +16,15 @@ from prototrain.callbacks.base import innermost
 from prototrain.callbacks.monitor import Monitor, as_number, split_name
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
-from prototrain.system.terminal import format_clock, format_number, one_line, printable, shorten_list, shortened
+from prototrain.system.terminal import (
+    format_clock,
+    format_number,
+    is_terminal,
+    one_line,
+    printable,
+    shorten_list,
+    shortened,
+)
 
 _WIDTH, _HEIGHT = 120, 40  # without a terminal
 _NUMBER = 10  # width of the longest number
@@ -64,13 +72,13 @@ class ScalarPrinter(Monitor):
         self._prefixes: dict[str, set[str]] = {}  # by column
         self._header: tuple[list[int], list[str]] = [], []  # widths and columns of the last header
         self._lines = 0  # since the last header
-        self._has_left_out = False
+        self._has_left_out = self._has_triggered = False
 
     def before_train(self) -> None:
         self._since = self.trainer.global_step, self.trainer.times.steps
 
     def after_train(self) -> None:
-        if self.trainer.global_step > self.trainer.run.began_at and not self._prefixes:
+        if self._has_triggered and not self._prefixes:
             self.trainer.log(
                 "WARNING: ScalarPrinter has printed nothing: no scalar matches its whitelist and blacklist"
             )
@@ -79,11 +87,12 @@ class ScalarPrinter(Monitor):
         self._recorded |= {name: (step, value) for name, value in values.items()}
 
     def trigger(self) -> None:
+        self._has_triggered = True
         rows = self._rows()
         if not rows:
             return
         columns = sorted(self._prefixes, key=self._rank)
-        size = shutil.get_terminal_size() if sys.stdout.isatty() else os.terminal_size((_WIDTH, _HEIGHT))
+        size = shutil.get_terminal_size() if is_terminal(sys.stdout) else os.terminal_size((_WIDTH, _HEIGHT))
         prefixes = set().union(*self._prefixes.values())
         step_width = 5 if self.trainer.is_endless else max(5, len(str(self.trainer.total_steps)))
         widths = [step_width, 5, 8, 7, max(4, *(len(one_line(prefix)) for prefix in prefixes))]
@@ -98,7 +107,7 @@ class ScalarPrinter(Monitor):
             lines.insert(0, _line(_Row(list(_LEAD), {name: f"{_short(name)} " for name in shown}), widths, shown))
         self._lines += len(rows)
         self.trainer.run.log_to_file("\n".join(lines))
-        with suppress(OSError):
+        with suppress(OSError, AttributeError):  # AttributeError: stdout is closed
             tqdm.write("\n".join(map(printable, lines)))
 
     def _rows(self) -> list[_Row]:

@@ -126,7 +126,7 @@ def test_human_edits_the_file(experiment: Path, capsys: pytest.CaptureFixture[st
         1: "",
         2: "# a comment\n\nrate: 0.5\nother = 3\n",
         3: "rate: 0.5\nwhat is this\nrate = fast\n",
-        4: "rate: 0.5\nwhat is this\nrate = 0.25\nrate = nan\n",
+        4: "rate: 0.5\nwhat is this\nrate = 0.25  # half\nrate = nan\n",
     }
 
     trainer = CountingTrainer(experiment=experiment)
@@ -137,6 +137,7 @@ def test_human_edits_the_file(experiment: Path, capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     assert printed.count("ignored the line 'what is this'") == printed.count("ignored the line 'rate = fast'") == 1
     assert "rate is 0.5 from step 3 on (it was 1)" in printed
+    assert printed.count("ignored the line 'other = 3'") == 1 and "a comment" not in printed
 
 
 @pytest.mark.parametrize("before", [[(0, 0.5), (2, 0.25)], [(0, 0.5), (2, 0.125), (5, 0.0625)], None])
