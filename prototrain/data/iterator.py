@@ -53,7 +53,12 @@ def _stop_reading() -> None:
 class DataIterator:
     """An endless stream of training batches with a position; made by `prototrain.data.positions.training_data`.
 
-    This class has the mode "restart": a resumed run starts a new pass. Each subclass keeps a position.
+    The trainer calls `catch_up` before it reads `iterator`, `count` after it has trained, `start_next_pass` at the end
+    of a pass, and `rewind` after a failed step. A checkpoint calls `write` and `read`.
+
+    This class has the mode "restart": a resumed run starts a new pass. Each subclass keeps a position: it overrides
+    `_look`, which returns the first batch, `_seek`, which moves to a position, and `_write` and `_restore`, if the
+    position is more than numbers.
 
     Attributes:
         number: index of the pass, from 0.

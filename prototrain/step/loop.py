@@ -1,5 +1,12 @@
 """The compiled loop: many iterations over the batches of an iterator, traced once.
 
+From a call to the update:
+
+    TowerTrainer._run_compiled -> StepCalls.run -> CompiledCalls.run_loop    one call of many steps
+    -> _iterate -> _step                                                     the loop and its body, traced
+    -> Iteration -> Placement.run -> TowerTrainer.train_step                 one step, on each tower
+    -> build, gradients, apply_gradients -> the guard -> the optimizer       one update
+
 The loop ends after the requested number of steps, at the end of the data, at a requested stop, and at a non-finite
 step. If a callback runs after every step, a call is a single iteration without a loop.
 """

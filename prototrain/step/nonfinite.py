@@ -1,5 +1,12 @@
 """Policies for non-finite losses, gradients and learning rates, and loss scaling for float16.
 
+    guard            used                                       a step that is not finite
+    Guard            without `StopOnNaN`                        is applied
+    AssertFinite     by default                                 fails before its update
+    UndoCalls        for small models on one tower              undoes its call, which another guard repeats
+    SkipNonFinite    with loss scaling, or if a failed step     is skipped
+                     would leave other towers waiting
+
 A traced iteration calls its guard three times: `begin` first, `apply` for each update from inside a tower, and `finish`
 after all towers. Variables that a step changes before it is known to be finite, such as batch statistics and seeds, are
 copied in `begin` and restored after a non-finite step.
