@@ -296,12 +296,11 @@ class CallbackGroup:
         Errors, stop messages and recorded scalars are attributed to the callback.
         """
         trainer, label = self._trainer, self._labels[callback]
-        shown = "before_train" if hook == "check_run" else hook
-        what = f"{shown} of {label}"
+        what = f"{hook} of {label}"
         begin = time.perf_counter()
         try:
             with (
-                _naming(callback, shown),
+                _naming(callback, hook),
                 announcing(what, trainer.log) if at_start else nullcontext(),
                 nullcontext() if hook == "after_train" else trainer.stop.waiting_for(what),
                 trainer.monitors.recorded_by(label),

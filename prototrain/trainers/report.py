@@ -87,7 +87,7 @@ class RunTimes:
     def report(self, callbacks: Mapping[str, float]) -> str:
         """Return a line with the shares of the time. `callbacks` are seconds by name, the longest first."""
         total = max(self.clock() - self.began, 1e-9)
-        steps = f"training {self.steps / total:.0%}"
+        steps = f"training {max(self.steps, 0.0) / total:.0%}"
         if self.input > _NAMED_SHARE * total:
             steps += f" (input {self.input / total:.0%})"
         others = {"compiling": self.tracing, **dict(islice(callbacks.items(), 1))}  # run.json has all callbacks
