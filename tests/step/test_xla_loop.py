@@ -143,7 +143,7 @@ def with_strings(inputs: Any, train_phase: bool) -> Any:
 @pytest.mark.parametrize(
     ("model", "callbacks", "said"),
     [
-        ({"datasets": tiny_datasets}, [], "one shape.*drop_remainder"),
+        ({"datasets": tiny_datasets}, [], "fixed shape.*drop_remainder"),
         ({"build": with_summary}, [], "tf.summary"),
         ({"build": with_strings}, [], "XLA cannot compile"),
         ({}, [DumpTensors(["logits"]).every(steps=2)], "watches logits"),

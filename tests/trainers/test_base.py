@@ -244,7 +244,7 @@ def test_run_that_ends_within_its_first_call_has_a_last_step(hook: str) -> None:
 def test_train_within_train_is_an_error() -> None:
     trainer = CountingTrainer()
     again = CallbackFactory(trigger=lambda self: self.trainer.train(max_steps=9))
-    with pytest.raises(CallbackError, match="within train"):
+    with pytest.raises(CallbackError, match="is running already"):
         trainer.train([again.every(steps=2)], max_steps=4)
     trainer.train(max_steps=6)
     assert trainer.global_step == 6
@@ -349,7 +349,7 @@ def test_fresh_start_deletes_after_the_checks(experiment: Path) -> None:
     assert trainer.run.resume_line() == "fresh" and trainer.run.checkpoints.steps() == [2]
     assert trainer.state["total"] == 3
     assert not (experiment / "analysis").exists() and not (experiment / "metrics.jsonl").exists()
-    with pytest.raises(ExperimentError, match=r"fresh=True\): this trainer has made 2 steps already"):
+    with pytest.raises(ExperimentError, match=r"fresh=True\): this trainer has already run 2 steps"):
         trainer.train([SaveOnExit()], max_steps=4, fresh=True)
     assert trainer.run.checkpoints.steps() == [2]
 
