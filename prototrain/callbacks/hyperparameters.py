@@ -70,7 +70,8 @@ class HyperParam:
 
     def takes(self, value: float) -> bool:
         """Return whether `value` can be set: a variable of integers takes whole numbers only."""
-        return self._attribute is not None or not tf.as_dtype(self.variable.dtype).is_integer or value == int(value)
+        is_whole = self._attribute is None and tf.as_dtype(self.variable.dtype).is_integer
+        return not is_whole or float(value).is_integer()
 
     def get(self) -> float:
         """Return the current value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,7 @@ def halves(step: Any) -> Any:
         (tiny_trainer, [HyperParamSetterWithFunc("fc0/kernel", min)], r"has the shape \[4, 6\]; it must be a scalar"),
         (tiny_trainer, [HyperParamSetterWithFunc(HyperParam(np, "phi"), min)], "no attribute 'phi'"),
         (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1.5)])], "give whole values"),
+        (tiny_trainer, [HyperParamSetterWithFunc(whole(), lambda *_: math.nan).every(steps=1)], "cannot become nan"),
         (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1), (2, 2)], interp="linear")], "without interp"),
         (
             tiny_trainer,
