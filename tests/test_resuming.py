@@ -203,7 +203,7 @@ class MakesLate(Trainer):
 
 def test_warning_for_a_variable_made_in_run_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     MakesLate(experiment=tmp_path).train([SaveOnExit()], max_steps=2)
-    words = "late was added to trainer.state after the start of the run"
+    words = "added to trainer.state after the start of the run: late"
     assert f"WARNING: {words}" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="late"):
         MakesLate(experiment=tmp_path).train([SaveOnExit()], max_steps=4)

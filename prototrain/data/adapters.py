@@ -93,8 +93,8 @@ def as_array(value: Any) -> Any:
         array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
     except ValueError as error:  # nested lists of several lengths
         raise DataError(f"a {type(value).__name__} is no array: {error}") from error
-    is_text = array.dtype != object or all(isinstance(item, str | bytes) for item in array.flat)
-    if array.dtype.kind in "Mm" or not is_text:
+    is_object = array.dtype == object and not all(isinstance(item, str | bytes) for item in array.flat)
+    if array.dtype.kind in "Mm" or is_object:
         raise DataError(f"an array of {array.dtype} cannot become a tensor; convert it to numbers or text")
     if array.ndim == 0:
         raise DataError(f"the data must be arrays of one length, not {type(value).__name__}")

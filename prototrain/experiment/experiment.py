@@ -194,7 +194,7 @@ class Experiment:
             return
         names = [path.name for path in self.directory.iterdir()]
         names += [] if self.remote is None else self.remote.top()
-        foreign = sorted(name for name in names if not is_divided(name))
+        foreign = sorted(name for name in names if not is_own(name))
         is_experiment = any((self.directory / name).is_file() for name in MARKS)
         if self.directory.is_symlink() or foreign or not is_experiment:
             found = f"it holds {foreign[0]!r}" if foreign else "it is a link or has no environment.json"
@@ -246,7 +246,7 @@ def checkpoint_steps(directory: Path) -> list[int]:
     return sorted(int(match[1]) for match in map(STEP.fullmatch, names) if match)
 
 
-def is_divided(name: str) -> bool:
+def is_own(name: str) -> bool:
     """Return whether a run creates files of this name, such as superseded checkpoints and temporary files."""
     return name in _OWN_NAMES or name.startswith(("checkpoints.superseded", ".tmp-"))
 

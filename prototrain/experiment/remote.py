@@ -25,7 +25,7 @@ from pathlib import Path
 
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import lock
-from prototrain.experiment.experiment import MARKS, META, MIRRORS, RECORD, STEP, checkpoint_steps, is_divided
+from prototrain.experiment.experiment import MARKS, META, MIRRORS, RECORD, STEP, checkpoint_steps, is_own
 from prototrain.experiment.lock import LEASE, LOCK, Lease, is_locked
 from prototrain.system.files import PathLike, cache_home, local_path, url_of, write_atomic
 from prototrain.system.storage import Storage, downloaded
@@ -295,7 +295,7 @@ class Mirror:
             cure = "delete or move that directory to continue from the URL"
             raise ExperimentError(f"another machine has continued {self._storage}, and {why}; {cure}")
         for name in list(self._other_files()):  # keep the user's files, which were never uploaded
-            if name not in there and (name in self._same or is_divided(name.partition("/")[0])):
+            if name not in there and (name in self._same or is_own(name.partition("/")[0])):
                 (self._directory / name).unlink()
         for step in {*checkpoint_steps(self._directory / "checkpoints")} - steps:
             shutil.rmtree(self._directory / folder_of(step))

@@ -129,8 +129,8 @@ def command_of(environment: dict[str, Any]) -> str | None:
     if not isinstance(words, list) or not words:
         return None
     first, *rest = map(str, words)
-    is_divided = Path(first).name in ("prototrain", "__main__.py", "cli.py")
-    return shlex.join(["prototrain" if is_divided else first, *rest])
+    is_own = Path(first).name in ("prototrain", "__main__.py", "cli.py")
+    return shlex.join(["prototrain" if is_own else first, *rest])
 
 
 def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> tuple[str, str]:

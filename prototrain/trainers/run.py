@@ -395,7 +395,7 @@ class Run:
         entries = StateEntries(trainer.state)
         if late := sorted(entries.required - self._registered):
             self.log_once(
-                f"WARNING: {shorten_list(late)} was added to trainer.state after the start of the run: add it before "
+                f"WARNING: added to trainer.state after the start of the run: {shorten_list(late)}; add them before "
                 "train(), or this run cannot be resumed"
             )
         meta = {

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import JSONWriter, Summaries, Validation
 from prototrain.cli import main
+from tests.conftest import ROOT
 from tests.made import ENVIRONMENT, ROWS, make, part, running
 from tests.tiny import tiny_trainer
 
@@ -95,6 +96,11 @@ def test_page_is_self_contained(page: Page) -> None:
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page.text
     assert re.search(r"url\(|@import|https?://", page.text.replace(drawing, "")) is None
     assert re.search("fetch\\(|XMLHttpRequest|WebSocket|import\\(", drawing) is None
+
+
+def test_script_reads_only_keys_of_the_data(page: Page) -> None:
+    read = set(re.findall(r"\bline\.(\w+)", (ROOT / "prototrain/runs/page/draw.js").read_text()))
+    assert read and all(read <= line.keys() for lines in page.charts.values() for line in lines)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node runs the script of the page")

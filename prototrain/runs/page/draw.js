@@ -1,6 +1,6 @@
 // Draws the charts of a report: the data is JSON in the element "curves".
 const found = JSON.parse(document.getElementById("curves").textContent);
-const colours = "#1f77b4 #ff7f0e #2ca02c #d62728 #9467bd #8c564b #e377c2 #7f7f7f #bcbd22 #17becf".split(" ");
+const colors = "#1f77b4 #ff7f0e #2ca02c #d62728 #9467bd #8c564b #e377c2 #7f7f7f #bcbd22 #17becf".split(" ");
 const short = (value) => {
   if (value == null) return "";
   const number = Number(value.toPrecision(4)), size = Math.abs(number);
@@ -12,7 +12,7 @@ for (const chart of found.charts) {
   const place = document.getElementById(chart.id);
   const lines = chart.lines.map((line) => ({
     label: line.label,
-    stroke: colours[line.colour % colours.length],
+    stroke: colors[line.color % colors.length],
     dash: dashes[line.dash % dashes.length],
     width: line.pale ? 1 : 1.5,
     alpha: line.pale ? 0.3 : 1,
