@@ -115,13 +115,13 @@ class Experiment:
                 raise
         return died
 
-    def unlock(self, announce: Callable[[str], object] = print) -> None:
-        """Release the lock."""
+    def unlock(self, announce: Callable[[str], object] = print, *, refused: bool = False) -> None:
+        """Release the lock. If the run was refused, an experiment that it has created is deleted, while it is empty."""
         try:
             if self.remote is not None:
                 self.remote.close(announce)
         finally:
-            self._lock.release()
+            self._lock.release(refused=refused)
 
     def fetch(self, *, whole: bool = False) -> None:
         """Update the local copy of an experiment at a URL before reading it; see `Remote.fetch`."""

@@ -41,6 +41,7 @@ class DirectoryLock:
         self._directory = directory
         self._name = name or str(directory)
         self._file: IO[bytes] | None = None
+        self._created: list[Path] = []  # directories, innermost first
         watch_forks(self)
 
     def take(self) -> str | None:
@@ -51,6 +52,8 @@ class DirectoryLock:
         """
         if self._file is not None:
             return None
+        parents = (self._directory, *self._directory.parents)
+        self._created = [path for path in parents if not path.exists()]
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             file = _open(self._directory / LOCK, "ab+")  # held while the run lasts
@@ -67,14 +70,25 @@ class DirectoryLock:
         except OSError as error:
             message = f"WARNING: cannot lock {self._directory} ({error.strerror}): make sure that no other run uses it"
         self._file = file
+        if self.is_lost():  # a run that was refused has just deleted it
+            self.release()
+            return self.take()
         with suppress(OSError):  # the disk may be full
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
         return message
 
-    def release(self) -> None:
-        """Release the lock if this process holds it."""
+    def release(self, *, refused: bool = False) -> None:
+        """Release the lock if this process holds it.
+
+        If the run was `refused`, directories that `take` has created are deleted, unless there is something in them.
+        """
         if self._file is not None:
+            with suppress(OSError):
+                if refused and self._created and not self.is_lost() and os.listdir(self._directory) == [LOCK]:
+                    (self._directory / LOCK).unlink()
+                    for path in self._created:
+                        path.rmdir()
             with suppress(OSError), self._file:
                 with suppress(OSError):
                     self._file.truncate(0)

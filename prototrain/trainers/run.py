@@ -92,7 +92,7 @@ class Run:
             self.is_active = True
             stack.callback(setattr, self, "is_active", False)
             if experiment is not None:
-                stack.callback(experiment.unlock, trainer.log)
+                stack.callback(lambda: experiment.unlock(trainer.log, refused=not self.is_accepted))
                 if fresh:
                     experiment.check_deletable()
             stack.enter_context(ignore_save_signals())
