@@ -63,8 +63,8 @@ def sweep(
         objective: the scalar that rates a trial; its last value counts.
         mode: whether smaller ("min") or larger ("max") is better.
         jobs: the number of trials that run at the same time.
-        storage: a database URL, or the path of an Optuna journal file; by default an SQLite file ``<name>.sweep.db``
-            next to the experiments.
+        storage: a database URL, or the path of an Optuna journal file; by default, next to the experiments, an SQLite
+            file ``<name>.sweep.db``, or on a cluster a journal file ``<name>.sweep.journal``.
         pruner: the method that ends bad trials early: "median", "halving", "hyperband" or "none". By default "median"
             if trials are sampled, else "none".
         overrides: config values that all trials share, as `KEY=VALUE` texts.
@@ -89,7 +89,7 @@ def sweep(
         raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'")
     import optuna
 
-    from prototrain.sweeps.processes import RunTrial, fork, run_in_processes
+    from prototrain.sweeps.processes import run_in_processes
     from prototrain.sweeps.study import PRUNERS, Study, reporting_failures, sqlite_url, without_password
     from prototrain.sweeps.summary import describe
 
@@ -118,26 +118,29 @@ def sweep(
     elif jobs > 1 or cluster is not None:
         what = "several jobs need" if cluster is None else "a cluster needs"
         raise SweepError(f"{what} the model's name, such as 'models.simple', not the model itself")
+    if storage is None and cluster is not None:
+        storage = str(plan.directory / f"{plan.name}.sweep.journal")  # machines cannot share a file of SQLite
     where = sqlite_url(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
     stop = StopRequest(say, saves=False)
     with ExitStack() as stack, reporting_failures(where):
         stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
+        options = {"storage": where, "pruner": pruner or ("none" if trials is None else "median")}
+        study = Study(plan, **options)
         begun = len(study.result().trials)
         say(f"sweep {plan.name}: {plan.total} trials, {begun} of them begun, in {without_password(where)}")
         with closing(study):
             if command is None:
                 _run_here(study, found, callbacks or default_callbacks, trainer=trainer, towers=towers)
             else:
-                run: RunTrial = fork
-                if cluster is not None:
-                    from prototrain.sweeps.on_ray import on_ray
-
-                    resources = {"cpus": cpus_per_trial, "gpus": gpus_per_trial}
-                    run = stack.enter_context(on_ray(cluster, jobs, sign=plan.locks, **resources))
                 with stop, stop.waiting_for("the trials under way"):
-                    run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
+                    if cluster is None:
+                        run_in_processes(study, command, jobs=jobs, stop=stop, say=say)
+                    else:
+                        from prototrain.sweeps.on_ray import run_on_ray
+
+                        resources = {"num_cpus": cpus_per_trial, "num_gpus": gpus_per_trial}
+                        run_on_ray(cluster, plan, options, command, jobs=jobs, resources=resources, stop=stop)
         result = study.result()
     print_tables("", *describe(plan, result, command))
     stop.check()

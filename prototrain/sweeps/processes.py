@@ -1,6 +1,6 @@
 """Trials as processes, so that a crash of a trial cannot reach the sweep.
 
-A thread of the sweep runs each process through a `RunTrial`: `fork` on this machine, or `on_ray` on a cluster.
+They are forked from a server that has imported TensorFlow, which saves seconds for each trial.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.record import Attempt, read_attempts
@@ -34,21 +34,23 @@ TICK_SECONDS: Final = 0.2
 _UNKNOWN: Final = 255  # the exit code of `multiprocessing` for a process whose fork server is gone
 _OUTPUT_BYTES: Final = 4000
 _SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1)
-KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU)
+_KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU)
 
 Ending = tuple[int, str]
 """The exit code of a process (or the negative number of the signal that killed it), and the end of its output."""
 
 RunTrial = Callable[[Trial, list[str], str | None, threading.Event], Ending]
-"""Runs `prototrain` to its end, in a thread.
-
-It takes the trial that receives the reports of the process, the arguments, the GPUs that the process may use (None for
-all), and an event that is set when the process must save and stop.
-"""
+"""A function such as `run_process`."""
 
 
 def run_in_processes(
-    study: Study, command: Sequence[str], *, jobs: int, stop: StopRequest, say: Callable[[str], None], run: RunTrial
+    study: Study,
+    command: Sequence[str],
+    *,
+    jobs: int,
+    stop: StopRequest,
+    say: Callable[[str], None],
+    run: RunTrial | None = None,
 ) -> None:
     """Run all remaining trials, several at a time. Once a stop is requested, all trials save and none begins."""
     running: dict[Future[Ending], tuple[int, Trial]] = {}
@@ -62,7 +64,7 @@ def run_in_processes(
                     name = f"trainer.experiment_name={trial.experiment.directory.name}"
                     arguments = [*command, *as_options([*settings, name])]
                     say(f"trial {trial.number} runs: {' '.join(settings)}")
-                    running[pool.submit(run, trial, arguments, _gpus(slot, jobs), ends)] = slot, trial
+                    running[pool.submit(run or run_process, trial, arguments, _gpus(slot, jobs), ends)] = slot, trial
                 if stop.signum is not None:
                     ends.set()
                 if not running:
@@ -83,7 +85,7 @@ def _conclude(trial: Trial, code: int, output: str, *, stopped: bool) -> str:
     attempts = _attempts(trial)  # none if the record cannot be read
     if code == 0 and (not attempts or attempts[-1].state == "finished"):
         return trial.finish()
-    killed = next((signum.name for signum in KILLS if code in (-signum, 128 + signum)), None)
+    killed = next((signum.name for signum in _KILLS if code in (-signum, 128 + signum)), None)
     if code == _UNKNOWN and attempts and attempts[-1].state != "failed":
         return trial.release("interrupted: the server that had started it is gone, and with it the exit code")
     if stopped or killed is not None:
@@ -110,39 +112,22 @@ def _gpus(slot: int, jobs: int) -> str | None:
     return None if len(devices) < jobs or jobs == 1 else ",".join(devices[slot::jobs])
 
 
-def answer(trial: Trial, report: bytes) -> bytes:
-    """Pass the report of a process to the study; returns the answer for the process."""
-    newest = {name: (step, value) for name, (step, value) in json.loads(report).items()}
-    return json.dumps(trial.report(newest)).encode()
+def run_process(trial: Trial, arguments: list[str], gpus: str | None, stop: threading.Event) -> Ending:
+    """Run `prototrain` in a process, which saves and stops when this process dies or `stop` is set.
 
-
-def fork(trial: Trial, arguments: list[str], gpus: str | None, stop: threading.Event) -> Ending:
-    """Run a trial in a process that is forked from a server that has imported TensorFlow; see `RunTrial`."""
-    environment = {**os.environ, **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})}
-    return run_process("forkserver", arguments, environment, lambda report: answer(trial, report), stop.is_set)
-
-
-def run_process(
-    method: Literal["forkserver", "spawn"],
-    arguments: list[str],
-    environment: Mapping[str, str],
-    report: Callable[[bytes], bytes],
-    is_stopped: Callable[[], bool],
-) -> Ending:
-    """Run `prototrain` in a process, which saves and stops when this process dies or `is_stopped` returns True.
-
-    `report` receives each report of the process and returns the answer.
+    `trial` receives the reports of the process; `gpus` are those that the process may use, None for all.
     """
+    environment = {**os.environ, **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})}
     resource_tracker.ensure_running()  # if it starts later, it unblocks signals
     # The fork server inherits the mask. Ctrl-C and a closed terminal reach the server, too, but must not end it.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    context: Any = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryFile() as output:
         link, theirs = context.Pipe()
         # The descriptor of a file can be passed to the process if it is wrapped in a connection.
         with theirs, Connection(os.dup(output.fileno())) as prints, _starting, _without_main():
             context.set_forkserver_preload(["prototrain.sweeps.preloaded"])
-            process = context.Process(target=_run_prototrain, args=(arguments, dict(environment), theirs, prints))
+            process = context.Process(target=_run_prototrain, args=(arguments, environment, theirs, prints))
             try:
                 process.start()
             except (EOFError, ConnectionError):  # the fork server has just died; this starts another one
@@ -151,11 +136,12 @@ def run_process(
             is_told = False
             with suppress(EOFError, OSError):  # the process has ended
                 while True:
-                    if not is_told and is_stopped():
+                    if not is_told and stop.is_set():
                         is_told = True
                         process.terminate()
                     if link.poll(TICK_SECONDS):
-                        link.send_bytes(report(link.recv_bytes()))
+                        newest = {name: (step, value) for name, (step, value) in json.loads(link.recv_bytes()).items()}
+                        link.send_bytes(json.dumps(trial.report(newest)).encode())
         finally:
             link.close()
             process.join()

@@ -105,7 +105,7 @@ def test_exit_code_of_a_failed_trial(capsys: pytest.CaptureFixture[str], monkeyp
         trial.report({"vld/loss": (1, 0.5)})
         return int(trial.number > 0), "prototrain: error: no"
 
-    monkeypatch.setattr(processes, "fork", stand_in)
+    monkeypatch.setattr(processes, "run_process", stand_in)
     options = ["-s", "model.num_epochs=1"]  # instead of the model's num_steps
     assert main(["sweep", "m", "--grid", "model.batch_size=4,5,8", *options]) == 1
     said = capsys.readouterr()
