@@ -40,7 +40,7 @@ def finish(trial: Trial, arguments: list[str], *_: Any) -> tuple[int, str]:
 def test_examples_of_a_page_run(
     page: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "fork", finish)
+    monkeypatch.setattr(processes, "run_process", finish)
     if page.name == "boosted-trees.md":
         pytest.importorskip("xgboost")
     names: dict[str, Any] = {"__name__": "page"}

@@ -131,7 +131,6 @@ def test_too_few_steps_to_resume() -> None:
         ("trainers", None),
         ("unsaved callback", "randomness"),
         ("unseeded", "data"),
-        ("XLA and estimator", None),
     ],
 )
 def test_programs(program: str, where: str | None, tmp_path: Path) -> None:

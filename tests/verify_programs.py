@@ -73,11 +73,6 @@ def unseeded() -> dict[str, tf.data.Dataset]:
     return {"trn": tf.data.Dataset.from_tensor_slices({**tiny_arrays(), "x": x}).batch(8)}
 
 
-def xla_and_estimator() -> None:
-    tiny(datasets=lambda: {"trn": tiny_arrays()}, model__jit_compile="loop")
-    of_estimator()
-
-
 def weights(*callbacks: Callback) -> None:
     Weights().train(callbacks, max_steps=1000)
 
@@ -102,14 +97,6 @@ def of_keras() -> None:
     trainer.fit(epochs=100, verbose=0)
 
 
-def of_estimator() -> None:
-    from prototrain.estimator import EvalSpec, RunConfig, TrainSpec, train_and_evaluate
-    from tests.estimator.programs import classifier, endless, named
-
-    estimator = classifier("experiments/estimator", config=RunConfig(save_checkpoints_steps=10))
-    train_and_evaluate(estimator, TrainSpec(endless, max_steps=30), EvalSpec(named, steps=2))
-
-
 def trainers() -> None:
     towers()
     weights(SavedWarmup())
@@ -122,7 +109,6 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "trainers": trainers,
     "unsaved callback": lambda: weights(Warmup()),
     "unseeded": lambda: tiny(datasets=unseeded),
-    "XLA and estimator": xla_and_estimator,
 }
 
 if __name__ == "__main__":

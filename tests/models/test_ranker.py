@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,24 +11,10 @@ import tensorflow as tf
 from models.ranker.actions.outcome import KS, Outcome
 from models.ranker.actions.retrieval import Retrieved, recall_at, retrieve
 from models.ranker.layouts import Picture
-from prototrain import Config, load_model
 from prototrain.cli import main
-from prototrain.trainers.tower import SimpleTrainer
-from tests.models.exact import assert_resumes_exactly
 from tests.models.ranker_tree import config, stanford, tiny
 
 __all__ = ["config", "stanford"]
-
-
-@pytest.fixture
-def model(stanford: Path, config: Config) -> Any:
-    config["data.directory"] = str(stanford)
-    return load_model("models.ranker")
-
-
-def test_resumed_run_is_exact(model: Any, experiment: Path) -> None:
-    trainer = assert_resumes_exactly(lambda directory: SimpleTrainer(model, experiment=directory), experiment)
-    assert {"trn", "vld"} == trainer.datasets.keys()
 
 
 @pytest.fixture(scope="module")

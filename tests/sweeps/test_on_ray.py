@@ -33,7 +33,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_trial_of_a_lost_node_resumes_elsewhere(tmp_path: Path, nodes: Any) -> None:
     (tmp_path / "m.py").write_text(SLOW)
