@@ -14,6 +14,7 @@ from prototrain.config.schema import (
     LOCATION_KEYS,
     NEEDS,
     SCHEMA,
+    STEP_KEYS,
     UNSET,
     checked,
     is_namespace,
@@ -280,25 +281,35 @@ class Config(UserDict[str, Any]):
                 raise ConfigError(f"{path}: {error}") from error
         self.data = read.data
 
-    def without_effect(self) -> dict[str, str | None]:
-        """Return the keys that differ from the default but were not read, each with the reason, or None if unknown.
+    def mark_read(self, group: str, *, is_read: bool = True) -> None:
+        """Record that the keys of a group in `STEP_KEYS` were read, or were not; see `without_effect`."""
+        keys = {key for key in SCHEMA if _group_of_step(key) == group}
+        self._read -= keys
+        if is_read:
+            self._read |= {key for key in keys if self.why_without_effect(key) is None}
+
+    def without_effect(self) -> dict[str, str]:
+        """Return the keys that differ from the default but were not read, each with the reason.
 
         The defaults are the model's own if it was loaded by name, else those of the schema, without the model's own
-        keys. Required keys are left out, because scripts must set them, and so is the place of experiments.
+        keys; for the keys of a step, always those of the schema. Required keys are left out, because scripts must set
+        them, and so is the place of experiments.
         """
+        changed = {key for key, value in self.data.items() if key in SCHEMA and value != SCHEMA[key].default}
         if self._defaults is not None:
-            changed = [key for key, *_ in self.changes() or () if key in self.data]
-        else:
-            changed = [key for key, value in self.data.items() if key in SCHEMA and value != SCHEMA[key].default]
+            of_model = {key for key, *_ in self.changes() or ()}
+            changed = {key for key in self.data if key in of_model or (key in changed and _group_of_step(key))}
         left_out = {*LOCATION_KEYS, *(key for key, spec in SCHEMA.items() if spec.required)}
-        changed = [key for key in changed if key not in left_out and not key.startswith("actions.")]
-        found = {key: self.why_without_effect(key) for key in changed if key not in self._read}
-        # A key of the model's own that nothing reads and that looks like one of prototrain's.
-        for key in sorted(self.data.keys() - SCHEMA.keys() - self._read):
-            if key.startswith("actions."):
+        found = {}
+        for key in self.data:
+            if key in self._read or key in left_out or key.startswith("actions."):
                 continue
-            if found.get(key) is None and (near := get_close_matches(key, SCHEMA, n=1, cutoff=0.9)):
-                found[key] = f"nothing in this run reads it; did you mean {near[0]!r}?"
+            # A key of the model's own may look like one of prototrain's.
+            near = [] if key in SCHEMA else get_close_matches(key, SCHEMA, n=1, cutoff=0.9)
+            if key in changed or near:
+                meant = f"; did you mean {near[0]!r}?" if near else ""
+                why = self.why_without_effect(key) or STEP_KEYS.get(_group_of_step(key) or "")
+                found[key] = why or f"nothing in this run reads it{meant}"
         return found
 
     def keep_defaults(self) -> None:
@@ -329,6 +340,10 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]
         if len(set(map(_text, values))) > 1:
             found.append((key, values))
     return found
+
+
+def _group_of_step(key: str) -> str | None:
+    return next((group for group in STEP_KEYS if f"{key}.".startswith(f"{group}.")), None)
 
 
 def _text(value: Any) -> str:

@@ -231,6 +231,15 @@ SCHEMA: Final[dict[str, Key]] = {
 }
 
 
+STEP_KEYS: Final[dict[str, str]] = {
+    "model.weight_decay": "the step does not add self.weight_decay_loss() to the loss",
+    "model.clip_gradients": "the step does not update with self.apply_gradients()",
+    "model.accumulate_steps": "the step does not divide its batch",
+    "model.jit_compile": "the step is not compiled as a whole; use tf.function(jit_compile=True) for its parts",
+    "model.mixed_precision": "the step does not compute gradients with self.gradients(), which scales the loss",
+}
+"""The groups of keys that act within a step, and why a trainer's own step may ignore them."""
+
 _WEIGHT_DECAY = ("model.weight_decay.value", "model.weight_decay.l1")
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "trainer.keep_best.mode": ("trainer.keep_best",),

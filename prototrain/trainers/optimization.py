@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,6 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback, innermost
 from prototrain.callbacks.hyperparameters import HyperParamSetter, LearningRate
 from prototrain.config import Config
-from prototrain.config.schema import SCHEMA
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots
@@ -62,30 +61,6 @@ def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback], *,
     if rate(optimizer) == 0.0 and is_used and not may_set:  # of a warmup
         raise ConfigError(f"{text} and the learning rate would stay at 0; {cure}")
     return f"WARNING: {text}: the learning rate stays at {rate(optimizer):.6g} unless another callback sets it; {cure}"
-
-
-_OF_STEP = {
-    "model.weight_decay": (("value", "l1"), "add self.weight_decay_loss() to the loss"),
-    "model.clip_gradients": (("", "global_norm"), "update with self.apply_gradients()"),
-    "model.accumulate_steps": (("",), "leave it out"),
-    "model.jit_compile": (("",), "leave it out, and compile parts with tf.function(jit_compile=True)"),
-    "model.mixed_precision": (("",), "compute gradients with self.gradients(), which scales the loss"),
-}
-STEP_KEYS = tuple(_OF_STEP)
-"""The groups of config keys whose use a trainer records while it traces its step; see `unused_keys`."""
-
-
-def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield the group, the key, and a suggestion for each key of `STEP_KEYS` that is set but not in the groups `used`.
-
-    If the loss is not scaled, mixed precision affects only the layers and is never reported.
-    """
-    for group, (parts, cure) in _OF_STEP.items():
-        if group in used or (group == "model.mixed_precision" and not scales):
-            continue
-        for name in (f"{group}.{part}" if part else group for part in parts):
-            if name in config and config[name] != SCHEMA[name].default:
-                yield group, name, cure
 
 
 def recreate_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.state import variables_in
 from prototrain.checkpoint.weights import averaged_weights, best_checkpoint, dump_weights
-from prototrain.config.schema import SCHEMA
+from prototrain.config.schema import SCHEMA, STEP_KEYS
 from prototrain.data.batches import check_divides, describe_length
 from prototrain.data.source import Share
 from prototrain.errors import CheckpointError, ConfigError, ModelError
@@ -39,7 +39,6 @@ from prototrain.system.terminal import announcing, shorten_list
 from prototrain.towers import choose_devices, components, describe_devices
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import (
-    STEP_KEYS,
     UNSET_RATE,
     RegisteredOptimizers,
     check_optimizer,
@@ -47,7 +46,6 @@ from prototrain.trainers.optimization import (
     decay_losses,
     describe_optimizer,
     recreate_optimizer,
-    unused_keys,
 )
 from prototrain.trainers.xla_choice import XlaChoice
 
@@ -158,7 +156,9 @@ class TowerTrainer(Trainer):
         self._stop_variable = StopVariable()
         self._may_undo = True
         self._notes = update.GradientNotes()
-        self._used: set[str] = set()
+        self._has_applied = False  # whether a step has called `apply_gradients`
+        for group in STEP_KEYS:  # the step reads them again, unless a subclass replaces it
+            self.config.mark_read(group, is_read=group == "model.mixed_precision" and self.loss_scale is None)
         self._forget_calls()
         self._config_at_start = self._config_now()
 
@@ -188,7 +188,7 @@ class TowerTrainer(Trainer):
             scalar tensors by name.
         """
         trace = tower_trace()
-        self._used.add("model.jit_compile")
+        self.config.mark_read("model.jit_compile")
         outputs = self._update(
             self._compute(inputs, self._xla.chosen is True and not (trace is not None and trace.is_watched))
         )
@@ -223,7 +223,6 @@ class TowerTrainer(Trainer):
 
         if with_xla:
             compute = tf.function(compute, autograph=False, jit_compile=True)
-        self._used.add("model.accumulate_steps")
         return accumulate_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
 
     def _load_first_weights(self) -> None:
@@ -242,7 +241,7 @@ class TowerTrainer(Trainer):
         if not self.is_compiled or self.has_own_train_step:
             self._xla.turn_off(f"{type(self).__name__} has its own step")
         if self._xla.is_measured or self._xla.chosen == "loop":
-            self._used.add("model.jit_compile")
+            self.config.mark_read("model.jit_compile")
 
         def step(with_xla: bool) -> Callable[[Any], list[Any]]:
             def one_tower(inputs: dict[str, Any]) -> Any:
@@ -323,7 +322,7 @@ class TowerTrainer(Trainer):
         Returns:
             a gradient for each variable, or None where the loss does not depend on it.
         """
-        self._used.add("model.mixed_precision")
+        self.config.mark_read("model.mixed_precision")
         if self.loss_scale is None:
             return list(tape.gradient(loss, variables))
         return self.loss_scale.gradients(tape, loss, variables)
@@ -334,12 +333,12 @@ class TowerTrainer(Trainer):
         This is ``model.weight_decay.value`` times half the sum of squares of the decayed variables, plus
         ``model.weight_decay.l1`` times the sum of their absolute values.
         """
-        self._used.add("model.weight_decay")
+        self.config.mark_read("model.weight_decay")
         return tf.add_n([tf.constant(0.0), *decay_losses(self.config, self.decayed.values()).values()])
 
     def _added_losses(self) -> dict[str, tf.Tensor]:
         """Return the terms that are added to the model's loss, by name."""
-        self._used.add("model.weight_decay")
+        self.config.mark_read("model.weight_decay")
         found = decay_losses(self.config, self.decayed.values())
         if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass defines another decay
             found["loss_l2"] = self.weight_decay_loss() - found.get("loss_l1", 0.0)
@@ -371,12 +370,8 @@ class TowerTrainer(Trainer):
         Raises:
             ModelError: the list is empty, no variable has a gradient, or the call is inside a `tf.cond` or a loop.
         """
-        self._used.add("model.clip_gradients")
-        if tower_trace() is None:
-            unrecorded = [type(one).__name__ for one in self.gradient_processors if isinstance(one, SummaryGradient)]
-            if unrecorded or self.record_gradient_norm:
-                names = " and ".join(["GradientNorm"] * self.record_gradient_norm + unrecorded)
-                self.run.log_once(f"WARNING: {names}: nothing is recorded in a run_step that runs in Python")
+        self.config.mark_read("model.clip_gradients")
+        self._has_applied = True
         update.apply_gradients(
             gradients_and_variables,
             loss,
@@ -486,21 +481,17 @@ class TowerTrainer(Trainer):
             return self._run_compiled(n)
 
     def _warn_of_unused_keys(self) -> None:
-        """Warn about config keys that are set but not used by the step."""
-        step = f"{type(self).__name__}.{'train_step' if self.is_compiled else 'run_step'}"
-        scales = self.loss_scale is not None
+        """Warn about config keys and gradient processors that are set but not used by the step."""
         for key, why in self.config.without_effect().items():
-            if why is not None or not key.startswith(STEP_KEYS):
-                self.run.log_once(f"WARNING: {key} has no effect: {why or 'nothing in this run reads it'}")
-        found = {key: (name, cure) for key, name, cure in unused_keys(self.config, self._used, scales=scales)}
-        for key, (name, cure) in found.items():
-            self.run.log_once(f"WARNING: {name} is set, but {step} does not use {key}: {cure}")
-        ignored = [type(one).__name__ for one in self.gradient_processors if one is not self._scaling]
-        ignored += ["GradientNorm"] if self.record_gradient_norm else []
-        if ignored and "model.clip_gradients" not in self._used | found.keys():
-            self.run.log_once(
-                f"WARNING: no effect of {', '.join(ignored)}: {step} does not call self.apply_gradients()"
-            )
+            self.run.log_once(f"WARNING: {key} has no effect: {why}")
+        ignored = [one for one in self.gradient_processors if one is not self._scaling]
+        records = self._has_applied and self.is_compiled  # values can be recorded in compiled steps only
+        if self._has_applied:
+            ignored = [one for one in ignored if isinstance(one, SummaryGradient) and not records]
+        names = [type(one).__name__ for one in ignored] + ["GradientNorm"] * (self.record_gradient_norm and not records)
+        if names:
+            why = "run_step() runs in Python" if self._has_applied else "the step does not call self.apply_gradients()"
+            self.run.log_once(f"WARNING: no effect of {', '.join(names)}: {why}")
 
     def _check_rate(self) -> None:
         """Raise a ConfigError before the first step if neither the config nor a callback sets the learning rate."""
@@ -695,7 +686,7 @@ class TowerTrainer(Trainer):
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data position": self.data.describe(),
             "data": ", ".join(f"{name} {describe_length(one)}" for name, one in self.datasets.items()),
-            "precision": self.built.policy + (", with XLA" if self.config["model.jit_compile"] is True else ""),
+            "precision": self.built.policy + (", with XLA" if self._xla.chosen is True else ""),
             "optimizer": None if self.optimizer is None else describe_optimizer(self.config, self.optimizer),
         }
 
