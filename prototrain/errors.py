@@ -48,10 +48,6 @@ class StepError(PrototrainError):
     """A training step failed; the message names the step, the stage and the cause."""
 
 
-class OutOfMemoryError(PrototrainError):
-    """Memory ran out; the message names the place and the checkpoint that a resume continues from."""
-
-
 class NonFiniteError(PrototrainError):
     """A loss, a gradient, a learning rate or a variable became NaN or infinite."""
 

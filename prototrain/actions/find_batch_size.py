@@ -20,9 +20,10 @@ import tensorflow as tf
 from prototrain.actions.files import add_plot, write_plot
 from prototrain.callbacks import CallbackFactory, LearningRate
 from prototrain.data.batches import batch_size
-from prototrain.errors import ConfigError, DataError, OutOfMemoryError
+from prototrain.errors import ConfigError, DataError
 from prototrain.model import ModelProtocol
 from prototrain.system.terminal import Table, print_tables, say
+from prototrain.system.tracebacks import out_of_memory
 from prototrain.trainers.tower import SimpleTrainer
 
 ABOUT_AS_FAST: Final = 0.95
@@ -95,10 +96,10 @@ def measure(model: ModelProtocol, start: int, largest: int, steps: int) -> tuple
             if found:
                 trainer.log = lambda text: None  # type: ignore[method-assign]  # log only the tables of the first run
             found.append(Measured(size, _speed(trainer, size, steps), _peak()))
-        except OutOfMemoryError as error:
-            return found, f"batches of {size} are too large: {error}"
-        except (ConfigError, DataError) as error:
-            if not found:
+        except Exception as error:
+            if (asked := out_of_memory(error)) is not None:
+                return found, f"batches of {size} are too large: {asked}"
+            if not found or not isinstance(error, ConfigError | DataError):
                 raise
             return found, f"batches of {size} cannot be made: {error}"
         del trainer

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prototrain.errors import ExperimentError
-from prototrain.experiment.rows import last_row
 from prototrain.system.files import write_atomic
 
 State = Literal["running", "finished", "interrupted", "failed"]
@@ -71,14 +70,8 @@ class RunRecord:
         self._path = path
         self._announce = announce
         self._earlier: list[Attempt] = []
-        with suppress(ExperimentError, OSError):  # a damaged record is replaced
+        with suppress(ExperimentError):  # a damaged record is replaced
             self._earlier = read_attempts(path)
-            row, *_ = last_row(path.with_name("metrics.jsonl"))
-            time_of_row = None if row is None else row.get("time")
-            # A killed attempt lasted until its last row.
-            if self._earlier and self._earlier[-1].seconds is None and isinstance(time_of_row, int | float):
-                seconds = round(max(0.0, time_of_row - self._earlier[-1].started), 3)
-                self._earlier[-1] = replace(self._earlier[-1], seconds=seconds)
         self._attempt = Attempt(started=round(time.time() - setup, 3), **facts)
         self._began = time.monotonic() - setup
         self._lock = threading.Lock()
@@ -132,30 +125,11 @@ def has_finished(path: Path) -> bool:
     return False
 
 
-def read_past(record: Path, metrics: Path) -> tuple[int, bool] | None:
-    """Summarize the attempts since the run last began at step 0, from the run.json and the metrics.jsonl.
-
-    Returns:
-        the number of completed steps, and whether there was a checkpoint; None if there is no completed step, no
-        checkpoint and no killed attempt. The steps of a killed attempt are known from its metrics only.
-
-    Raises:
-        ExperimentError: the metrics cannot be read.
-    """
-    try:
-        row, *_ = last_row(metrics)
-    except OSError as error:
-        raise ExperimentError(f"cannot read {metrics}: {error.strerror}") from error
-    made = 0 if row is None else row["step"]
-    attempts = []
-    with suppress(ExperimentError):  # a damaged record is treated like a missing one
-        attempts = [attempt for attempt in read_attempts(record) if attempt.first_step is not None]
-    if not attempts:
-        # Every run writes a record before its first step, so the record was deleted or damaged.
-        return (made, True) if made else None
-    first = max((number for number, attempt in enumerate(attempts) if attempt.first_step == 0), default=0)
-    latest = attempts[first:]
-    steps = max([made, *(attempt.step or attempt.first_step or 0 for attempt in latest)])
-    has_saved = any(attempt.has_saved or (attempt.start or "").startswith("resumed") for attempt in latest)
-    was_killed = latest[-1].state == "running"
-    return (steps, has_saved) if steps or has_saved or was_killed else None
+def has_saved(path: Path) -> bool:
+    """Return whether there was a checkpoint since the run last began at step 0; see `has_finished`."""
+    found = False
+    with suppress(ExperimentError):
+        for attempt in read_attempts(path):
+            resumed = (attempt.start or "").startswith("resumed")
+            found = attempt.has_saved or resumed or (found and attempt.first_step != 0)
+    return found

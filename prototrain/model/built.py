@@ -19,7 +19,7 @@ from prototrain.data.adapters import as_datasets
 from prototrain.data.batches import first_part, limited
 from prototrain.data.positions import training_data
 from prototrain.data.source import Share, bind_worker
-from prototrain.errors import DataError, ModelError, OutOfMemoryError
+from prototrain.errors import DataError, ModelError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.facts import Facts, file_digests
 from prototrain.model.evaluation import Evaluation, require_end
@@ -32,7 +32,6 @@ from prototrain.predictor import Predictor
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest
 from prototrain.system.terminal import Table, announcing, shorten_list
-from prototrain.system.tracebacks import out_of_memory
 from prototrain.tf_private import KerasVariable
 from prototrain.towers import building
 
@@ -67,7 +66,6 @@ class BuiltModel:
 
     Raises:
         ModelError, DataError, ConfigError: the model violates the protocol.
-        OutOfMemoryError: the model does not fit into memory.
     """
 
     def __init__(
@@ -113,13 +111,8 @@ class BuiltModel:
         check_data(self)
         keras.utils.set_random_seed(seed)
         self.layers = LayerCache()
-        try:
-            with announcing("building the model", log):
-                self._create_variables(check)
-        except (MemoryError, tf.errors.OpError) as error:
-            if (asked := out_of_memory(error)) is None:
-                raise
-            raise OutOfMemoryError(f"out of memory: building the model: {asked}") from error
+        with announcing("building the model", log):
+            self._create_variables(check)
         self.variables = dict(self.layers.variables)
         self._weights = self.layers.trainable
         with self.placement.strategy.scope():

@@ -45,11 +45,15 @@ def format_error(error: BaseException) -> str:
 
 def for_terminal(error: Exception) -> str:
     """Format an error that ends a program: one line for errors of prototrain, else a traceback."""
-    if isinstance(error, PrototrainError):
-        inside = python_in_graph(error.__cause__) or ""
-        return f"{inside}prototrain: error: {one_line(in_one_line(error))}\n"
-    asked = out_of_memory(error)  # in the user's code, or a bug in prototrain
-    return format_error(error) if asked is None else f"prototrain: error: out of memory: {one_line(asked)}\n"
+    asked = out_of_memory(error)
+    if asked is not None:
+        text = in_one_line(error) if isinstance(error, PrototrainError) else asked
+        cure = "a smaller model.batch_size, or a larger model.accumulate_steps, needs less memory"
+        return f"prototrain: error: out of memory: {one_line(text)}; {cure}\n"
+    if not isinstance(error, PrototrainError):
+        return format_error(error)  # in the user's code, or a bug in prototrain
+    inside = python_in_graph(error.__cause__) or ""
+    return f"{inside}prototrain: error: {one_line(in_one_line(error))}\n"
 
 
 def python_in_graph(error: BaseException | None) -> str | None:

@@ -18,19 +18,12 @@ from tqdm import tqdm
 from prototrain.checkpoint.state import CALLBACK_PREFIX, StateEntries, describe_not_finite, not_finite, restore_errors
 from prototrain.checkpoint.store import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.values import decode, encode, preserve_random_state, random_state, set_random_state
-from prototrain.errors import (
-    CheckpointError,
-    ExperimentError,
-    NonFiniteError,
-    OutOfMemoryError,
-    PrototrainError,
-    StorageError,
-)
+from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError, StorageError
 from prototrain.experiment.facts import Facts, changes, file_digests, versions
-from prototrain.experiment.record import Outcome, RunRecord, has_finished, read_past
+from prototrain.experiment.record import Outcome, RunRecord, has_finished, has_saved
 from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import FRESH, announcing, printable, shorten_list
-from prototrain.system.tracebacks import in_one_line, out_of_memory
+from prototrain.system.tracebacks import in_one_line
 from prototrain.tf_private import keras_random_state, set_keras_random_state
 
 if TYPE_CHECKING:
@@ -96,7 +89,6 @@ class Run:
                 if fresh:
                     experiment.check_deletable()
             stack.enter_context(ignore_save_signals())
-            stack.enter_context(_explain_oom(trainer))
             stack.enter_context(trainer._around_run())
             self._prepare()
             try:
@@ -467,8 +459,11 @@ class Run:
                 self.checkpoints.recover()
                 newest = self.checkpoints.newest(broken=self._broken)
             trainer.stop.check()
-            if newest is None and trainer.global_step == 0:
-                self._check_past()
+            if newest is None and trainer.global_step == 0 and has_saved(experiment.record):
+                raise CheckpointError(
+                    f"the checkpoints of {experiment} are missing in {experiment.checkpoints}; restore one, start "
+                    f"again with {FRESH}, or use another directory"
+                )
         if newest is None and trainer.global_step == 0:
             trainer._load_first_weights()
         if trainer.check_finite:
@@ -489,22 +484,6 @@ class Run:
             )
         self.checkpoint, self.began_at = newest, trainer.global_step
         trainer.stop.check()
-
-    def _check_past(self) -> None:
-        """Raise an error if earlier checkpoints of the run are gone; warn if an earlier attempt saved none."""
-        experiment = self._trainer.require_experiment("resuming")
-        past = read_past(experiment.record, experiment.metrics)
-        if past is None:
-            return
-        steps, has_saved = past
-        if has_saved:
-            raise CheckpointError(
-                f"{experiment} ran {steps} steps, but its checkpoints are missing in "
-                f"{experiment.checkpoints}; restore one, start again with {FRESH}, or use another directory"
-            )
-        came = f"reached step {steps}" if steps else "was killed"
-        rows = "; its rows in metrics.jsonl are superseded" if experiment.metrics.exists() else ""
-        self.log(f"WARNING: the previous attempt {came} and left no checkpoint: the run begins again at step 0{rows}")
 
     def _load(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint completely or, if a part of it does not fit, not at all."""
@@ -575,20 +554,6 @@ class Run:
             "trainer": type(trainer).__name__,
             "callbacks": sorted(trainer.callbacks.by_key),
         }
-
-
-@contextmanager
-def _explain_oom(trainer: Trainer) -> Iterator[None]:
-    """Turn out-of-memory errors into one line that names the allocation and where a resume continues."""
-    try:
-        yield
-    except Exception as error:
-        asked = None if isinstance(error, OutOfMemoryError) else out_of_memory(error)
-        if asked is None:
-            raise
-        said = str(error) if isinstance(error, PrototrainError) else f"after step {trainer.global_step}: {asked}"
-        cure = "" if trainer.config is None else "; a larger model.accumulate_steps needs less memory"
-        raise OutOfMemoryError(f"out of memory: {said}; {trainer.run.resume_point()}{cure}") from error
 
 
 def _devices() -> list[str]:
