@@ -42,26 +42,14 @@ def _package_or_file(module: ModuleType | None, file: str | None) -> Path | None
     return Path(file).parent if Path(file).name == "__init__.py" else Path(file)
 
 
-def sources_of(trainer: object) -> list[Path]:
-    """Return the files that a run copies: the module of a trainer that is not prototrain's, and the script."""
+def sources_of(trainer: Any) -> list[Path]:
+    """Return the files and packages that a run copies: of the model, of a trainer of one's own, and the script."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     installed = (str(Path(__file__).parents[1]), sysconfig.get_paths()["purelib"])
     script = Path(main) if main and main.endswith(".py") and not main.startswith(installed) else None
     own = None if type(trainer).__module__.startswith("prototrain.") else source_of(trainer)
-    found = [path for path in (own, script) if path is not None and path.is_file()]
-    return list(dict.fromkeys(path.resolve() for path in found))
-
-
-def origin_of(trainer: object, callbacks: Iterable[str]) -> Facts:
-    """Return the entries of environment.json for a trainer: its class, the copied modules, and its callbacks' names."""
-    own = type(trainer).__module__
-    home = None if own.startswith("prototrain.") or own == "__main__" else home_of(sys.modules.get(own))
-    return {
-        "trainer": f"{own}:{type(trainer).__qualname__}",
-        "modules": {} if home is None else {own: str(home.resolve())},
-        # Callbacks of private classes are not chosen by the user.
-        "callbacks": [name for name in callbacks if not name.startswith("_")],
-    }
+    found = [path.resolve() for path in (own, script) if path is not None and path.is_file()]
+    return list(dict.fromkeys([*filter(None, [trainer.model_source]), *found]))
 
 
 def file_digests(sources: Iterable[Path | None]) -> dict[str, str]:

@@ -256,11 +256,11 @@ class KerasTrainer(SimpleTrainer):
         with super()._around_run(), tensorflow_seeded(self.config["trainer.random_seed"]):
             yield
 
-    def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
-        steps = steps_per_epoch or self.config["trainer.steps_per_epoch"] or self.data.cardinality
-        if steps is None and (max_epoch is not None or self.config["model.num_epochs"] is not None):
+    def _epoch_length(self, *, is_required: bool) -> int | None:
+        steps = super()._epoch_length(is_required=is_required)
+        if steps is None and is_required:
             steps = self._counted = self._counted or self._count()
-        super()._set_length(steps if steps_per_epoch is None else steps_per_epoch, max_epoch, max_steps)
+        return steps
 
     def _count(self) -> int:
         """Return the number of batches in the training data by reading it once."""

@@ -22,12 +22,12 @@ from prototrain.checkpoint.state import CALLBACK_PREFIX, variables_in
 from prototrain.errors import CallbackError, ConfigError, ExperimentError, ModelError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
-from prototrain.experiment.facts import Facts, origin_of, sources_of
+from prototrain.experiment.facts import Facts, file_digests, home_of, sources_of, versions
 from prototrain.experiment.record import Outcome
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest, end_child
 from prototrain.trainers.report import RunTimes, closing, opening
-from prototrain.trainers.run import Run
+from prototrain.trainers.run import Run, device_names
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
@@ -59,8 +59,6 @@ class Trainer:
     Attributes:
         steps_per_epoch, max_epoch, max_steps, total_steps: the length of the run; `total_steps` is its last step.
         outputs: the last step's scalars by name.
-        watched, summary_events: tensors of the last step by name, and the TensorBoard events of its `tf.summary`
-            calls, if a callback watches them; see `Callback.watches`.
         state: the content of a checkpoint, by name: variables, trackable objects, objects with `state_dict` and
             `load_state_dict`, and plain JSON values. A subclass adds whatever a resumed run needs.
         callbacks: the callbacks of the run.
@@ -70,10 +68,6 @@ class Trainer:
         stop: the `StopRequest` that signals set.
         is_chief: whether this process writes the experiment directory.
         workers: the number of processes that train together. If one of them fails, the run ends.
-        check_finite: whether a scalar, update or variable that is not finite ends the run with an error.
-        record_gradient_norm: whether a compiled step has the scalar "gradient_norm".
-        evaluation_scopes: functions that return a context manager; evaluations run inside all of these.
-        unaveraged: names of scalars in `outputs` that `Summaries` does not average: it records their last value.
         config, optimizer, datasets, element_spec, keras_model: set by subclasses that have them, else None.
     """
 
@@ -82,22 +76,27 @@ class Trainer:
     datasets: Mapping[str, Any] | None = None
     element_spec: Mapping[str, Any] | None = None
     keras_model: Any = None
-    unaveraged: Collection[str] = ("learning_rate", "loss_scale")
+    model_source: Path | None = None  # the package or file of the model, which the experiment copies
+    unaveraged: Collection[str] = ("learning_rate", "loss_scale")  # scalars of which `Summaries` records the last value
     workers = 1
 
     def __init__(self, *, experiment: Experiment | str | Path | None = None) -> None:
         self.experiment = Experiment(experiment) if isinstance(experiment, (str, Path)) else experiment
         self.counter = StepCounter()
         self._epoch_num = 1
-        Trainer._set_length(self, None, None, None)
+        self.steps_per_epoch = self.max_epoch = self.max_steps = self.total_steps = ENDLESS
         self.given_steps_per_epoch: int | None = None  # by `train`; it is saved with the config
         self.outputs: Mapping[str, Any] = {}
+        # Tensors of the last step by name, and its TensorBoard events, if a callback watches them: `Callback.watches`.
         self.watched: Mapping[str, Any] = MappingProxyType({})
         self.summary_events: Sequence[Any] = ()
         self.step_is_whole = True  # False during a step, and after a step that failed halfway
         self.state: dict[str, Any] = {}
         self.is_chief = True
-        self.check_finite = self.record_gradient_norm = self.allow_changed_data = False
+        self.check_finite = False  # whether a scalar, update or variable that is not finite ends the run
+        self.record_gradient_norm = False  # whether a compiled step has the scalar "gradient_norm"
+        self.allow_changed_data = False
+        # Functions that return a context manager; evaluations run inside all of these.
         self.evaluation_scopes: list[Callable[[], AbstractContextManager[None]]] = []
         self.stop = StopRequest(self.log)
         self.monitors = Monitors(self)
@@ -311,19 +310,32 @@ class Trainer:
         return self.global_step - (self.epoch_num - 1) * self.steps_per_epoch
 
     def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
-        """Set the length of a run from the arguments of `train`. Subclasses replace the default `ENDLESS`."""
+        """Set the length of a run from the arguments of `train`, else from the config."""
         lengths = {"steps_per_epoch": steps_per_epoch, "max_epoch": max_epoch, "max_steps": max_steps}
         for name, value in lengths.items():
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 0):
                 raise ConfigError(f"{name} must be a whole number and not negative, got {value!r}")
         if steps_per_epoch == 0:
             raise ConfigError("steps_per_epoch must be at least 1")
+        if max_steps is None and max_epoch is None and self.config is not None:
+            max_epoch = self.config["model.num_epochs"]
+            max_steps = self.config["model.num_steps"] if max_epoch is None else None
+        if steps_per_epoch is None:
+            steps_per_epoch = self._epoch_length(is_required=max_epoch is not None)
         if max_epoch is not None and steps_per_epoch is None:
-            raise ConfigError("max_epoch needs steps_per_epoch: this trainer does not know how long an epoch is")
+            key = "" if self.config is None else ", or trainer.steps_per_epoch"
+            raise ConfigError(f"the length of an epoch is not known; set steps_per_epoch{key}, or a number of steps")
         self.max_steps = ENDLESS if max_steps is None else int(max_steps)
         self.max_epoch = ENDLESS if max_epoch is None else int(max_epoch)
         self.steps_per_epoch = (self.max_steps or 1) if steps_per_epoch is None else int(steps_per_epoch)
         self.total_steps = min(self.max_steps, self.max_epoch * self.steps_per_epoch)
+        if self.config is not None:  # for schedules that last as long as the run
+            self.config.batches_per_epoch = None if self.steps_per_epoch == ENDLESS else self.steps_per_epoch
+            self.config.planned_steps = None if self.is_endless else self.total_steps
+
+    def _epoch_length(self, *, is_required: bool) -> int | None:
+        """Return the default length of an epoch; None if it is not known, or slow to find and not required."""
+        return None if self.config is None else self.config["trainer.steps_per_epoch"]
 
     def _around_run(self) -> AbstractContextManager[None]:
         """Context manager around a run, for the setup and cleanup of subclasses."""
@@ -451,13 +463,17 @@ class Trainer:
         """Return a table of the model's layers, if there is a model."""
         return None
 
-    def _attempt_facts(self) -> dict[str, Any]:
-        """Return facts of the current attempt for run.json, as attributes of `Attempt`."""
-        return {"total_steps": None if self.is_endless else self.total_steps}
-
     def _facts(self) -> Facts:
         """Return the JSON-compatible facts that a checkpoint records about its run; see `experiment.facts`."""
-        return self.run.facts()
+        config = self.run.config()
+        return {
+            "config": {} if config is None else config.facts(),
+            "sources": file_digests(sources_of(self)),
+            "versions": versions(),
+            "devices": device_names(),
+            "trainer": type(self).__name__,
+            "callbacks": sorted(self.callbacks.by_key),
+        }
 
     def _load_first_weights(self) -> None:
         """Load the weights that a fresh run begins with, before its directory changes. Does nothing by default."""
@@ -473,13 +489,17 @@ class Trainer:
         """Prepare to continue from a restored checkpoint; returns notes for the row "start" of the opening table."""
         return []
 
-    def _sources(self) -> list[Path]:
-        """Return the files and packages that the experiment copies: the trainer's and the script."""
-        return sources_of(self)
-
     def _origin(self) -> dict[str, Any]:
-        """Return the facts for environment.json that help to repeat and compare runs; see `origin_of`."""
-        return origin_of(self, [callback.name for callback in self.callbacks])
+        """Return what environment.json has to repeat the run: the trainer's class, modules to copy, and callbacks."""
+        module = type(self).__module__
+        is_own = not module.startswith("prototrain.") and module != "__main__"
+        home = home_of(sys.modules.get(module)) if is_own else None
+        return {
+            "trainer": f"{module}:{type(self).__qualname__}",
+            "modules": {} if home is None else {module: str(home.resolve())},
+            # Callbacks of private classes are not chosen by the user.
+            "callbacks": [one.name for one in self.callbacks if not one.name.startswith("_")],
+        }
 
 
 class NoOpTrainer(Trainer):

@@ -133,6 +133,8 @@ class MultiWorkerTrainer(TowerTrainer):
         self._check_rate()
         if not self._is_under_way:
             self._is_under_way = launcher.has_begun = True
+            if launcher.restarts:
+                self.run.note(restarts=launcher.restarts, cause=launcher.cause)
             if self.is_chief:
                 self.monitors.put_scalar("cluster/restarts", launcher.restarts)
                 self.monitors.put_scalar("cluster/workers", self.worker.count)
@@ -202,10 +204,6 @@ class MultiWorkerTrainer(TowerTrainer):
             again = f"restart {launcher.restarts}: {launcher.cause}"
             return {"workers": rows["workers"], "start": rows["start"], "started again": again}
         return rows
-
-    def _attempt_facts(self) -> dict[str, Any]:
-        facts = {**super()._attempt_facts(), "workers": self.worker.count}
-        return {**facts, "restarts": launcher.restarts, "cause": launcher.cause} if launcher.restarts else facts
 
     def _facts(self) -> Facts:
         return {**super()._facts(), "workers": self.worker.count}

@@ -19,7 +19,7 @@ from prototrain.checkpoint.state import CALLBACK_PREFIX, StateEntries, describe_
 from prototrain.checkpoint.store import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.values import decode, encode, preserve_random_state, random_state, set_random_state
 from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError, StorageError
-from prototrain.experiment.facts import Facts, changes, file_digests, versions
+from prototrain.experiment.facts import Facts, changes, sources_of
 from prototrain.experiment.record import Outcome, RunRecord, has_finished, has_saved
 from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import FRESH, announcing, printable, shorten_list
@@ -49,7 +49,6 @@ class Run:
         self._not_finite: dict[str, bool] = {}  # by name, whether a variable was not finite at the first start
         self._outcome = Outcome("running")
         self._record: RunRecord | None = None
-        self._sources: dict[str, str] = {}  # digests of the copied source files
         self._facts: Facts = {}  # recorded in every checkpoint
         self._fresh = False
         self.is_accepted = False  # whether the run has started to write into the directory
@@ -88,6 +87,8 @@ class Run:
                 stack.callback(lambda: experiment.unlock(trainer.log, refused=not self.is_accepted))
                 if fresh:
                     experiment.check_deletable()
+            if trainer.config is not None:
+                stack.callback(setattr, trainer.config, "planned_steps", None)
             stack.enter_context(ignore_save_signals())
             stack.enter_context(trainer._around_run())
             self._prepare()
@@ -99,7 +100,6 @@ class Run:
             self._end(None)
 
     def _prepare(self) -> None:
-        self._sources = file_digests(self._trainer._sources())
         self.is_accepted = False
         self._outcome, self.stopped_by = Outcome("running"), None
         self.wait()
@@ -129,14 +129,18 @@ class Run:
                 known = ("config", "versions", "devices", "trainer", "callbacks")
                 experiment.write_start(
                     config=config,
-                    sources=trainer._sources(),
-                    devices=_devices(),
+                    sources=sources_of(trainer),
+                    devices=device_names(),
                     run_id=None if self.checkpoint is None else self.checkpoint.meta["run_id"],
                     origin={**trainer._origin(), "facts": {n: f for n, f in self._facts.items() if n not in known}},
                 )
-            facts = trainer._attempt_facts() | {"changes": None if config is None else config.changes()}
             self._record = RunRecord(
-                experiment.record, trainer.log, trainer.times.clock() - trainer.times.began, **facts
+                experiment.record,
+                trainer.log,
+                trainer.times.clock() - trainer.times.began,
+                total_steps=None if trainer.is_endless else trainer.total_steps,
+                changes=None if config is None else config.changes(),
+                **{name: self._facts[name] for name in ("jit_compile", "workers") if name in self._facts},
             )
         self.is_accepted = True
         said, self._unwritten = self._unwritten, []
@@ -403,8 +407,8 @@ class Run:
         step = trainer.global_step
 
         def check(values: Mapping[str, Any]) -> None:
-            if found := self._newly_not_finite(values):
-                raise NonFiniteError(f"step {step} is not saved, since {describe_not_finite(found)}")
+            if (found := self.find_not_finite(values)) is not None:
+                raise NonFiniteError(f"step {step} is not saved, since {found}")
 
         looks = trainer.check_finite and self.state_is_sound
         return Snapshot(step, entries.variables, entries.saveables, meta, check if looks else None)
@@ -418,19 +422,11 @@ class Run:
 
     def keep_callback_states(self) -> None:
         """Keep the states of the callbacks at the end of an accepted run, for another call of `train`."""
-        if not self.is_accepted:
-            return
-        self._has_run, self._callback_states = True, None
-        with suppress(Exception):  # such as of a callback that was not set up; the next call warns
-            held = self._trainer.callbacks.state_dict()
-            self._callback_states = decode(encode(held, "the callbacks' state", loose=True))
-
-    def _continue(self) -> None:
-        """Continue from the trainer's current state, with the states of the callbacks of the last run."""
-        if self._callback_states is None:
-            self.log("WARNING: the callback states of the last run are unknown; the callbacks start without a state")
-        else:
-            self._trainer.callbacks.load_state_dict(self._callback_states)
+        if self.is_accepted:
+            self._has_run, self._callback_states = True, None
+            with suppress(Exception):  # such as of a callback that was not set up; the next call warns
+                held = self._trainer.callbacks.state_dict()
+                self._callback_states = decode(encode(held, "the callbacks' state", loose=True))
 
     def restore(self, resume: bool) -> None:
         """Restore the newest checkpoint. Without `resume`, checkpoints are moved away when the run is accepted.
@@ -474,7 +470,10 @@ class Run:
                 trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training and not checked")
         if newest is None or (newest.step < trainer.global_step + continues and self.state_is_sound):
             if continues and experiment is not None and resume:
-                self._continue()
+                if self._callback_states is None:
+                    self.log("WARNING: the states of the last run's callbacks are unknown; they start without a state")
+                else:
+                    trainer.callbacks.load_state_dict(self._callback_states)
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
             self._load(newest)
@@ -521,14 +520,14 @@ class Run:
         """Return the row "start": the step of the resume, the data position, and changes since the checkpoint."""
         return "; ".join(self._resumed)
 
-    def find_not_finite(self) -> str | None:
-        """Return a phrase that names the variables that are not finite and should be, or None."""
-        found = self._newly_not_finite(StateEntries(self._trainer.state).variables)
-        return describe_not_finite(found) if found else None
+    def find_not_finite(self, values: Mapping[str, Any] | None = None) -> str | None:
+        """Return a phrase that names the variables that are not finite, except those that were not at the start.
 
-    def _newly_not_finite(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the names of values that are not finite, except those that were not at the start, such as a mask."""
-        return not_finite({name: value for name, value in values.items() if not self._not_finite.get(name)})
+        `values` are the values by name; those of the trainer's state if None.
+        """
+        values = StateEntries(self._trainer.state).variables if values is None else values
+        found = not_finite({name: value for name, value in values.items() if not self._not_finite.get(name)})
+        return describe_not_finite(found) if found else None
 
     def config(self) -> Config | None:
         """Return a copy of the trainer's config with the length that was passed to `train`."""
@@ -543,18 +542,7 @@ class Run:
             config["trainer.steps_per_epoch"] = trainer.given_steps_per_epoch
         return config
 
-    def facts(self) -> Facts:
-        """Return the facts that checkpoints of all trainers record; see `Trainer._facts`."""
-        config, trainer = self.config(), self._trainer
-        return {
-            "config": {} if config is None else config.facts(),
-            "sources": self._sources,
-            "versions": versions(),
-            "devices": _devices(),
-            "trainer": type(trainer).__name__,
-            "callbacks": sorted(trainer.callbacks.by_key),
-        }
 
-
-def _devices() -> list[str]:
+def device_names() -> list[str]:
+    """Return the names of TensorFlow's devices."""
     return [device.name for device in tf.config.list_logical_devices()]

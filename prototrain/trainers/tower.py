@@ -132,7 +132,7 @@ class TowerTrainer(Trainer):
         )
         self.data, self.datasets = self.built.data, MappingProxyType(self.built.datasets)  # training reads `data`
         self.config.batches_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality
-        self.element_spec = self.built.element_spec
+        self.element_spec, self.model_source = self.built.element_spec, self.built.source
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
         self._optimizers = RegisteredOptimizers(
@@ -539,19 +539,8 @@ class TowerTrainer(Trainer):
         """Return whether compiled steps must end because a stop was requested."""
         return self.stop.signum is not None and self.is_compiled
 
-    def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
-        self.config.planned_steps = None
-        if max_steps is None and max_epoch is None:
-            max_epoch = self.config["model.num_epochs"]
-            max_steps = self.config["model.num_steps"] if max_epoch is None else None
-            if max_epoch is not None and steps_per_epoch is None:
-                self.config.total_steps()  # raises an error if the number of steps is unknown
-        if steps_per_epoch is None:
-            steps_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality or max_steps or None
-        self.config.batches_per_epoch = steps_per_epoch
-        super()._set_length(steps_per_epoch, max_epoch, max_steps)
-        if not self.is_endless:
-            self.config.planned_steps = self.total_steps  # for schedules that last as long as the run
+    def _epoch_length(self, *, is_required: bool) -> int | None:
+        return super()._epoch_length(is_required=is_required) or self.data.cardinality
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
@@ -574,7 +563,6 @@ class TowerTrainer(Trainer):
                 self._warn_of_unused_keys()
         finally:
             self.data.allow_changes = before
-            self.config.planned_steps = None
             if self.global_step:
                 self.built.layers.mark_trained(self.trainable)
 
@@ -697,22 +685,15 @@ class TowerTrainer(Trainer):
         self.data.catch_up(lambda: self.stop.signum is not None)  # may find that the data does not repeat itself
         return [f"data: {self.data.mode}", *([] if self.data.caveat is None else [self.data.caveat])]
 
-    def _sources(self) -> list[Path]:
-        source = self.built.source
-        return list(dict.fromkeys([*([source] if source else []), *super()._sources()]))
-
     def _facts(self) -> Facts:
         found = super()._facts()
-        sources = {**found["sources"], **self.built.facts()["sources"]}
+        found["sources"] |= self.built.facts()["sources"]  # as they were when the trainer was made
         optimizers = self._optimizers.facts(self.callbacks)
-        return {**found, "towers": self.towers, "sources": sources, "optimizers": optimizers, **self._xla.recorded()}
-
-    def _attempt_facts(self) -> dict[str, Any]:
-        return {**super()._attempt_facts(), **self._xla.recorded()}
+        return {**found, "towers": self.towers, "optimizers": optimizers, **self._xla.recorded()}
 
     def _origin(self) -> dict[str, Any]:
         found, model = super()._origin(), self.built.origin()
-        modules = {**model.pop("modules", {}), **found["modules"]}
+        modules = {**model.get("modules", {}), **found["modules"]}
         return {**found, **model, "modules": modules, "towers": self.devices}
 
     def _check_data(self, built: BuiltModel) -> None:
