@@ -37,7 +37,6 @@ Source = str | Path | Mapping[str, Any]
 
 _KINDS = ("loaded", "type converted", "excluded", "not in the checkpoint", "not in the model", "shape differs")
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_FILE_OF_BUNDLE = re.compile(r"(.+)\.(index|data-\d{5}-of-\d{5})")
 
 
 def load_weights(
@@ -176,8 +175,8 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
 
     Args:
         source: arrays by name; or the path of a ``.npz``, a Keras ``.weights.h5``, an experiment (its newest
-            checkpoint), one of its checkpoints, or a directory with a ``checkpoint`` file; or the prefix of a
-            TensorFlow checkpoint. All but the last two may be URLs.
+            checkpoint) or one of its checkpoints; or the prefix of a TensorFlow checkpoint. All but the last may be
+            URLs.
 
     Raises:
         CheckpointError: the source does not exist, has an unsupported format, or is damaged.
@@ -212,10 +211,7 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 def _bundle_prefix(path: Path) -> Path:
     """Return the prefix of the bundle for a path that `read_weights` accepts."""
-    path = _newest_of_tensorflow(path)
-    if (file := _FILE_OF_BUNDLE.fullmatch(path.name)) and path.is_file():
-        path = path.with_name(file[1])
-    for directory in (path / "checkpoints", path):
+    for directory in (path / "checkpoints", path) if path.is_dir() else ():
         if steps := Checkpoints(directory).steps():
             path = Checkpoints(directory).path(steps[-1])
             break
@@ -230,16 +226,6 @@ def _bundle_prefix(path: Path) -> Path:
             "checkpoints/step-*, the prefix of a TensorFlow checkpoint, a .npz or a .weights.h5"
         )
     return path
-
-
-def _newest_of_tensorflow(path: Path) -> Path:
-    """Return the prefix in TensorFlow's file ``checkpoint``, if `path` is this file or its directory, else `path`."""
-    directory = path.parent if path.name == "checkpoint" else path
-    if not (directory / "checkpoint").is_file() or (path / META).is_file():
-        return path
-    state = tf.train.get_checkpoint_state(str(directory))
-    # The file may come from another machine, so only the last part of its path is used.
-    return path if state is None else directory / Path(state.model_checkpoint_path).name
 
 
 def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:

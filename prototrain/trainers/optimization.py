@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,6 @@ from prototrain.callbacks.base import Callback, innermost
 from prototrain.callbacks.hyperparameters import HyperParamSetter, LearningRate
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError
-from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots
 from prototrain.system.terminal import FRESH
 from prototrain.system.tracebacks import cause
@@ -100,82 +99,52 @@ def rate(optimizer: keras.optimizers.Optimizer) -> float:
     return float(tf.convert_to_tensor(optimizer.learning_rate))  # `float` does not accept a replicated variable
 
 
-def optimizer_facts(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Return the class of an optimizer and, if it is a number, its current learning rate."""
-    found: dict[str, Any] = {"class": type(optimizer).__name__}
-    if learning_rate_source(optimizer) is None:
-        found["learning_rate"] = float(f"{rate(optimizer):.7g}")  # without digits that a float32 does not have
-    return found
-
-
 class RegisteredOptimizers:
-    """The optimizers whose variables are in `trainer.state`."""
+    """The optimizers whose variables are in the state of a `TowerTrainer`."""
 
-    def __init__(
-        self,
-        state: dict[str, Any],
-        placement: Placement,
-        keras_variables: Callable[[Iterable[tf.Variable]], dict[str, Any]],
-        check: Callable[[keras.optimizers.Optimizer], None],
-    ) -> None:
-        self._check = check
-        self._placement = placement
-        self._keras_variables = keras_variables
-        self._facts: dict[str, dict[str, Any]] = {}  # by name
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
         self._optimizers: dict[str, keras.optimizers.Optimizer] = {}
-        self._state = state
+        self._facts: dict[str, dict[str, Any]] = {}
 
-    def facts(self, callbacks: Iterable[Callback]) -> dict[str, dict[str, Any]]:
-        """Return the facts of the optimizers for checkpoints, without a learning rate that `LearningRate` sets."""
-        left_out = {"learning_rate"} if any(isinstance(innermost(one), LearningRate) for one in callbacks) else set()
-        return {name: {k: v for k, v in one.items() if k not in left_out} for name, one in self._facts.items()}
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Return the class of each optimizer, and the initial learning rate unless it is a schedule or one sets it."""
+        follows = any(isinstance(innermost(one), LearningRate) for one in self._trainer.callbacks)
+        return {name: {"class": one["class"]} if follows else dict(one) for name, one in self._facts.items()}
 
     def register(
         self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
     ) -> None:
         """Add the variables of an optimizer to the state; see `TowerTrainer.register_optimizer`."""
-        self._check(optimizer)
-        if self._placement.towers > 1 and optimizer.gradient_accumulation_steps:
+        trainer = self._trainer
+        trainer._check_optimizer(optimizer)
+        if trainer.towers > 1 and optimizer.gradient_accumulation_steps:
             raise ConfigError(
                 f"{optimizer.name}: with several towers an optimizer cannot have gradient_accumulation_steps; use "
                 "model.accumulate_steps, which accumulates within a step"
             )
-        trained = {} if variables is None else self._keras_variables(variables)
+        trained = {} if variables is None else trainer.built.keras_variables(variables)
         if variables is not None:
-            declare = self._placement.declare_variable
+            declare = trainer.placement.declare_variable
             with tf.variable_creator_scope(lambda make, **arguments: make(**declare(**arguments))):
                 optimizer.build(list(trained.values()))
         self._optimizers[name] = optimizer
-        self._facts[name] = optimizer_facts(optimizer)
+        self._facts[name] = {"class": type(optimizer).__name__}
+        if learning_rate_source(optimizer) is None:
+            # Without digits that a float32 does not have.
+            self._facts[name]["learning_rate"] = float(f"{rate(optimizer):.7g}")
         for slot, variable in named_slots(optimizer, trained):
-            self._state[f"{name}/{slot}"] = variable
-
-    def register_attributes(self, attributes: Mapping[str, Any], trained: Iterable[tf.Variable]) -> None:
-        """Build and register optimizers that are attributes of a trainer and are not registered yet.
-
-        Keras would create their variables at the first update, which is too late to restore a checkpoint.
-        """
-        known = {id(entry) for entry in self._state.values()}
-        for name, optimizer in attributes.items():
-            if isinstance(optimizer, keras.optimizers.Optimizer) and id(optimizer.variables[0]) not in known:
-                with self._placement.strategy.scope():
-                    self.register(name, optimizer, None if optimizer.built else trained)
+            trainer.state[f"{name}/{slot}"] = variable
 
     @contextmanager
-    def around_restore(
-        self, made_with: Mapping[str, Mapping[str, Any]], callbacks: Iterable[Callback]
-    ) -> Iterator[None]:
+    def around_restore(self, made_with: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
         """Context manager around a restore. A learning rate that was changed since the checkpoint keeps its new value.
 
-        Args:
-            made_with: the `facts` of the run that wrote the checkpoint.
-            callbacks: the callbacks of this run.
-
-        Raises:
-            CheckpointError: the checkpoint was written with another optimizer.
+        `made_with` are the `facts` of the run that wrote the checkpoint. Raises a `CheckpointError` if it was written
+        with another optimizer.
         """
         rates: dict[str, float] = {}
-        for optimizer, now in self.facts(callbacks).items():
+        for optimizer, now in self.facts().items():
             then = made_with.get(optimizer, {})
             if then.get("class", now["class"]) != now["class"]:
                 raise CheckpointError(

@@ -55,10 +55,7 @@ if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
 
 
-_READ_LATER = (
-    *("model.accumulate_steps", "model.lr_schedule.", "model.num_", "model.weights_load_path"),
-    *("model.weight_decay.value", "model.weight_decay.l1"),
-)
+_READ_LATER = ("model.lr_schedule.", "model.num_", "model.weights_load_path")
 _READ_AT_START = [key for key in SCHEMA if key.startswith("model.") and not key.startswith(_READ_LATER)]
 _READ_AT_START += [f"trainer.{name}" for name in ("data_position", "limit_batches", "overfit_batches", "random_seed")]
 """Config keys that a trainer reads only when it is made."""
@@ -102,6 +99,7 @@ class TowerTrainer(Trainer):
     _calls: StepCalls | None = None
     _scaling: Any = None  # a gradient processor that the trainer has added by itself
     _takes_two_gradients = False  # whether a tape may be asked for more than one gradient
+    _check_optimizer = staticmethod(check_optimizer)
 
     def __init__(
         self,
@@ -135,9 +133,7 @@ class TowerTrainer(Trainer):
         self.element_spec, self.model_source = self.built.element_spec, self.built.source
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
-        self._optimizers = RegisteredOptimizers(
-            self.state, self.placement, self.built.keras_variables, self._check_optimizer
-        )
+        self._optimizers = RegisteredOptimizers(self)
         with self.strategy.scope():
             self.create_optimizers()
         self.state.update(self.variables)
@@ -164,9 +160,7 @@ class TowerTrainer(Trainer):
 
     def _config_now(self) -> dict[str, Any]:
         """Return the config values that this trainer reads when it is made. This does not count as reading them."""
-        found = {key: self.config.data.get(key) for key in _READ_AT_START}
-        decays = [bool(self.config.data.get(f"model.weight_decay.{kind}")) for kind in ("value", "l1")]
-        return {**found, "model.weight_decay": any(decays)}
+        return {key: self.config.data.get(key) for key in _READ_AT_START}
 
     def create_optimizers(self) -> None:
         """Create `self.optimizer` and register its variables in `state`. Override this to create other optimizers."""
@@ -515,8 +509,8 @@ class TowerTrainer(Trainer):
         if unsaved:
             self.run.log_once(
                 f"WARNING: the step uses the variables {shorten_list(unsaved)}, which no checkpoint holds: a resumed "
-                "run would start with new ones; create layers in build(), make optimizers attributes of the trainer, "
-                "or put the variables into trainer.state"
+                "run would start with new ones; create layers in build(), pass optimizers to register_optimizer(), or "
+                "put the variables into trainer.state"
             )
 
     def _check_copies(self) -> None:
@@ -549,8 +543,6 @@ class TowerTrainer(Trainer):
             raise ConfigError(f"{changed[0]} was changed after the trainer was made; make a new trainer")
         self.built.check_trained()
         self.built.layers.note_names()
-        self._optimizers.register_attributes(vars(self), self.trainable.values())
-        self._read_blocks()
         self._forget_calls()  # the calls contain the callbacks of one run
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
         try:
@@ -607,13 +599,14 @@ class TowerTrainer(Trainer):
 
         Args:
             source: a dict of arrays, a ``.npz``, a Keras ``.weights.h5``, an experiment, one of its checkpoints, or the
-                prefix of a TensorFlow 1 or 2 checkpoint; or a list of these, which are loaded in order. "best" is the
-                checkpoint that `MinSaver` or `MaxSaver` kept in the trainer's experiment. None loads nothing.
+                prefix of a TensorFlow 1 or 2 checkpoint; or a list of these, which are loaded in order. None loads
+                nothing.
             prefix: put before every name of the source, with a slash.
             ignore: regular expressions for whole names of the model's variables, which keep their values.
             names: a dict or a function from a name in the source to the name in the model; None skips the name.
             mismatch: "error" to raise an error if a shape differs, "skip" to keep the variable's value.
-            checkpoint: which checkpoint of an experiment to load, "newest" or "best".
+            checkpoint: which checkpoint of an experiment to load: "newest", or "best" for the one that `MinSaver` or
+                `MaxSaver` kept.
 
         Raises:
             CheckpointError: the source cannot be read, is damaged, or matches no variable; no variable has changed.
@@ -621,10 +614,8 @@ class TowerTrainer(Trainer):
         if checkpoint not in ("newest", "best"):
             raise CheckpointError(f"load_weights: checkpoint must be 'newest' or 'best', not {checkpoint!r}")
         options: dict[str, Any] = {"prefix": prefix, "ignore": ignore, "names": names, "mismatch": mismatch}
-        if checkpoint == "best" or source == "best":  # the moving averages were evaluated, if there are any
+        if checkpoint == "best":  # the moving averages were evaluated, if there are any
             options["prepare"] = lambda saved: {**saved, **averaged_weights(saved)}
-        if source == "best":
-            source, checkpoint = best_checkpoint(self.require_experiment("load_weights('best')")), "newest"
         for one in source if isinstance(source, list | tuple) else () if source is None else (source,):
             if checkpoint == "best":
                 one = best_checkpoint(one)
@@ -660,7 +651,7 @@ class TowerTrainer(Trainer):
     def _around_restore(self, facts: Mapping[str, Any]) -> Iterator[None]:
         self._xla.recall(facts)
         self._read_blocks()
-        with self._optimizers.around_restore(facts.get("optimizers") or {}, self.callbacks):
+        with self._optimizers.around_restore(facts.get("optimizers") or {}):
             yield
         self.built.refresh()
 
@@ -688,8 +679,7 @@ class TowerTrainer(Trainer):
     def _facts(self) -> Facts:
         found = super()._facts()
         found["sources"] |= self.built.facts()["sources"]  # as they were when the trainer was made
-        optimizers = self._optimizers.facts(self.callbacks)
-        return {**found, "towers": self.towers, "optimizers": optimizers, **self._xla.recorded()}
+        return {**found, "towers": self.towers, "optimizers": self._optimizers.facts(), **self._xla.recorded()}
 
     def _origin(self) -> dict[str, Any]:
         found, model = super()._origin(), self.built.origin()
@@ -700,10 +690,6 @@ class TowerTrainer(Trainer):
         """Check, before the model is built, that the batches have ``model.batch_size`` examples."""
         expected = self.global_batch * self.placement.parts // self.placement.towers
         built.data.require_batch_size(expected, self.config["model.batch_size"])
-
-    def _check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Check that every argument of an optimizer has an effect in this trainer."""
-        check_optimizer(optimizer)
 
     def _check_trainable(self, net: Any) -> None:
         """Check the result of `build`; the scalars are only checked for the default `train_step`."""

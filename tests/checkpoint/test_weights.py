@@ -83,11 +83,12 @@ def save_by_name(place: Path, **tensors: Any) -> Path:
 
 def test_weights_of_a_name_based_checkpoint(tmp_path: Path) -> None:
     save_by_name(tmp_path / "old", fc0__kernel=tf.zeros([4, 6]), fc0__bias=tf.zeros([6], tf.float64))
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/old"')
-    for place in ("old", "old.index", "old.data-00000-of-00001", "checkpoint", "."):
-        report = load_weights(variables(**NET), tmp_path / place)
-        assert report["loaded"] == ["fc0/kernel", "fc0/bias"]
-        assert report["type converted"] == ["fc0/bias: float64[6], here float32[6]"]
+    report = load_weights(variables(**NET), tmp_path / "old")
+    assert report["loaded"] == ["fc0/kernel", "fc0/bias"]
+    assert report["type converted"] == ["fc0/bias: float64[6], here float32[6]"]
+    for place in ("old.index", "."):
+        with pytest.raises(CheckpointError, match=r"no checkpoint at .*the prefix of a TensorFlow"):
+            load_weights(variables(**NET), tmp_path / place)
 
 
 KERNEL, BIAS = np.full([4, 6], 3.0), np.arange(6, dtype=np.float32)

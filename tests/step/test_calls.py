@@ -432,12 +432,14 @@ def test_custom_run_step_may_call_the_compiled_step(tmp_path: Path) -> None:
 
 
 class TwoOptimizers(SimpleTrainer):
-    """Alternates two optimizers that are attributes."""
+    """Alternates two optimizers."""
 
     def __init__(self, model: Any, **options: Any) -> None:
         super().__init__(model, **options)
         self.first = keras.optimizers.Adam(0.01)
         self.second = keras.optimizers.SGD(0.01, momentum=0.9)
+        for name in ("first", "second"):
+            self.register_optimizer(name, getattr(self, name), self.trainable.values())
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         variables = list(self.trainable.values())

@@ -84,7 +84,7 @@ def test_only_evaluation_uses_the_averages(experiment: Path) -> None:
     # The best weights are those that were measured.
     note = json.loads((experiment / "checkpoints" / "min-vld-loss.json").read_text())
     assert with_average.evaluate("vld")["loss"] != pytest.approx(note["value"], rel=1e-5)
-    with_average.load_weights("best")
+    with_average.load_weights(with_average.experiment, checkpoint="best")
     without.load_weights(experiment, checkpoint="best")
     for trainer in (with_average, without):
         assert trainer.evaluate("vld")["loss"] == pytest.approx(note["value"], rel=1e-5)
