@@ -74,7 +74,7 @@ class MultiWorkerTrainer(TowerTrainer):
             super().__init__(model, experiment=experiment, placement=placement)
             require_same(self._sync, "the model", {"variables": list(self.variables)})
         self.is_chief, self.workers = self.worker.is_chief, self.worker.count
-        self.stop = AgreedStop(self._say)
+        self.stop = self.built.stop = AgreedStop(self._say)
         self._forget()
 
     def _forget(self) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model.placement import CentralPlacement, Placement
 from prototrain.towers import choose_devices
@@ -16,15 +15,6 @@ from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
-
-
-Reduction = Literal["auto", "nccl", "hierarchical", "one_device"]
-
-_REDUCTIONS: dict[str, Any] = {
-    "nccl": tf.distribute.NcclAllReduce,
-    "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
-    "one_device": tf.distribute.ReductionToOneDevice,
-}
 
 
 class SyncReplicatedTrainer(TowerTrainer):
@@ -37,7 +27,6 @@ class SyncReplicatedTrainer(TowerTrainer):
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
         towers: the number of GPUs, device names (a list such as ``["GPU:0", "GPU:1"]``, or one string), ``"cpu:4"`` for
             four logical CPU devices, or None for all GPUs.
-        reduction: how gradients are combined; "auto" uses NCCL if there is more than one GPU.
         experiment: the experiment directory, or its path. Without one the trainer writes no files.
 
     Raises:
@@ -51,19 +40,15 @@ class SyncReplicatedTrainer(TowerTrainer):
         model: ModelProtocol,
         towers: int | str | Sequence[str] | None = None,
         *,
-        reduction: Reduction = "auto",
         experiment: Experiment | str | Path | None = None,
     ) -> None:
-        if reduction != "auto" and reduction not in _REDUCTIONS:
-            raise ConfigError(f"reduction must be auto, {', '.join(_REDUCTIONS)}, not {reduction!r}")
         self.devices = choose_devices(towers)
-        if reduction == "auto" and not all(name.startswith("GPU") for name in self.devices):
-            # TensorFlow would choose its collective ops. They are slower between CPU devices, and a failed step makes
-            # them unusable for the rest of the process.
-            reduction = "one_device"
-        combine = None if reduction == "auto" else _REDUCTIONS[reduction]()
+        # Between CPU devices, TensorFlow would choose its collective ops. They are slower, and a failed step makes them
+        # unusable for the rest of the process.
+        by_copies = not all(name.startswith("GPU") for name in self.devices)
+        combine = tf.distribute.ReductionToOneDevice() if by_copies else None
         strategy = tf.distribute.MirroredStrategy(self.devices, cross_device_ops=combine)
-        placement = Placement(strategy, combines_by_copies=reduction in ("hierarchical", "one_device"))
+        placement = Placement(strategy, combines_by_copies=by_copies)
         super().__init__(model, experiment=experiment, placement=placement)
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from prototrain.checkpoint.values import decode, encode, preserve_random_state, 
 from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError, StorageError
 from prototrain.experiment.facts import Facts, changes, sources_of
 from prototrain.experiment.record import Outcome, RunRecord, has_finished, has_saved
-from prototrain.system.signals import ignore_save_signals
+from prototrain.system.signals import ignore_save_signals, in_thread
 from prototrain.system.terminal import FRESH, announcing, printable, shorten_list
 from prototrain.system.tracebacks import in_one_line
 from prototrain.tf_private import keras_random_state, set_keras_random_state
@@ -53,8 +53,7 @@ class Run:
         self._fresh = False
         self.is_accepted = False  # whether the run has started to write into the directory
         self.is_active = False  # whether `train` is running
-        self._has_run = False  # whether a run was accepted before
-        self._callback_states: dict[str, Any] | None = None  # at the end of the last run
+        self._callback_states: dict[str, Any] | None = None  # at the end of the last accepted run
         self._callback_keys: set[str] = set()  # of the callbacks of the last run
         self._unwritten: list[str] = []  # lines for train.log before the run is accepted
         self._said: set[str] = set()
@@ -65,7 +64,6 @@ class Run:
         self._sets_aside = False
         self._broken: list[Path] = []  # checkpoints to set aside once the run is accepted
         self._resumed: list[str] = []  # parts of the row "start"
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
 
     @contextmanager
@@ -171,8 +169,6 @@ class Run:
         if self._trainer.experiment is None:
             return
         self.wait()
-        self._writer.shutdown()  # otherwise the thread would live as long as the trainer
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         if self.is_accepted and not self.directory_is_gone():
             if self._record is not None:
                 seconds = {"loop": self._trainer.times.loop(), "callbacks": self._trainer.callbacks.times()}
@@ -339,7 +335,7 @@ class Run:
                 remote.wake()
             return path
 
-        self._writing = self._writer.submit(write)
+        self._writing = in_thread(write, "save")
         return functools.partial(self._result_of, self._writing)
 
     def _result_of(self, writing: Future[Path]) -> Path:
@@ -423,10 +419,8 @@ class Run:
     def keep_callback_states(self) -> None:
         """Keep the states of the callbacks at the end of an accepted run, for another call of `train`."""
         if self.is_accepted:
-            self._has_run, self._callback_states = True, None
-            with suppress(Exception):  # such as of a callback that was not set up; the next call warns
-                held = self._trainer.callbacks.state_dict()
-                self._callback_states = decode(encode(held, "the callbacks' state", loose=True))
+            held = self._trainer.callbacks.state_dict()
+            self._callback_states = decode(encode(held, "the callbacks' state", loose=True))
 
     def restore(self, resume: bool) -> None:
         """Restore the newest checkpoint. Without `resume`, checkpoints are moved away when the run is accepted.
@@ -444,7 +438,7 @@ class Run:
                 f"step {trainer.global_step + 1} failed halfway, and there is no checkpoint to go back to; "
                 "make a new trainer"
             )
-        continues = self._has_run and trainer.global_step > 0 and self.state_is_sound
+        continues = self._callback_states is not None and trainer.global_step > 0 and self.state_is_sound
         entries, newest = StateEntries(trainer.state), None
         if experiment is not None:
             entries.values()  # raises an error for entries that cannot be saved
@@ -470,10 +464,7 @@ class Run:
                 trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training and not checked")
         if newest is None or (newest.step < trainer.global_step + continues and self.state_is_sound):
             if continues and experiment is not None and resume:
-                if self._callback_states is None:
-                    self.log("WARNING: the states of the last run's callbacks are unknown; they start without a state")
-                else:
-                    trainer.callbacks.load_state_dict(self._callback_states)
+                trainer.callbacks.load_state_dict(self._callback_states)
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
             self._load(newest)

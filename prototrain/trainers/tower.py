@@ -142,13 +142,10 @@ class TowerTrainer(Trainer):
             self.state.update(self.loss_scale.variables())
         self.state.update(self.placement.attach(self.variables, self.built.layers))
         self._xla = XlaChoice(self.config["model.jit_compile"], self.log)
-        if self._xla.is_measured and not self.measures_xla:
-            raise ConfigError(f'model.jit_compile: {type(self).__name__} cannot time XLA ("auto"); use true or false')
-        if self._xla.chosen == "loop" and (self.towers > 1 or not self.measures_xla or not self.is_compiled):
-            raise ConfigError(
-                f'model.jit_compile: "loop" is for one tower and a compiled step; this {type(self).__name__} takes '
-                "true or false"
-            )
+        can_loop = self.towers == 1 and self.measures_xla and self.is_compiled
+        if (self._xla.is_measured and not self.measures_xla) or (self._xla.chosen == "loop" and not can_loop):
+            needs = '"loop" needs one tower and a compiled step' if self._xla.chosen else '"auto" cannot time its steps'
+            raise ConfigError(f"model.jit_compile: {needs}; this {type(self).__name__} takes true or false")
         self._stop_variable = StopVariable()
         self._may_undo = True
         self._notes = update.GradientNotes()
@@ -488,9 +485,9 @@ class TowerTrainer(Trainer):
             self.run.log_once(f"WARNING: no effect of {', '.join(names)}: {why}")
 
     def _check_rate(self) -> None:
-        """Raise a ConfigError before the first step if neither the config nor a callback sets the learning rate."""
+        """Check before the first step that the config or a callback sets the learning rate."""
         if self.counter.step == self.run.began_at:
-            unused = check_rate(self.config, self.optimizer, self.callbacks, is_used=not self.has_own_train_step)
+            unused = check_rate(self.config, self.optimizer, self.callbacks)
             if unused is not None and self.is_chief:
                 self.run.log_once(unused)
 
@@ -573,12 +570,10 @@ class TowerTrainer(Trainer):
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Average the model's scalars over a dataset; see `BuiltModel.evaluate`."""
-        self.built.stop = self.stop
         return self.built.evaluate(dataset, batches)
 
     def _rehearse(self, dataset: str, batches: int = 0) -> None:
         if type(self).evaluate is TowerTrainer.evaluate:
-            self.built.stop = self.stop
             self.built.evaluation(dataset).rehearse(self.stop, batches, step=self.counter.step)
 
     def load_weights(
@@ -708,6 +703,3 @@ class SimpleTrainer(TowerTrainer):
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
         experiment: the experiment directory, or its path. Without one the trainer writes no files.
     """
-
-    def __init__(self, model: ModelProtocol, *, experiment: Experiment | str | Path | None = None) -> None:
-        super().__init__(model, experiment=experiment)
