@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from prototrain import readers
 from prototrain.callbacks import ModelSaver
-from prototrain.checkpoint.store import Checkpoints, Snapshot, read_bundle
+from prototrain.checkpoint.store import Checkpoints, Snapshot, read_tensors
 from prototrain.errors import DataError
 from prototrain.launch import launch
 from prototrain.runs.reading import find_runs
@@ -59,11 +59,11 @@ def test_tensorflow_checkpoints(odd: Path) -> None:
     for name in ("weights", "w[1]*?"):
         prefix = odd / name
         tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=["a"], shape_and_slices=[""], tensors=[tf.range(3)])
-        np.testing.assert_array_equal(read_bundle(prefix)["a"], [0, 1, 2])
+        np.testing.assert_array_equal(read_tensors(prefix)["a"], [0, 1, 2])
         with literal_prefix(prefix) as path:
             assert tf.train.load_variable(path, "a").tolist() == [0, 1, 2]
     saved = Checkpoints(odd).start(Snapshot(1, {"a": tf.range(2)}))()
-    np.testing.assert_array_equal(read_bundle(saved / "model")["a"], [0, 1])
+    np.testing.assert_array_equal(read_tensors(saved / "model")["a"], [0, 1])
 
 
 def test_readers(odd: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count, zip_longest
+from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
 import keras
@@ -133,8 +133,8 @@ class StateEntries:
         meta, values = checkpoint.meta, checkpoint.meta["values"]
         saved = checkpoint.tensors()
         data = self._read_data(values, saved)
-        variables = self._match_variables(checkpoint, saved, data)
-        missing = [key for key in self._values if key not in data]
+        variables = self._match_variables(checkpoint, saved)
+        missing = [key for key in (*self._values, *self._arrays) if key not in data]
         missing += [key for key in self._objects if key not in values]
         missing += [key for key in self.saveables if key not in meta["parts"]]
         if missing:
@@ -150,21 +150,15 @@ class StateEntries:
         variables.reverse()
         while variables:  # in order: the values of single towers come after those for all towers
             variable, value = variables.pop()  # frees each value early, since the model may be large
-            if isinstance(variable, np.ndarray):
-                np.copyto(variable, value)
-            else:
-                variable.assign(value)
+            variable.assign(value)
 
-    def _match_variables(
-        self, checkpoint: Checkpoint, saved: Mapping[str, tf.Tensor], data: Collection[str]
-    ) -> list[tuple[Any, tf.Tensor]]:
-        """Pair variables with their saved values, except the arrays whose keys are in `data`."""
-        arrays = {name for key, name in self._arrays.items() if key in data}
+    def _match_variables(self, checkpoint: Checkpoint, saved: Mapping[str, tf.Tensor]) -> list[tuple[Any, tf.Tensor]]:
+        """Pair the variables, without arrays, with their saved values."""
         # A new callback starts without a state, and the state of a removed callback is ignored.
         mine = {
             name: variable
             for name, variable in self.variables.items()
-            if name not in arrays and (name in saved or not name.startswith(CALLBACK_PREFIX))
+            if not isinstance(variable, np.ndarray) and (name in saved or not name.startswith(CALLBACK_PREFIX))
         }
         theirs = {name: value for name, value in saved.items() if name in mine or not name.startswith(CALLBACK_PREFIX)}
         theirs = match_towers(mine, theirs)
@@ -191,10 +185,25 @@ class StateEntries:
         return found
 
     def _put(self, data: Mapping[str, Any]) -> None:
-        """Put plain values and arrays into the state dict. Existing lists, dicts and arrays are filled if possible."""
-        filled: dict[int, Any] = {}
+        """Put plain values and arrays into the state dict.
+
+        An existing list, dict or array is filled, since a trainer may keep it in an attribute. Its items are new.
+        """
+        filled: set[int] = set()
         for key, value in data.items():
-            self._state[key] = _filled(self._state.get(key), value, filled)
+            old = self._state.get(key)
+            if id(old) in filled:  # an object that is two entries may have had two values
+                old = None
+            filled.add(id(old))
+            if type(old) is list and type(value) is list:
+                old[:] = value
+            elif type(old) is dict and type(value) is dict:
+                old.clear()
+                old.update(value)
+            elif _is_like(old, value) and old.flags.writeable:
+                np.copyto(old, value)
+            else:
+                self._state[key] = value
 
     @contextmanager
     def preserve(self) -> Iterator[None]:
@@ -216,35 +225,10 @@ def _fits_bundle(entry: Any) -> bool:
     return is_array and entry.dtype.isnative and entry.dtype.name in _IN_BUNDLE
 
 
-def _filled(old: Any, value: Any, filled: dict[int, Any], *, is_nested: bool = False) -> Any:
-    """Return a restored value, in the existing object if possible: a trainer may keep it in an attribute.
-
-    This applies to arrays, also in lists and dicts, and to the list or dict of an entry. `filled` has the existing
-    objects that hold a value already; one that occurs twice may have two values.
-    """
-    if id(old) in filled:
-        return value
-    if type(old) is list and type(value) is list:
-        items = [_filled(one, item, filled, is_nested=True) for one, item in zip_longest(old[: len(value)], value)]
-        if is_nested:
-            return items
-        filled[id(old)] = old
-        old[:] = items
-    elif type(old) is dict and type(value) is dict:
-        named = {key: _filled(old.get(key), item, filled, is_nested=True) for key, item in value.items()}
-        if is_nested:
-            return named
-        filled[id(old)] = old
-        old.clear()
-        old.update(named)
-    elif isinstance(old, np.ndarray) and isinstance(value, np.ndarray) and old.flags.writeable:
-        if (old.dtype, old.shape) != (value.dtype, value.shape):
-            return value
-        filled[id(old)] = old
-        np.copyto(old, value)
-    else:
-        return value
-    return old
+def _is_like(old: Any, value: Any) -> bool:
+    """Return whether two values are arrays of one dtype and shape."""
+    are_arrays = isinstance(old, np.ndarray) and isinstance(value, np.ndarray)
+    return are_arrays and (old.dtype, old.shape) == (value.dtype, value.shape)
 
 
 @contextmanager

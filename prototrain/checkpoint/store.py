@@ -97,7 +97,7 @@ class Checkpoint:
         Raises:
             CheckpointError: the bundle cannot be read.
         """
-        return _read_tensors(self.path / BUNDLE) if self.meta["variables"] else {}
+        return read_tensors(self.path / BUNDLE) if self.meta["variables"] else {}
 
     def variables(self) -> dict[str, np.ndarray[Any, Any]]:
         """Read all variables as arrays by name; see `tensors`."""
@@ -134,12 +134,12 @@ class Checkpoints:
         return self.directory / f"step-{step:010d}"
 
     def start(self, snapshot: Snapshot, *, aside: bool = False, keep: bool = False) -> Callable[[], Path]:
-        """Start to write a checkpoint. It replaces one of the same step, unless that has the same content or `keep`.
+        """Start to write a checkpoint. It replaces one of the same step.
 
         Args:
             snapshot: the content.
             aside: write the checkpoint as ``failed-<step>``, which a resume ignores.
-            keep: keep a valid checkpoint of the same step.
+            keep: write nothing if there is a checkpoint of the same step.
 
         Returns:
             a function that writes the rest and returns the directory. It can be called in any thread.
@@ -148,7 +148,7 @@ class Checkpoints:
             CheckpointError: the checkpoint cannot be written; partial files are deleted. The function raises this, too.
         """
         final = self.directory / f"failed-{snapshot.step:010d}" if aside else self.path(snapshot.step)
-        if keep and final.exists() and self._is_valid(final):
+        if keep and final.exists():
             return lambda: final
         temporary = self.directory / f".tmp-{final.name}-{os.getpid()}"
         with _whole_or_nothing(temporary, final):
@@ -168,10 +168,7 @@ class Checkpoints:
             with _whole_or_nothing(temporary, final):
                 _write(temporary, snapshot, tensors, parts)
                 old = final.with_name(f"{_REPLACED}{final.name}")
-                if os.path.lexists(final) and self._is_valid(final):
-                    if (final / META).read_bytes() == (temporary / META).read_bytes():
-                        _remove_tree(temporary)
-                        return final
+                if os.path.lexists(final):
                     _remove_tree(old)
                     final.rename(old)
                 try:
@@ -193,17 +190,6 @@ class Checkpoints:
                 with suppress(FileNotFoundError):  # another worker was faster
                     path.rename(final)
 
-    def _is_valid(self, path: Path) -> bool:
-        """Return whether a checkpoint is valid. One that is not is set aside, to be written again."""
-        try:
-            verify(path, run_id=self._run_id)
-        except CheckpointError as error:
-            self._announce(f"WARNING: {error}; it is written again")
-            if not self.set_aside(path):
-                raise CheckpointError(f"{error}, and cannot be moved") from error
-            return False
-        return True
-
     def prune(self, keep: int, *, protected: Set[int] = frozenset()) -> None:
         """Delete all but the newest `keep` checkpoints and those of the `protected` steps."""
         for step in self.steps()[:-keep]:
@@ -213,8 +199,11 @@ class Checkpoints:
         """Delete a step's checkpoint, if there is one and the step is not `protected`; warn if that fails."""
         path = self.path(step)
         if step not in protected and os.path.lexists(path):
+            # Rename first, so that an interrupted deletion does not leave a directory that looks like a checkpoint.
+            doomed = _unused(path.with_name(f".old-{path.name}-{os.getpid()}"))
             try:
-                self._delete(path)
+                path.rename(doomed)
+                _remove_tree(doomed)
             except OSError as error:
                 self._announce(f"WARNING: cannot delete the checkpoint {path}: {error.strerror}")
 
@@ -224,12 +213,6 @@ class Checkpoints:
             for path in self.directory.iterdir():
                 if path.name.startswith((".tmp-", ".old-", _REPLACED)):
                     _remove_tree(path)
-
-    def _delete(self, path: Path) -> None:
-        # Rename first, so that an interrupted deletion does not leave a directory that looks like a checkpoint.
-        doomed = _unused(path.with_name(f".old-{path.name}-{os.getpid()}"))
-        path.rename(doomed)
-        _remove_tree(doomed)
 
     def newest(self, *, broken: list[Path] | None = None) -> Checkpoint | None:
         """Find the newest valid checkpoint and warn about newer ones that are damaged. No file changes.
@@ -274,17 +257,16 @@ class Checkpoints:
             raise CheckpointError(f"cannot move {self.directory} out of the way: {error.strerror}") from error
         return target
 
-    def set_aside(self, path: Path) -> bool:
-        """Rename a damaged checkpoint, so that a resume ignores it; returns whether that worked."""
+    def set_aside(self, path: Path) -> None:
+        """Rename a damaged checkpoint, so that a resume ignores it; warn if that fails."""
         target = _unused(path.with_name(f".bad-{path.name}"))
         try:
             path.rename(target)
             sync(self.directory)
         except OSError as error:
             self._announce(f"WARNING: cannot set {path} aside: {error.strerror}")
-            return False
-        self._announce(f"{path.name} is kept as {target}")
-        return True
+        else:
+            self._announce(f"{path.name} is kept as {target}")
 
 
 @contextmanager
@@ -384,7 +366,8 @@ def _holds_graph(path: Path) -> bool:
         return _GRAPH_KEY.search(content) is not None
 
 
-def _read_tensors(prefix: Path | str) -> dict[str, tf.Tensor]:
+def read_tensors(prefix: Path) -> dict[str, tf.Tensor]:
+    """Read all tensors of a TensorFlow checkpoint by name; raises a CheckpointError if that fails."""
     try:
         with literal_prefix(prefix) as path, tf.device("CPU:0"):
             dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
@@ -399,11 +382,6 @@ def _read_tensors(prefix: Path | str) -> dict[str, tf.Tensor]:
     except READ_ERRORS as error:
         raise CheckpointError(f"cannot read the checkpoint {prefix}: {cause(error)}") from error
     return dict(zip(names, tensors, strict=True))
-
-
-def read_bundle(prefix: Path | str) -> dict[str, np.ndarray[Any, Any]]:
-    """Read all tensors of a TensorFlow checkpoint by name; raises a CheckpointError if that fails."""
-    return {name: tensor.numpy() for name, tensor in _read_tensors(prefix).items()}
 
 
 def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:

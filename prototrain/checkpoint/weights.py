@@ -19,7 +19,7 @@ import tensorflow as tf
 from tabulate import tabulate
 
 from prototrain.checkpoint.state import CALLBACK_PREFIX, describe_variable, not_finite
-from prototrain.checkpoint.store import BUNDLE, META, Checkpoints, read_bundle, verify
+from prototrain.checkpoint.store import BUNDLE, META, Checkpoints, read_tensors, verify
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP, Experiment
 from prototrain.experiment.remote import fetched
@@ -231,7 +231,7 @@ def _bundle_prefix(path: Path) -> Path:
 def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Read a bundle's tensors by the names of their variables."""
     # The keys in a `tf.train.Checkpoint` are paths through the saved objects; its object graph has the names.
-    saved: dict[str, Any] = read_bundle(prefix)
+    saved: dict[str, Any] = {name: tensor.numpy() for name, tensor in read_tensors(prefix).items()}
     if _OBJECT_GRAPH not in saved:
         return saved
     keys = names_in_checkpoint(saved.pop(_OBJECT_GRAPH))

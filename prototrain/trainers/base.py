@@ -60,7 +60,8 @@ class Trainer:
         steps_per_epoch, max_epoch, max_steps, total_steps: the length of the run; `total_steps` is its last step.
         outputs: the last step's scalars by name.
         state: the content of a checkpoint, by name: variables, trackable objects, objects with `state_dict` and
-            `load_state_dict`, and plain JSON values. A subclass adds whatever a resumed run needs.
+            `load_state_dict`, and plain JSON values. A subclass adds whatever a resumed run needs. A restore fills an
+            array, a list or a dict in place, but makes the items of a list or dict anew.
         callbacks: the callbacks of the run.
         monitors: forwards scalars (`monitors.put_scalar`) to the writers among the callbacks.
         experiment: the experiment directory, or None.
@@ -262,7 +263,7 @@ class Trainer:
         self._save_if_asked()
         start, begin = self.counter.step, self.times.clock()
         self.stop.check()
-        self.run.check(begin)
+        self.run.check()
         self._set_step(start + self.run_steps(n))
         self.times.steps += self.times.clock() - begin
 

@@ -58,7 +58,6 @@ class Run:
         self._unwritten: list[str] = []  # lines for train.log before the run is accepted
         self._said: set[str] = set()
         self._has_failed_to_upload = False
-        self._looked_at = 0.0
         self._protected: dict[str, int | None] = {}
         self._registered: set[str] = set()  # variables in the trainer's state at the start of the run
         self._sets_aside = False
@@ -266,16 +265,13 @@ class Run:
         experiment = self._trainer.experiment
         return experiment is not None and experiment.is_gone()
 
-    def check(self, now: float) -> None:
-        """Check between steps, cheaply, that the directory is there and the state of the last save was finite."""
+    def check(self) -> None:
+        """Check between steps that the state of the last save was finite and that no other run has taken the URL."""
         writing = self._writing
         if writing is not None and writing.done() and isinstance(writing.exception(), NonFiniteError):
             self._result_of(writing)
-        if now - self._looked_at > 1:  # once a second is often enough
-            self._looked_at = now
-            self.require_directory()
-            if self._remote is not None:
-                self._remote.check()
+        if self._remote is not None:
+            self._remote.check()
 
     def require_directory(self) -> None:
         """Raise an ExperimentError if the directory was deleted or moved."""
@@ -419,8 +415,10 @@ class Run:
     def keep_callback_states(self) -> None:
         """Keep the states of the callbacks at the end of an accepted run, for another call of `train`."""
         if self.is_accepted:
-            held = self._trainer.callbacks.state_dict()
-            self._callback_states = decode(encode(held, "the callbacks' state", loose=True))
+            self._callback_states = None
+            with suppress(Exception):  # such as of a callback whose `before_train` has failed
+                held = self._trainer.callbacks.state_dict()
+                self._callback_states = decode(encode(held, "the callbacks' state", loose=True))
 
     def restore(self, resume: bool) -> None:
         """Restore the newest checkpoint. Without `resume`, checkpoints are moved away when the run is accepted.

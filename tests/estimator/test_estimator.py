@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from prototrain import estimator
 from prototrain.callbacks import CallbackFactory
-from prototrain.checkpoint.store import read_bundle
+from prototrain.checkpoint.store import read_tensors
 from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, ModeKeys, OptimizerSpec, RunConfig, TrainSpec
 from tests.estimator.programs import POINTS, SIDES, classifier, endless, linear_fn, named, plain
 from tests.tiny import PressesCtrlC, rows
@@ -25,8 +25,8 @@ from tests.tiny import PressesCtrlC, rows
 
 def weights(directory: Any, step: int) -> dict[str, bytes]:
     """The bits of a checkpoint's variables."""
-    found = read_bundle(Path(directory) / "checkpoints" / f"step-{step:010d}" / "model")
-    return {name: value.tobytes() for name, value in found.items()}
+    found = read_tensors(Path(directory) / "checkpoints" / f"step-{step:010d}" / "model")
+    return {name: value.numpy().tobytes() for name, value in found.items()}
 
 
 @pytest.fixture(scope="module")
