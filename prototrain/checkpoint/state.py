@@ -191,7 +191,7 @@ class StateEntries:
         """
         filled: set[int] = set()
         for key, value in data.items():
-            old = self._state.get(key)
+            old: Any = self._state.get(key)
             if id(old) in filled:  # an object that is two entries may have had two values
                 old = None
             filled.add(id(old))

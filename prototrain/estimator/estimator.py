@@ -135,7 +135,6 @@ class Estimator:
         program = self._program(ModeKeys.TRAIN, spec.input_fn)
         with preserve_global_random():
             trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
-        trainer.data.allow_changes = True  # the input_fn decides on the data
         if self._warm_start_from is not None and not done:
             trainer.log(trainer.built.load_weights(self._warm_start_from))
         return trainer
@@ -152,7 +151,10 @@ class Estimator:
             callbacks.append(printer.every(steps=config.log_step_count_steps))
         saver = ModelSaver(max_to_keep=config.keep_checkpoint_max or sys.maxsize, asynchronous=True)
         callbacks += [ProgressBar(), saver.every(**config.checkpoint_interval), SaveOnExit(), StopOnNaN()]
-        trainer.train([*callbacks, *as_callbacks(hooks)], max_steps=spec.max_steps or sys.maxsize)
+        # The input_fn decides on the data.
+        trainer.train(
+            [*callbacks, *as_callbacks(hooks)], max_steps=spec.max_steps or sys.maxsize, allow_changed_data=True
+        )
 
     def _train_and_export(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[dict[str, Any], list[str | None]]:
         if (trainer := self._trainer(train_spec)) is not None:

@@ -54,6 +54,7 @@ class Remote:
         self._lease = Lease(self.storage)
         self._is_open = False
         self._lost: ExperimentError | None = None
+        self._has_failed = False  # whether `finish` has failed
 
     def __str__(self) -> str:
         return self.url
@@ -106,7 +107,7 @@ class Remote:
         if self._is_open:
             return None
         with self._alone():
-            self._lease, self._lost = Lease(self.storage), None
+            self._lease, self._lost, self._has_failed = Lease(self.storage), None, False
             self._ending, self._woken = threading.Event(), threading.Event()
             self._threads: list[threading.Thread] = []
             last = self._lease.take(self._mirror.copy, announce)
@@ -146,14 +147,14 @@ class Remote:
         if self._lost is not None:
             raise self._lost
 
-    def finish(self, announce: Say, *, patience: float | None = None) -> None:
-        """Upload all remaining changes, and try again for `patience` seconds (or `LAST_SECONDS`) if that fails.
+    def finish(self, announce: Say) -> None:
+        """Upload all remaining changes. If that fails for the first time, try again for `LAST_SECONDS`.
 
         Raises:
             ExperimentError: another run has taken over.
             StorageError: the upload still fails after that time.
         """
-        end = time.monotonic() + (LAST_SECONDS if patience is None else patience)
+        end = time.monotonic() + (0 if self._has_failed else LAST_SECONDS)
         while self._is_open:
             self.check()
             try:
@@ -163,6 +164,7 @@ class Remote:
                 return
             except StorageError as error:
                 if time.monotonic() + RETRY_SECONDS > end:
+                    self._has_failed = True
                     cure = "the same command on this machine uploads it once the storage answers"
                     raise StorageError(f"{error}; the whole run is in {self.directory}: {cure}") from error
                 announce(f"WARNING: {error}; trying again for {end - time.monotonic():.0f} s")

@@ -324,8 +324,8 @@ class Trainer:
         if steps_per_epoch is None:
             steps_per_epoch = self._epoch_length(is_required=max_epoch is not None)
         if max_epoch is not None and steps_per_epoch is None:
-            key = "" if self.config is None else ", or trainer.steps_per_epoch"
-            raise ConfigError(f"the length of an epoch is not known; set steps_per_epoch{key}, or a number of steps")
+            name = "steps_per_epoch" if self.config is None else "trainer.steps_per_epoch"
+            raise ConfigError(f"the length of an epoch is not known; set {name}, or the number of steps instead")
         self.max_steps = ENDLESS if max_steps is None else int(max_steps)
         self.max_epoch = ENDLESS if max_epoch is None else int(max_epoch)
         self.steps_per_epoch = (self.max_steps or 1) if steps_per_epoch is None else int(steps_per_epoch)

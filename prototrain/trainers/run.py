@@ -57,7 +57,6 @@ class Run:
         self._callback_keys: set[str] = set()  # of the callbacks of the last run
         self._unwritten: list[str] = []  # lines for train.log before the run is accepted
         self._said: set[str] = set()
-        self._has_failed_to_upload = False
         self._protected: dict[str, int | None] = {}
         self._registered: set[str] = set()  # variables in the trainer's state at the start of the run
         self._sets_aside = False
@@ -248,17 +247,14 @@ class Run:
 
     def _upload_rest(self, error: BaseException | None) -> None:
         """Upload the remaining files. If the run has already failed, a failed upload is only logged."""
-        if self._remote is None:
-            return
-        is_again, self._has_failed_to_upload = self._has_failed_to_upload, False
         try:
-            self._remote.finish(self.log, patience=0 if is_again else None)
+            if self._remote is not None:
+                self._remote.finish(self.log)
         except (StorageError, ExperimentError) as failure:
-            self._has_failed_to_upload = True
             if not isinstance(error, Exception):
                 raise
-            if failure is not error and not is_again:
-                self.log(f"WARNING: {failure}")
+            if failure is not error:
+                self.log_once(f"WARNING: {failure}")
 
     def directory_is_gone(self) -> bool:
         """Return whether the directory was deleted or moved during the run."""
@@ -436,7 +432,8 @@ class Run:
                 f"step {trainer.global_step + 1} failed halfway, and there is no checkpoint to go back to; "
                 "make a new trainer"
             )
-        continues = self._callback_states is not None and trainer.global_step > 0 and self.state_is_sound
+        # Of the callbacks of the run that this one continues.
+        states = self._callback_states if trainer.global_step and self.state_is_sound else None
         entries, newest = StateEntries(trainer.state), None
         if experiment is not None:
             entries.values()  # raises an error for entries that cannot be saved
@@ -460,9 +457,9 @@ class Run:
             self._not_finite.update({name: name in found for name in new})
             if found:
                 trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training and not checked")
-        if newest is None or (newest.step < trainer.global_step + continues and self.state_is_sound):
-            if continues and experiment is not None and resume:
-                trainer.callbacks.load_state_dict(self._callback_states)
+        if newest is None or (newest.step < trainer.global_step + (states is not None) and self.state_is_sound):
+            if states is not None and experiment is not None and resume:
+                trainer.callbacks.load_state_dict(states)
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
             self._load(newest)

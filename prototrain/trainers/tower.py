@@ -408,10 +408,8 @@ class TowerTrainer(Trainer):
         if not self.data.catch_up(self.should_stop):
             return 0
         calls, start = self.calls, self.counter.step
-        if self.is_compiled and self.callbacks.watching and calls.may_be_watched:
-            result = calls.run(start, n - 1) if n > 1 else calls.run_watched(start)
-        else:
-            result = calls.run(start, n)
+        is_watched = self.is_compiled and self.callbacks.watching and calls.may_be_watched  # the last step is
+        result = calls.run_watched(start) if is_watched and n == 1 else calls.run(start, n - is_watched)
         if result.is_undone:  # repeat the call, and stop right at the step that is not finite
             self.log(f"the loss or a gradient is not finite in a step after {start}; repeating the steps up to it")
             self.data.count(0, reads_ahead=not self.data.block)  # a block is kept
@@ -541,7 +539,7 @@ class TowerTrainer(Trainer):
         self.built.check_trained()
         self.built.layers.note_names()
         self._forget_calls()  # the calls contain the callbacks of one run
-        before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
+        self.data.allow_changes = self.allow_changed_data
         try:
             # A step in Python needs no stop variable, since `run_steps` checks for a stop after each step.
             with self.stop.notifying(self._stop_variable.set) if self.is_compiled else nullcontext():
@@ -551,7 +549,6 @@ class TowerTrainer(Trainer):
             if not self.is_compiled and self.global_step > self.run.began_at:
                 self._warn_of_unused_keys()
         finally:
-            self.data.allow_changes = before
             if self.global_step:
                 self.built.layers.mark_trained(self.trainable)
 
