@@ -76,7 +76,9 @@ def make_optimizer(config: Config, *, without_schedule: float | None = None) -> 
         rate = without_schedule if schedule is None else float(schedule(0))
         if rate is None:
             raise ConfigError(f"model.lr_schedule.method is not set; the optimizer {method!r} needs a learning rate")
-        return _named(method, rate, config)
+        kind, arguments = _METHODS[method]
+        options = {argument: config[f"model.optimizer.{method}.{key}"] for key, argument in arguments.items()}
+        return kind(rate, **options)
     optimizer = _given(method)
     if schedule is not None:
         try:
@@ -130,24 +132,6 @@ def update_if(
         tf.cond(strategy.experimental_local_results(condition)[0], apply, lambda: tf.constant(False))
 
     tf.distribute.get_replica_context().merge_call(apply_everywhere, args=(condition, gradients))
-
-
-def _named(method: str, learning_rate: float, config: Config) -> keras.optimizers.Optimizer:
-    def options(**names: str) -> dict[str, Any]:
-        return {keras_name: config[f"model.optimizer.{method}.{name}"] for keras_name, name in names.items()}
-
-    match method:
-        case "sgd":
-            return keras.optimizers.SGD(learning_rate)
-        case "msgd":
-            return keras.optimizers.SGD(learning_rate, **options(momentum="momentum", nesterov="use_nesterov"))
-        case "adam":
-            return Adam(learning_rate, **options(beta_1="beta1", beta_2="beta2", epsilon="epsilon"))
-    if method in KERAS_OPTIMIZERS:
-        class_name, arguments = KERAS_OPTIMIZERS[method]
-        return getattr(keras.optimizers, class_name)(learning_rate, **options(**{name: name for name in arguments}))
-    names = options(rho="decay", momentum="momentum", epsilon="epsilon", centered="centered")
-    return keras.optimizers.RMSprop(learning_rate, **names)
 
 
 class Adam(keras.optimizers.Adam):  # type: ignore[misc]
@@ -208,6 +192,20 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
         return made[key]
 
 
+# The optimizer of each method, and its arguments by the names of their keys.
+_METHODS: dict[str, tuple[Any, dict[str, str]]] = {
+    "sgd": (keras.optimizers.SGD, {}),
+    "msgd": (keras.optimizers.SGD, {"momentum": "momentum", "use_nesterov": "nesterov"}),
+    "adam": (Adam, {"beta1": "beta_1", "beta2": "beta_2", "epsilon": "epsilon"}),
+    "rmsprop": (
+        keras.optimizers.RMSprop,
+        {"decay": "rho", "momentum": "momentum", "epsilon": "epsilon", "centered": "centered"},
+    ),
+    **{
+        method: (getattr(keras.optimizers, name), {argument: argument for argument in arguments})
+        for method, (name, arguments) in KERAS_OPTIMIZERS.items()
+    },
+}
 _ALL_ROWS = {Adam} | {getattr(keras.optimizers, name) for name in ("Adam", "AdamW", "Adamax", "Nadam")}
 # Not SGD: TensorFlow computes its momentum with other last bits if the gradient is not also used by a check.
 _AVERAGING = {Adam, keras.optimizers.RMSprop}

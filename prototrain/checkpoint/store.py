@@ -171,11 +171,7 @@ class Checkpoints:
                 if os.path.lexists(final):
                     _remove_tree(old)
                     final.rename(old)
-                try:
-                    temporary.rename(final)
-                except OSError:
-                    self.recover()
-                    raise
+                temporary.rename(final)
                 sync(self.directory)  # a power failure before this may lose the rename, never a part of the files
                 _remove_tree(old)
             return final

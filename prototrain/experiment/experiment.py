@@ -157,7 +157,6 @@ class Experiment:
         *,
         config: Config | None,
         sources: list[Path],
-        devices: list[str],
         run_id: str | None = None,
         origin: Mapping[str, Any] | None = None,
     ) -> None:
@@ -166,7 +165,6 @@ class Experiment:
         Args:
             config: the config of the run, if it has one.
             sources: files and packages to copy.
-            devices: the names of the devices.
             run_id: the identifier of the run if environment.json has none; by default a new one.
             origin: further entries of environment.json; see `Trainer._origin`.
 
@@ -178,7 +176,7 @@ class Experiment:
                 config.save(self.directory)
             for source in sources:
                 _copy_source(source, self.directory / "source")
-            environment = {**describe_environment(devices), **(origin or {})}
+            environment = {**describe_environment(), **(origin or {})}
             environment["run_id"] = self.run_id or run_id or uuid.uuid4().hex
             write_atomic(self.environment, json.dumps(environment, indent=2) + "\n")
         except OSError as error:

@@ -119,8 +119,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def describe_environment(devices: list[str]) -> dict[str, Any]:
-    """Describe this process and the names of TensorFlow's devices as JSON data."""
+def describe_environment() -> dict[str, Any]:
+    """Describe this process as JSON data."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
@@ -129,7 +129,6 @@ def describe_environment(devices: list[str]) -> dict[str, Any]:
         "platform": platform.platform(),
         "git_commit": _git_commit(),
         "versions": versions(),
-        "devices": devices,
     }
 
 

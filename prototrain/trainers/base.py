@@ -27,7 +27,7 @@ from prototrain.experiment.record import Outcome
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest, end_child
 from prototrain.trainers.report import RunTimes, closing, opening
-from prototrain.trainers.run import Run, device_names
+from prototrain.trainers.run import Run
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
@@ -471,7 +471,7 @@ class Trainer:
             "config": {} if config is None else config.facts(),
             "sources": file_digests(sources_of(self)),
             "versions": versions(),
-            "devices": device_names(),
+            "devices": [device.name for device in tf.config.list_logical_devices()],
             "trainer": type(self).__name__,
             "callbacks": sorted(self.callbacks.by_key),
         }

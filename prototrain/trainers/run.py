@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
 from tqdm import tqdm
 
 from prototrain.checkpoint.state import CALLBACK_PREFIX, StateEntries, describe_not_finite, not_finite, restore_errors
@@ -121,14 +120,14 @@ class Run:
                     experiment.delete()
             config = self.config()
             with announcing("writing config, sources and environment", trainer.log):
-                # Other files in the directory already have these facts.
+                # The directory already has the other facts.
                 known = ("config", "versions", "devices", "trainer", "callbacks")
+                facts = {name: fact for name, fact in self._facts.items() if name not in known}
                 experiment.write_start(
                     config=config,
                     sources=sources_of(trainer),
-                    devices=device_names(),
                     run_id=None if self.checkpoint is None else self.checkpoint.meta["run_id"],
-                    origin={**trainer._origin(), "facts": {n: f for n, f in self._facts.items() if n not in known}},
+                    origin={**trainer._origin(), "devices": self._facts["devices"], "facts": facts},
                 )
             self._record = RunRecord(
                 experiment.record,
@@ -527,8 +526,3 @@ class Run:
         if trainer.given_steps_per_epoch is not None:
             config["trainer.steps_per_epoch"] = trainer.given_steps_per_epoch
         return config
-
-
-def device_names() -> list[str]:
-    """Return the names of TensorFlow's devices."""
-    return [device.name for device in tf.config.list_logical_devices()]

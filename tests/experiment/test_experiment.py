@@ -41,7 +41,7 @@ def test_files_at_the_start(experiment: Path, tmp_path: Path) -> None:
     (package / "data.bin").write_bytes(b"large")
     run = Experiment(experiment)
     run.lock()
-    run.write_start(config=tiny_config(), sources=[package, Path(tiny.__file__)], devices=["CPU:0"])
+    run.write_start(config=tiny_config(), sources=[package, Path(tiny.__file__)], origin={"devices": ["CPU:0"]})
     found = {str(path.relative_to(experiment / "source")) for path in (experiment / "source").rglob("*.py")}
     assert found == {"package/__init__.py", "package/sub/more.py", "tiny.py"}
     assert not list((experiment / "source").rglob("*.bin"))
@@ -50,7 +50,7 @@ def test_files_at_the_start(experiment: Path, tmp_path: Path) -> None:
     assert {"command", "versions", "git_commit", "run_id"} <= set(environment)
     assert (experiment / "config.json").exists()
     first = run.run_id
-    run.write_start(config=None, sources=[], devices=[])
+    run.write_start(config=None, sources=[])
     assert run.run_id == first is not None
     run.unlock()
 
