@@ -263,7 +263,7 @@ class Trainer:
         self._save_if_asked()
         start, begin = self.counter.step, self.times.clock()
         self.stop.check()
-        self.run.check()
+        self.run.check(begin)
         self._set_step(start + self.run_steps(n))
         self.times.steps += self.times.clock() - begin
 

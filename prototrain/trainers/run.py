@@ -56,6 +56,7 @@ class Run:
         self._callback_keys: set[str] = set()  # of the callbacks of the last run
         self._unwritten: list[str] = []  # lines for train.log before the run is accepted
         self._said: set[str] = set()
+        self._looked_at = 0.0
         self._protected: dict[str, int | None] = {}
         self._registered: set[str] = set()  # variables in the trainer's state at the start of the run
         self._sets_aside = False
@@ -260,13 +261,16 @@ class Run:
         experiment = self._trainer.experiment
         return experiment is not None and experiment.is_gone()
 
-    def check(self) -> None:
-        """Check between steps that the state of the last save was finite and that no other run has taken the URL."""
+    def check(self, now: float) -> None:
+        """Check between steps, cheaply, that the directory is there and the state of the last save was finite."""
         writing = self._writing
         if writing is not None and writing.done() and isinstance(writing.exception(), NonFiniteError):
             self._result_of(writing)
-        if self._remote is not None:
-            self._remote.check()
+        if now - self._looked_at > 1:  # once a second is often enough
+            self._looked_at = now
+            self.require_directory()
+            if self._remote is not None:
+                self._remote.check()
 
     def require_directory(self) -> None:
         """Raise an ExperimentError if the directory was deleted or moved."""
