@@ -60,14 +60,25 @@ def test_automatic_interval_in_a_run(experiment: Path, capsys: pytest.CaptureFix
     assert recorded == pytest.approx({7: 60, 15: 63.2456, 18: 63.2456})
 
 
-def test_checkpoint_that_is_written_late_holds_the_values_of_its_step(tmp_path: Path) -> None:
-    written = {}
+def test_checkpoint_that_is_written_late_holds_the_values_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, start, go_on = {}, Checkpoints.start, threading.Event()
+
+    def start_late(self: Checkpoints, snapshot: Snapshot, **options: bool) -> Callable[[], Path]:
+        finish = start(self, snapshot, **options)
+
+        def finish_late() -> Path:
+            go_on.wait()
+            return finish()
+
+        return finish_late
+
     for late in (False, True):
         experiment = tmp_path / str(late)
         trainer = tiny_trainer(experiment)
-        go_on = threading.Event()
         if late:
-            trainer.run._writer.submit(go_on.wait)  # later writes wait for this one
+            monkeypatch.setattr(Checkpoints, "start", start_late)
         release = RunOp(go_on.set).every(steps=5)
         saver = ModelSaver(asynchronous=late).every(steps=3)
         trainer.train([saver, release], max_steps=5)

@@ -21,12 +21,8 @@ def test_weights_that_a_callback_sets_at_the_end_are_saved(experiment: Path) -> 
 
     trainer = tiny_trainer(experiment)
     trainer.train([CallbackFactory(after_train=average), ModelSaver().every(steps=2), SaveOnExit()], max_steps=4)
-    path = trainer.run.checkpoints.path(4)
     saved = trainer.run.checkpoints.newest().variables()
     assert all((saved[name] == 1).all() for name in trainer.trainable)
-    made = (path / "meta.json").stat().st_ino
-    trainer.save()  # nothing has changed
-    assert (path / "meta.json").stat().st_ino == made
     trainer.variables["logits/bias"].assign([2.0, 2.0])
     trainer.save()
     assert (trainer.run.checkpoints.newest().variables()["logits/bias"] == 2).all()
