@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
+from prototrain.system.terminal import Table
 
 HERE = Path(__file__).resolve().parents[1]
 FIGURES = {
@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         (FIGURES[name], *(statistics.median(one[name] for one in side) for side in found), *_in_percent(verdict))
         for name, verdict in verdicts.items()
     ]
-    print(tabulate(rows, headers=["ratio", "before", "after", "change", "noise", ""], floatfmt=".3g"))
+    print(Table(rows, ["ratio", "before", "after", "change", "noise", ""], number_format=".3g"))
     return int(any(verdict.word == "SLOWER" for verdict in verdicts.values()))
 
 

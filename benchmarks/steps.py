@@ -13,10 +13,9 @@ import json
 import statistics
 from pathlib import Path
 
-from tabulate import tabulate
-
 from benchmarks.peers.compare import NAMES, OURS, PEERS, measure
 from benchmarks.workloads import WORKLOADS
+from prototrain.system.terminal import Table
 
 LIMIT = "one graph call, the limit"
 TITLES = [OURS, LIMIT, "prototrain, usual and a per-step callback", "Keras fit as it comes"]
@@ -29,7 +28,7 @@ def table(seconds: dict[str, list[float]], steps: int) -> str:
     for title, taken in seconds.items():
         ratios = [limit / one for one, limit in zip(taken, seconds[LIMIT], strict=True)]
         rows.append([title, f"{steps / statistics.median(taken):.0f}", f"{statistics.median(ratios):.2f}"])
-    return tabulate(rows, headers=["", "steps/s", "of the limit"], disable_numparse=True)
+    return str(Table(rows, ["", "steps/s", "of the limit"]))
 
 
 def main(arguments: list[str] | None = None) -> None:

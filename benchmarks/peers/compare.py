@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tabulate import tabulate
 
 from benchmarks.peers.turns import Turns, read
+from prototrain.system.terminal import Table
 
 OURS = "prototrain, usual callbacks"
 BATCHES = 16  # in memory
@@ -218,7 +218,7 @@ def table(turns: Mapping[str, list[dict[str, float]]], steps: int) -> str:
             ]
         )
     headers = ["", "ms/step", "time, to prototrain's", "start, s", "peak, MB", "last loss"]
-    return tabulate(rows, headers=headers, disable_numparse=True)
+    return str(Table(rows, headers))
 
 
 def chosen(only: list[str]) -> list[str]:

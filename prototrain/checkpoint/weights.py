@@ -16,7 +16,6 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 import tensorflow as tf
-from tabulate import tabulate
 
 from prototrain.checkpoint.state import CALLBACK_PREFIX, describe_variable, not_finite
 from prototrain.checkpoint.store import BUNDLE, META, Checkpoints, read_tensors, verify
@@ -24,6 +23,7 @@ from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP, Experiment
 from prototrain.experiment.remote import fetched
 from prototrain.system.files import write_atomic
+from prototrain.system.terminal import plain_table
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import names_in_checkpoint
 
@@ -127,8 +127,7 @@ def dump_weights(variables: Mapping[str, Any], path: str | Path) -> None:
 
 def load_report_table(report: Mapping[str, list[str]]) -> str:
     """Format the result of `load_weights` as a table."""
-    rows = [(kind, len(names), textwrap.fill(", ".join(names), 80)) for kind, names in report.items() if names]
-    return tabulate(rows, headers=["weights", "number", "variables"])
+    return plain_table({f"{len(names)} {kind}": ", ".join(names) for kind, names in report.items() if names})
 
 
 def _renamed(

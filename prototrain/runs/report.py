@@ -17,8 +17,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tabulate import tabulate
-
 from prototrain.config.values import as_text
 from prototrain.experiment import Experiment
 from prototrain.experiment.record import Attempt, Outcome
@@ -111,7 +109,7 @@ def _summary(runs: Sequence[Run]) -> str:
     }
     rows = [[name, *map(fact, runs)] for name, fact in facts.items()]
     shown = [row for row in rows if any(cell is not None for cell in row[1:])]
-    return _table(shown, ["", *(run.name for run in runs)] if len(runs) > 1 else ())
+    return html_table(shown, ["", *(run.name for run in runs)] if len(runs) > 1 else ())
 
 
 def _best(run: Run) -> str | None:
@@ -171,7 +169,7 @@ def _scalars(runs: Sequence[Run]) -> str:
         if name in run.ranges
     ]
     headers = ["scalar", *(["run"] if len(runs) > 1 else []), "last", "lowest, at step", "highest, at step"]
-    return _table(rows, headers)
+    return html_table(rows, headers)
 
 
 def _config(runs: Sequence[Run]) -> str:
@@ -179,22 +177,22 @@ def _config(runs: Sequence[Run]) -> str:
     keys = dict.fromkeys(key for run in runs for key in run.config)
     rows = [[key, *(as_text(run.config[key]) if key in run.config else "" for run in runs)] for key in keys]
     if len(runs) > 1:
-        return _table(rows, ["key", *(run.name for run in runs)])
+        return html_table(rows, ["key", *(run.name for run in runs)])
     defaults = {key: as_text(default) for key, _, default in runs[0].changes or []}
-    return _table([[*row, defaults.get(row[0], "")] for row in rows], ["key", "value", "default"])
+    return html_table([[*row, defaults.get(row[0], "")] for row in rows], ["key", "value", "default"])
 
 
 def _environment(run: Run) -> str:
     """Return the main entries of environment.json, without digests, the data pipeline and optimizer options."""
     chosen = {key: run.environment[key] for key in _ENVIRONMENT if run.environment.get(key) is not None}
-    return _table([[key, as_text(value)] for key, value in flat(chosen).items()])
+    return html_table([[key, as_text(value)] for key, value in flat(chosen).items()])
 
 
 def _time(run: Run) -> str:
     headers = ["started", "start", "steps", "time", "steps/s", "end", "workers", "started again because"]
     several = any(attempt.workers is not None for attempt in run.attempts)
     columns = len(headers) if several else -2
-    return _table([_row_of(attempt)[:columns] for attempt in run.attempts], headers[:columns])
+    return html_table([_row_of(attempt)[:columns] for attempt in run.attempts], headers[:columns])
 
 
 def _row_of(attempt: Attempt) -> list[Any]:
@@ -207,12 +205,14 @@ def _row_of(attempt: Attempt) -> list[Any]:
     return [_moment(attempt.started), attempt.start, steps, taken, speed, end, attempt.workers, attempt.cause]
 
 
-def _table(rows: Sequence[Sequence[Any]], headers: Iterable[str] = ()) -> str:
-    if not rows:
-        return ""
-    # The format "html" escapes the cells.
-    text = tabulate(rows, headers=list(headers), tablefmt="html", disable_numparse=True, missingval="")
-    return f'<div class="table">\n{text}\n</div>'
+def html_table(rows: Iterable[Sequence[Any]], headers: Sequence[str] = ()) -> str:
+    """Return an HTML table, or nothing if there are no rows."""
+    cells = [("td", ["" if cell is None else str(cell) for cell in row]) for row in rows]
+    lines = [("th", headers), *cells] if headers and cells else cells
+    text = "\n".join(
+        f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>" for tag, line in lines
+    )
+    return f'<div class="table">\n<table>\n{text}\n</table>\n</div>' if cells else ""
 
 
 def _log(path: Path) -> str:

@@ -18,10 +18,8 @@ from fnmatch import fnmatchcase
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from tabulate import tabulate
-
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 # Control characters, including those that begin escape sequences; marks that change the direction of writing;
 # characters that only some programs treat as line ends; lone surrogates, which cannot be encoded.
@@ -67,15 +65,17 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-WIDTH = 80  # the width of tables in characters, if the output is not a terminal
+WIDTH = 80  # the width of folded text in characters, if the output is not a terminal
 _UNLIMITED = 10_000
-_LEAST = 20  # minimum width of a folded value
-_SHORT = 10  # width of a cell that is cut, at least
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with headers. Columns of numbers are aligned to the right."""
+    """A table with headers. Columns of numbers are aligned to the right.
+
+    On a terminal, or with columns in `cut`, which give room first, the table fits the width. Otherwise each row is one
+    line.
+    """
 
     rows: Sequence[Sequence[Any]]  # cells are strings, numbers or None
     headers: Sequence[str]
@@ -84,60 +84,37 @@ class Table:
     number_format: str = ""  # such as ","
 
     def __str__(self) -> str:
-        return self.text(_UNLIMITED)
-
-    def text(self, width: int) -> str:
-        """Format the table as plain text with lines of `width` characters, or more if names would not be whole."""
         from rich.console import Console
 
-        lines = io.StringIO()
-        console = Console(file=lines, width=_UNLIMITED, highlight=False, no_color=True)
-        console.print(self.fitted(width, folds_names=False))
+        lines, width = io.StringIO(), shutil.get_terminal_size((WIDTH, 24)).columns if self.cut else _UNLIMITED
+        Console(file=lines, width=width, highlight=False, no_color=True).print(self)
         return "\n".join(line.rstrip() for line in lines.getvalue().splitlines())
 
-    def fitted(self, width: int, *, folds_names: bool = True) -> RichTable:
-        """Return a rich table for a width."""
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.box import Box
         from rich.table import Table as RichTable
         from rich.text import Text
 
         box = Box("    \n    \n -  \n" + 5 * "    \n")  # a rule below the headers
         made = RichTable(box=box, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
-        rows = [[self._text(cell) for cell in row] for row in self.rows]
-        widths = self._widths(rows, width, folds_names)
+        rows = [[Text(self._text(cell)) for cell in row] for row in self.rows]
         for column, header in enumerate(self.headers):
             are_numbers = all(isinstance(row[column], int | float | None) for row in self.rows)
             is_cut = header in self.cut
+            longest = max((len(row[column]) for row in rows), default=0)
             made.add_column(
                 one_line(header),
                 overflow="ellipsis" if is_cut else "fold",
                 no_wrap=is_cut,
-                width=widths[column],
+                ratio=min(longest + 1, WIDTH // 2) if is_cut else None,  # its share of the room that others leave
                 justify="right" if are_numbers else "left",
             )
         for row in rows:
-            made.add_row(*(Text(text, style=self.colors.get(text.partition(":")[0], "")) for text in row))
-        return made
-
-    def _widths(self, rows: Sequence[Sequence[str]], width: int, folds_names: bool) -> list[int]:
-        """Return the widths of the columns: first those in `cut` give room, then others fold at spaces, then all."""
-        from rich.cells import cell_len
-
-        columns = list(zip(self.headers, *rows, strict=True))
-        found = [max(map(cell_len, cells)) for cells in columns]
-        words = [max(cell_len(word) for cell in cells for word in (cell.split() or [cell])) for cells in columns]
-        words[0] = found[0]  # a name is folded last
-        cut = [column for column, header in enumerate(self.headers) if header in self.cut]
-        first = [max(_SHORT, len(self.headers[column])) if column in cut else full for column, full in enumerate(found)]
-        then = [first[column] if column in cut else word for column, word in enumerate(words)]
-        last = [len(header) if column in cut else then[column] for column, header in enumerate(self.headers)]
-        stages = [first, then, *([last, [1] * len(found)] if folds_names else [])]
-        lacking = sum(found) + 2 * (len(found) - 1) - width
-        for least in stages:
-            while lacking > 0 and (wider := [column for column, low in enumerate(least) if found[column] > low]):
-                found[max(wider, key=lambda column: (found[column], column))] -= 1
-                lacking -= 1
-        return found
+            for cell in row:
+                cell.style = self.colors.get(cell.plain.partition(":")[0], "")
+            made.add_row(*row)
+        made.expand = console.measure(made, options=options.update_width(_UNLIMITED)).maximum > options.max_width
+        yield made
 
     def _text(self, cell: Any) -> str:
         if isinstance(cell, bool) or not isinstance(cell, int | float):
@@ -151,17 +128,17 @@ def is_terminal(stream: Any) -> bool:
 
 
 def print_tables(*parts: Table | str, end: str = "\n") -> None:
-    """Print tables and text. Tables are folded to the width of the terminal, or else of COLUMNS, or to `WIDTH`."""
-    for number, part in enumerate(parts):
-        last = end if number == len(parts) - 1 else "\n"
-        if isinstance(part, Table) and is_terminal(sys.stdout):
-            from rich.console import Console
+    """Print tables and text. On a terminal, tables are colored and fit its width."""
+    for part in parts[:-1]:
+        print_tables(part)
+    part = parts[-1]
+    if isinstance(part, Table) and is_terminal(sys.stdout):
+        from rich.console import Console
 
-            terminal = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-            terminal.print(part.fitted(terminal.width))
-            say("", end=last.removeprefix("\n"))
-        else:
-            say(part if isinstance(part, str) else part.text(shutil.get_terminal_size((WIDTH, 24)).columns), end=last)
+        Console(file=sys.stdout, highlight=False).print(part)
+        say("", end=end.removeprefix("\n"))
+    else:
+        say(part, end=end)
 
 
 def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
@@ -170,13 +147,14 @@ def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
     Long values are folded at spaces to `width` characters, or to the width of the terminal if that is smaller.
     """
     texts = {one_line(name): printable(str(value)) for name, value in rows.items()}
+    indent = max(map(len, texts), default=0) + 2
     if width is not None:
         if is_terminal(sys.stdout):
             width = min(width, shutil.get_terminal_size().columns)
-        room = max(width - max(map(len, texts)) - 2, _LEAST)
-        folded = textwrap.TextWrapper(room, break_on_hyphens=False, break_long_words=False)
+        folded = textwrap.TextWrapper(max(width - indent, 20), break_on_hyphens=False, break_long_words=False)
         texts = {name: folded.fill(text) for name, text in texts.items()}
-    return tabulate(texts.items(), tablefmt="plain", disable_numparse=True)
+    lines = (f"{name:<{indent}}" + text.replace("\n", "\n" + " " * indent) for name, text in texts.items())
+    return "\n".join(map(str.rstrip, lines))
 
 
 PATIENCE_SECONDS = 2.0

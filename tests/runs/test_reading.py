@@ -112,9 +112,8 @@ def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert [row.split()[0] for row in rows] == ["early", "group/late"]  # in the order of their starts
     assert said.count(" luck") < 25
     late = [cell.strip() for cell in rows[1].split("  ") if cell.strip()]
-    assert late[:-1] == ["group/late", "finished", "150", "0.75", "0.4", "100", "40 s"] and late[-1].startswith(
-        "width=[8,"
-    )
+    assert late[:-1] == ["group/late", "finished", "150", "0.75", "0.4", "100", "40 s"]
+    assert late[-1].startswith("width=")
 
 
 def test_table_is_short_and_marks_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tabulate import tabulate
 
 from prototrain.actions import add_checkpoint, restore
 from prototrain.errors import DataError, ExperimentError
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 from prototrain.system.files import write_atomic
-from prototrain.system.terminal import plain_table
+from prototrain.system.terminal import Table, plain_table, print_tables
 
 from ..config import positive
 from ..faults import usable
@@ -54,7 +53,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         "pictures": f"{len(outcome.catalogue):,}, each searched for among the others ({seconds:.1f} s)",
     }
     print(plain_table(rows), end="\n\n")
-    print(tabulate(outcome.table(), headers=outcome.headers, floatfmt=".4f"), end="\n\n")
+    print_tables(Table(outcome.rounded(), outcome.headers), end="\n\n")
     directory = restored.experiment.directory / "analysis" / f"{restored.checkpoint.path.name}-retrieval"
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,10 @@ class Outcome:
         classes = [[name, int((of == name).sum()), *recall_at(KS, right[of == name])] for name in sorted(set(of))]
         return [*classes, ["all", len(of), *recall_at(KS, right)]]
 
+    def rounded(self) -> list[list[Any]]:
+        """Return `table` for people."""
+        return [[name, number, *(round(value, 4) for value in recalls)] for name, number, *recalls in self.table()]
+
     def summary(self) -> dict[str, Any]:
         """Return the numbers as JSON values."""
         *by_class, (_, *of_all) = self.table()

@@ -7,7 +7,8 @@ import html
 from string import Template
 
 import numpy as np
-from tabulate import tabulate
+
+from prototrain.runs.report import html_table
 
 from ..layouts import Picture
 from ..pictures import thumbnail
@@ -63,10 +64,9 @@ def write_page(outcome: Outcome, facts: dict[str, str], *, shown: int) -> str:
     wrong, right = (np.flatnonzero(outcome.retrieved.right[:, 0] == value) for value in (False, True))
     of_wrong = _spread(wrong, max(shown // 2, shown - len(right)))
     chosen = [*of_wrong, *_spread(right, shown - len(of_wrong))]
-    table = tabulate(outcome.table(), outcome.headers, tablefmt="html", floatfmt=".4f", disable_numparse=[0])
     return _PAGE.substitute(
-        facts=tabulate(facts.items(), tablefmt="html", disable_numparse=True),
-        table=table,
+        facts=html_table(list(facts.items())),
+        table=html_table(outcome.rounded(), outcome.headers),
         choice=f"The first {len(of_wrong)} queries are of the {len(wrong):,} whose first picture is wrong, "
         f"the other {len(chosen) - len(of_wrong)} of the {len(right):,} where it is right.",
         rows="\n".join(_row(outcome, number) for number in chosen),
