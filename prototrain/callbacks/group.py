@@ -296,13 +296,11 @@ class CallbackGroup:
         Errors, stop messages and recorded scalars are attributed to the callback.
         """
         trainer, label = self._trainer, self._labels[callback]
-        what = f"{hook} of {label}"
         begin = time.perf_counter()
         try:
             with (
                 _naming(callback, hook),
-                announcing(what, trainer.log) if at_start else nullcontext(),
-                nullcontext() if hook == "after_train" else trainer.stop.waiting_for(what),
+                announcing(f"{hook} of {label}", trainer.log) if at_start else nullcontext(),
                 trainer.monitors.recorded_by(label),
             ):
                 getattr(callback, hook)()

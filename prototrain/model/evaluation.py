@@ -84,7 +84,7 @@ class CompiledPass:
                 return None
             read = self._given.take(min(batches or REHEARSED, REHEARSED)).cache()  # read once
             what = f"the first batches of {name!r}"
-            with announcing(f"waiting for {what}", stop.announce), stop.waiting_for(what):
+            with announcing(f"waiting for {what}", stop.announce):
                 run_interruptibly(lambda: sum(1 for _ in read), check=stop.check)
             with preserve_values(graph.variables):
                 return self._run(read, stop)

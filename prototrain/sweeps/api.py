@@ -133,7 +133,7 @@ def sweep(
             if command is None:
                 _run_here(study, found, callbacks or default_callbacks, trainer=trainer, towers=towers)
             else:
-                with stop, stop.waiting_for("the trials under way"):
+                with stop:
                     if cluster is None:
                         run_in_processes(study, command, jobs=jobs, stop=stop, say=say)
                     else:

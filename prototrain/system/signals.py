@@ -69,8 +69,7 @@ def _after_in_child() -> None:
 os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after_in_child)
 
 
-_FROM_USER = (signal.SIGINT, signal.SIGTERM)
-_FROM_SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # the system may send these more than once
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 _SAVE = signal.SIGUSR1
 _STDERR = 2
 
@@ -78,19 +77,18 @@ _STDERR = 2
 class StopRequest:
     """Context manager that turns signals into flags: one to stop, and one to save and continue.
 
-    The first signal asks the run to stop after the current step. The second one prints what the run is waiting for.
-    The third one leaves at once: it raises KeyboardInterrupt in an interactive session and ends the process
-    otherwise. SIGHUP and SIGXCPU only count as a first signal. If they were ignored before, as under ``nohup``,
-    they stay ignored. Outside of the main thread no handlers are installed, and only `request` sets the flag.
+    The first stop signal asks the run to stop after the current step. Ctrl-C (SIGINT) after it leaves at once: it
+    raises KeyboardInterrupt in an interactive session and ends the process otherwise. Other signals count once, since
+    programs such as `timeout` send them twice. Ignored signals stay ignored, as under ``nohup``. Outside of the main
+    thread no handlers are installed, and only `request` sets the flag.
 
     `announce` is called with lines for the user. With `saves`, SIGUSR1 is handled, too, and the owner calls
-    `pop_save_request`. `signum` is the signal that asked for a stop, or None, and `stage` the operation that a stop
-    waits for.
+    `pop_save_request`. `signum` is the signal that asked for a stop, or None.
     """
 
     def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
         self.announce = announce
-        self._signals = (*_FROM_USER, *_FROM_SYSTEM, *([_SAVE] if saves else []))
+        self._signals = (*_STOPS, _SAVE) if saves else _STOPS
         self._listeners: list[Callable[[bool], None]] = []
         self._old_handlers: dict[int, Any] = {}
         self._old_wakeup = -1
@@ -100,10 +98,7 @@ class StopRequest:
 
     def _reset(self) -> None:
         self.signum: int | None = None
-        self.stage = "the current step"
-        self._when = "after this step and saving"
-        self._effect = ""
-        self._received = 0  # number of stop signals
+        self._has_received = False  # a stop signal
         self._save_asked = False
 
     def __enter__(self) -> StopRequest:
@@ -154,21 +149,9 @@ class StopRequest:
         finally:
             self._listeners.remove(listener)
 
-    @contextmanager
-    def waiting_for(self, stage: str, *, when: str | None = None) -> Iterator[None]:
-        """Name the operation that a stop waits for, and `when` the stop takes effect if not after the current step."""
-        before = self.stage, self._when
-        self.stage, self._when = stage, when or self._when
-        try:
-            yield
-        finally:
-            self.stage, self._when = before
-
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
         if self.signum is None:
-            more = "; two more signals exit at once" if signum in _FROM_USER else ""
-            self._effect = self._when + more  # stored now: the run may have moved on when the thread prints it
             self.signum = signum
             self._tell(True)
 
@@ -195,7 +178,7 @@ class StopRequest:
         sender.setblocking(False)
         before = {signum: signal.getsignal(signum) for signum in self._signals}
         # SIGINT is handled even if it was ignored, since a shell ignores it for background processes.
-        self._old_handlers = {n: old for n, old in before.items() if n not in _FROM_SYSTEM or old is not signal.SIG_IGN}
+        self._old_handlers = {n: old for n, old in before.items() if n == signal.SIGINT or old is not signal.SIG_IGN}
         self._old_wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._wait, args=(receiver,), name="stop-request", daemon=True)
         self._thread.start()
@@ -203,12 +186,13 @@ class StopRequest:
             signal.signal(signum, self._handle)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        # The thread may not have run yet: it could be too late for this step, or come after the save.
         if signum == _SAVE:
-            self._save_asked = True  # not in the thread, which may run only after the save
+            self._save_asked = True
             return
-        self.request(signum)  # in case the thread has not done so yet
-        if self._received > 2 and signum in _FROM_USER and is_interactive():
-            raise KeyboardInterrupt
+        self.request(signum)
+        if is_interactive():
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # the next one raises KeyboardInterrupt
 
     def _wait(self, receiver: socket.socket) -> None:
         while received := receiver.recv(64):
@@ -219,18 +203,12 @@ class StopRequest:
     def _on_signal(self, signum: int) -> None:
         name = signal.Signals(signum).name
         if signum == _SAVE:
-            if self.stage != "saving":
-                self.announce(f"{name}: saving after this step")
-            return
-        if self._received and signum in _FROM_SYSTEM:
-            return
-        self._received += 1
-        if self._received == 1:
+            self.announce(f"{name}: saving after this step")
+        elif not self._has_received:
+            self._has_received = True
             self.request(signum)
-            self.announce(f"{name}: stopping {self._effect}")
-        elif self._received == 2:
-            self.announce(f"{name}: still waiting for {self.stage}; one more signal exits at once, without saving")
-        elif not is_interactive():
+            self.announce(f"{name}: stopping after this step and saving; Ctrl-C now exits at once")
+        elif signum == signal.SIGINT and not is_interactive():
             os._exit(128 + signum)
 
     def _tell(self, stop: bool) -> None:
@@ -259,26 +237,22 @@ class LeavingAtOnce(StopRequest):
 
 @contextmanager
 def ignore_save_signals() -> Iterator[None]:
-    """Context manager in which SIGUSR1 and SIGQUIT do not end the process. It does nothing outside of the main thread.
+    """Context manager in which SIGUSR1 and SIGQUIT do not end the process, unless it handles SIGUSR1 already.
 
     SIGUSR1 prints a line if there is nothing to save. SIGQUIT prints the stacks of all threads, even during a
-    TensorFlow call.
+    TensorFlow call. Outside of the main thread it does nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(_SAVE) is not signal.SIG_DFL:
         yield
         return
-    is_free = signal.getsignal(_SAVE) is signal.SIG_DFL
-    if is_free:
-        signal.signal(_SAVE, _nothing_to_save)
-    had_stacks = faulthandler.unregister(signal.SIGQUIT)  # type: ignore[func-returns-value]
+    signal.signal(_SAVE, _nothing_to_save)
     faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
     try:
         yield
     finally:
-        if not had_stacks:
-            faulthandler.unregister(signal.SIGQUIT)
-        if is_free:
-            signal.signal(_SAVE, signal.SIG_DFL)
+        faulthandler.unregister(signal.SIGQUIT)
+        signal.signal(_SAVE, signal.SIG_DFL)
 
 
 def _nothing_to_save(signum: int, frame: FrameType | None) -> None:

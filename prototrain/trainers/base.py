@@ -200,17 +200,16 @@ class Trainer:
         process = os.getpid()
         with self.run.active(fresh=fresh), self.stop:
             try:
-                with self.stop.waiting_for("the start of the run", when="before the first step"):
-                    self.callbacks.setup()
-                    self.run.restore(resume)
-                    self.callbacks.check()
-                    self._measure()
-                    self.run.accept()
-                    self.step_is_whole, self.run.is_rejected = True, False
-                    self.log(opening(self))
-                    if not self.global_step and (layers := self._describe_layers()) is not None:
-                        self.log(layers + "\n")
-                    self.callbacks.before_train()
+                self.callbacks.setup()
+                self.run.restore(resume)
+                self.callbacks.check()
+                self._measure()
+                self.run.accept()
+                self.step_is_whole, self.run.is_rejected = True, False
+                self.log(opening(self))
+                if not self.global_step and (layers := self._describe_layers()) is not None:
+                    self.log(layers + "\n")
+                self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:
                 self.run.stopped_by = str(reason) or "requested by a callback"
@@ -220,7 +219,6 @@ class Trainer:
             finally:
                 if os.getpid() != process:
                     end_child()
-                self.stop.stage = "saving"
                 self.callbacks.after_train()
                 if self.stop.pop_save_request():
                     self.log("SIGUSR1 ignored: the run is ending")

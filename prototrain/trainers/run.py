@@ -241,7 +241,6 @@ class Run:
         """Upload the remaining files of a run at a URL, while signals are still handled."""
         if self._remote is not None and self.is_accepted and not self.directory_is_gone():
             self.wait()
-            self._trainer.stop.stage = f"uploading to {self._remote}"
             self.log(f"uploading what is left to {self._remote}")
             self._upload_rest(sys.exception())
 

@@ -128,7 +128,7 @@ def test_signal_interrupts_the_first_validation(experiment: Path, capsys: pytest
     finally:
         is_over.set()
     assert caught.value.code == 143 and trainer.global_step == 0
-    assert "SIGTERM: stopping before the first step; two more signals exit at once" in capsys.readouterr().out
+    assert "SIGTERM: stopping after this step and saving; Ctrl-C now exits at once" in capsys.readouterr().out
 
 
 def test_signal_while_restoring(experiment: Path) -> None:
