@@ -13,12 +13,11 @@ import tensorflow as tf
 
 from prototrain import readers
 from prototrain.callbacks import ModelSaver
-from prototrain.checkpoint.store import Checkpoints, Snapshot, read_tensors
-from prototrain.errors import DataError
+from prototrain.checkpoint.store import read_tensors
+from prototrain.errors import DataError, ExperimentError
 from prototrain.launch import launch
 from prototrain.runs.reading import find_runs
 from prototrain.sweeps.study import open_storage, sqlite_url
-from prototrain.system.files import literal_prefix
 from prototrain.system.storage import Storage
 from prototrain.trainers.tower import TowerTrainer
 from tests.readers.test_files import Y, labels, write_records
@@ -37,7 +36,18 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return directory
 
 
-def test_run_resumes_and_weights_load(odd: Path) -> None:
+def test_names_that_are_patterns_are_refused(tmp_path: Path) -> None:
+    for name in ("lr=[0.1]", "a*b", "what?"):
+        with pytest.raises(ExperimentError, match=r"TensorFlow reads '.*' in .* as a pattern"):
+            launch(tiny_model(trainer__experiment_base_dir=str(tmp_path), trainer__experiment_name=name))
+        assert not (tmp_path / name).exists()
+        with pytest.raises(ExperimentError, match="as a pattern"):
+            read_tensors(tmp_path / name / "model")
+
+
+def test_run_resumes_and_weights_load(tmp_path: Path) -> None:
+    odd = tmp_path / "{a,b} ßx=1 100%#1"
+
     def run(name: str, steps: int, **more: Any) -> TowerTrainer:
         keys = {"trainer__experiment_base_dir": str(odd), "trainer__experiment_name": name, "model__num_steps": steps}
         return launch(tiny_model(**keys, **more), callbacks=[ModelSaver()])
@@ -53,17 +63,6 @@ def test_run_resumes_and_weights_load(odd: Path) -> None:
 def test_database_of_a_sweep(odd: Path) -> None:
     optuna.create_study(storage=open_storage(sqlite_url(odd / "s.sweep.db")), study_name="s")
     assert [file.name for file in odd.iterdir()] == ["s.sweep.db"]
-
-
-def test_tensorflow_checkpoints(odd: Path) -> None:
-    for name in ("weights", "w[1]*?"):
-        prefix = odd / name
-        tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=["a"], shape_and_slices=[""], tensors=[tf.range(3)])
-        np.testing.assert_array_equal(read_tensors(prefix)["a"], [0, 1, 2])
-        with literal_prefix(prefix) as path:
-            assert tf.train.load_variable(path, "a").tolist() == [0, 1, 2]
-    saved = Checkpoints(odd).start(Snapshot(1, {"a": tf.range(2)}))()
-    np.testing.assert_array_equal(read_tensors(saved / "model")["a"], [0, 1])
 
 
 def test_readers(odd: Path) -> None:

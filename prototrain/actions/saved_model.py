@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,8 @@ from prototrain.checkpoint.state import describe_variable
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
-from prototrain.model.net import explain_key_errors
 from prototrain.step.trace import compiled
+from prototrain.system.files import require_literal
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import all_operations, owner
 
@@ -76,8 +75,7 @@ class ServedModel:
     def _serve(self, inputs: Tensors) -> Tensors:
         given = {self._paths[name]: value for name, value in inputs.items()}
         batch = from_paths(given, self.built.data.element_spec)
-        with explain_key_errors(batch):
-            net = self.built.build(batch, False)
+        net = self.built.build(batch, False)
         if missing := [name for name in self._outputs.values() if name not in net]:
             raise ModelError(
                 f"actions.export.outputs: from {', '.join(inputs)} the model makes no {', '.join(map(repr, missing))}; "
@@ -134,11 +132,10 @@ def compare(served: ServedModel, directory: Path) -> str:
 
 def _run_export(directory: Path, cases: list[Tensors]) -> list[dict[str, np.ndarray[Any, Any]]]:
     """Load an export, and return its outputs for each case, named ``<signature>:<output>``."""
-    with tempfile.TemporaryDirectory() as scratch, tf.device("CPU:0"):  # the GPU may have no room for a second copy
-        export = Path(scratch, "export")
-        export.symlink_to(directory.absolute())  # TensorFlow interprets a path such as lr=[0.1] as a pattern
+    path = require_literal(directory)
+    with tf.device("CPU:0"):  # the GPU may have no room for a second copy
         try:
-            signatures = tf.saved_model.load(str(export)).signatures.items()
+            signatures = tf.saved_model.load(path).signatures.items()
             found = [{key: run(**case) for key, run in signatures} for case in cases]
         except (ValueError, TypeError, KeyError, OSError, tf.errors.OpError) as error:
             raise ModelError(f"what was exported does not run: {cause(error)}") from error

@@ -31,7 +31,7 @@ import tensorflow as tf
 from prototrain.errors import CheckpointError, ExperimentError
 from prototrain.experiment.experiment import META as META
 from prototrain.experiment.experiment import STEP, checkpoint_steps
-from prototrain.system.files import literal_prefix, sync
+from prototrain.system.files import require_literal, sync
 from prototrain.system.terminal import FRESH
 from prototrain.system.tracebacks import cause
 
@@ -362,10 +362,11 @@ def _holds_graph(path: Path) -> bool:
         return _GRAPH_KEY.search(content) is not None
 
 
-def read_tensors(prefix: Path) -> dict[str, tf.Tensor]:
+def read_tensors(prefix: Path | str) -> dict[str, tf.Tensor]:
     """Read all tensors of a TensorFlow checkpoint by name; raises a CheckpointError if that fails."""
+    path = require_literal(prefix)
     try:
-        with literal_prefix(prefix) as path, tf.device("CPU:0"):
+        with tf.device("CPU:0"):
             dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
             # Skip variants and resources: they are not values, and decoding them may run code.
             names = [name for name, dtype in dtypes.items() if dtype not in (tf.variant, tf.resource)]

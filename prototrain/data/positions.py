@@ -32,7 +32,7 @@ from prototrain.data.pipeline import (
 from prototrain.data.source import Share, Source
 from prototrain.errors import CheckpointError, DataError
 from prototrain.readers.order import order_of
-from prototrain.system.files import literal_prefix
+from prototrain.system.files import require_literal
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import (
     holds_generator,
@@ -105,8 +105,9 @@ def write_state(prefix: str, state: tf.Tensor) -> Path:
 
 def read_state(prefix: str) -> tf.Tensor:
     """Read a written iterator state, a variant scalar."""
-    with literal_prefix(prefix) as path, tf.device("CPU:0"):
-        (state,) = tf.raw_ops.RestoreV2(prefix=path, tensor_names=[_KEY], shape_and_slices=[""], dtypes=[tf.variant])
+    prefix = require_literal(prefix)
+    with tf.device("CPU:0"):
+        (state,) = tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=[_KEY], shape_and_slices=[""], dtypes=[tf.variant])
     return state
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from prototrain.errors import ExperimentError
 from prototrain.experiment.facts import describe_environment
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
-from prototrain.system.files import PathLike, joined, local_path, url_of, write_atomic
+from prototrain.system.files import PathLike, joined, local_path, require_literal, url_of, write_atomic
 
 if TYPE_CHECKING:
     from prototrain.config import Config
@@ -103,9 +103,11 @@ class Experiment:
             a line of text if a run died with the lock or the file system has no locks, else None.
 
         Raises:
-            ExperimentError: another run holds the lock, or the directory cannot be created or written.
+            ExperimentError: another run holds the lock, the directory cannot be created or written, or its name has a
+                character of a pattern.
             StorageError: the storage at a URL cannot be read or written.
         """
+        require_literal(self.directory)  # before the run: its checkpoints could not be read
         died = self._lock.take()
         if self.remote is not None:
             try:

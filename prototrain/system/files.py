@@ -72,21 +72,15 @@ def appearing(final: Path) -> Iterator[Path]:
         raise ExperimentError(f"cannot write {final}: {error.strerror or error}") from error
 
 
-@contextmanager
-def literal_prefix(prefix: str | Path) -> Iterator[str]:
-    r"""Provide a checkpoint's prefix that TensorFlow can use, if necessary through links in a temporary directory.
+def require_literal(path: PathLike) -> str:
+    """Return a path as text.
 
-    TensorFlow finds a checkpoint's files with a glob pattern, which fails in directories such as `lr=[0.1]` or `a\b`.
+    Raises:
+        ExperimentError: TensorFlow would interpret a character in it as a pattern when it reads a checkpoint.
     """
-    prefix = Path(prefix)
-    if not set("*?[\\") & set(str(prefix)) or not prefix.parent.is_dir():
-        yield str(prefix)
-        return
-    with tempfile.TemporaryDirectory(prefix="prototrain-") as directory:
-        for file in prefix.absolute().parent.iterdir():
-            if file.name.startswith(f"{prefix.name}."):
-                os.symlink(file, Path(directory, f"model{file.name.removeprefix(prefix.name)}"))
-        yield f"{directory}/model"
+    if found := re.search(r"[*?[\\]", os.fspath(path)):
+        raise ExperimentError(f"TensorFlow reads {found[0]!r} in {path} as a pattern; give the directory another name")
+    return os.fspath(path)
 
 
 def url_of(path: PathLike) -> str | None:
