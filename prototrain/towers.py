@@ -11,18 +11,14 @@ from dataclasses import dataclass, field
 from glob import glob
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ConfigError, ModelError
 
-TOWER_INFIX = "@tower-"
-"""Separates a variable's name from a tower's index, if each tower has its own value."""
-
 _LOGICAL_CPUS = re.compile(r"cpu:([1-9]\d*)", re.IGNORECASE)
 _DEVICE = re.compile(r"(?:/?device:)?([CG]PU):(\d+)", re.IGNORECASE)
 _GPU_FILES = "/dev/nvidia[0-9]*"  # one for each GPU with a driver
-_GOLDEN = 0x9E3779B9  # odd, so that its multiples with tower indices all differ modulo 2**32
+_GOLDEN = 0x9E3779B9  # odd, so that its multiples with tower indices all differ modulo 2**31
 
 
 @dataclass(frozen=True)
@@ -73,6 +69,18 @@ def tower_or_default() -> Tower:
     return Tower(0, 1, False) if tower is None else tower
 
 
+def tower_index() -> int:
+    """Return the index of the tower that is being built, or of the replica that TensorFlow is tracing, else 0."""
+    tower: Tower | None = getattr(_building, "tower", None)
+    if tower is not None:
+        return tower.index
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return 0
+    # While a tower is traced, its replica ID is a constant of the graph.
+    return int(tf.get_static_value(tf.convert_to_tensor(context.replica_id_in_sync_group)))
+
+
 @contextmanager
 def building(
     count: int, training: bool, index: int | None = None, step: Callable[[], Any] = lambda: 0
@@ -81,13 +89,8 @@ def building(
 
     The default index is TensorFlow's replica ID. `step` returns the number of completed steps.
     """
-    context = tf.distribute.get_replica_context()
-    inside = context is not None and context.num_replicas_in_sync > 1
     outer = getattr(_building, "tower", None)
-    # While a tower is traced, its replica ID is a constant of the graph.
-    if index is None:
-        index = int(tf.get_static_value(tf.convert_to_tensor(context.replica_id_in_sync_group))) if inside else 0
-    _building.tower = Tower(index, count, training, step)
+    _building.tower = Tower(tower_index() if index is None else index, count, training, step)
     try:
         yield
     finally:
@@ -108,14 +111,20 @@ def choose_devices(towers: int | str | Sequence[str] | None) -> list[str]:
     Raises:
         ConfigError: a device name is wrong or repeated, or there are not enough devices.
     """
-    cpus = prepare_devices(towers)
-    if cpus:
+    if cpus := prepare_devices(towers):
         return [f"CPU:{index}" for index in range(cpus)]
+    there = _names("GPU") or _names("CPU")
+    if towers is None:
+        return there if there[0].startswith("GPU") else ["CPU:0"]
     if isinstance(towers, str):
         towers = int(towers) if towers.strip().isdigit() else towers.split(",")
-    if towers is None:
-        return _names("GPU") or ["CPU:0"]
-    return _first_devices(towers) if isinstance(towers, int) else _named_devices(towers)
+    if not isinstance(towers, int):
+        return _named_devices(towers)
+    if not 1 <= towers <= len(there):
+        kind = there[0].partition(":")[0]
+        more = f"; cpu:{towers} makes so many logical CPU devices" if kind == "CPU" and towers > 0 else ""
+        raise ConfigError(f"towers: {towers} is not between 1 and the {len(there)} {kind} device(s) here{more}")
+    return there[:towers]
 
 
 def prepare_devices(towers: int | str | Sequence[str] | None) -> int:
@@ -145,17 +154,6 @@ def make_cpu_devices(count: int) -> None:
 
 def _names(kind: str) -> list[str]:
     return [":".join(device.name.split(":")[-2:]) for device in tf.config.list_logical_devices(kind)]
-
-
-def _first_devices(count: int) -> list[str]:
-    there = _names("GPU") or _names("CPU")
-    if count < 1:
-        raise ConfigError(f"towers: there must be at least 1, got {count}")
-    if count > len(there):
-        kind = there[0].partition(":")[0]
-        cure = f"ask for at most {len(there)}" if kind == "GPU" else f"cpu:{count} makes so many logical CPU devices"
-        raise ConfigError(f"towers: {count} are more than the {len(there)} {kind} device(s) here; {cure}")
-    return there[:count]
 
 
 def _named_devices(names: Sequence[str]) -> list[str]:
@@ -190,11 +188,9 @@ def is_seed(name: str, variable: Any) -> bool:
     return name.rpartition("/")[2].startswith("seed_generator_state") and list(variable.shape) == [2]
 
 
-def seed_of_tower(state: Any, index: int) -> Any:
-    """Return the [seed, counter] of a tower, uint32: its own seed, and the counter of the first tower's `state`."""
-    derived = np.array(state)
-    derived[0] = (int(state[0]) + index * _GOLDEN) % 2**32
-    return derived
+def seed_of_tower(seed: tf.Tensor, index: int) -> tf.Tensor:
+    """Return a tower's own [seed, counter], from one that all towers have drawn; traced."""
+    return seed + tf.constant([index * _GOLDEN % 2**31, 0], seed.dtype) if index else seed
 
 
 def describe_devices(devices: Sequence[str]) -> str:

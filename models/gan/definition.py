@@ -47,7 +47,7 @@ def _noise(count: tf.Tensor, train_phase: bool) -> tf.Tensor:
     shape = (count, config["model.noise_size"])
     if not train_phase:
         return tf.random.stateless_normal(shape, seed=[0, 0])
-    # The state of a SeedGenerator is a variable: it is saved, and each tower has its own.
+    # The state of a SeedGenerator is a variable: it is saved, and each tower draws its own numbers.
     return keras.random.normal(shape, seed=keras.random.SeedGenerator(name="noise"))
 
 

@@ -18,7 +18,7 @@ from prototrain.errors import CheckpointError
 from prototrain.system.terminal import FRESH, shorten_list
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import KerasVariable, Trackable
-from prototrain.towers import TOWER_INFIX, components, is_seed, seed_of_tower
+from prototrain.towers import components
 
 CALLBACK_PREFIX = "callbacks/"
 """The prefix of the variables that callbacks add to `trainer.state`."""
@@ -161,7 +161,6 @@ class StateEntries:
             if not isinstance(variable, np.ndarray) and (name in saved or not name.startswith(CALLBACK_PREFIX))
         }
         theirs = {name: value for name, value in saved.items() if name in mine or not name.startswith(CALLBACK_PREFIX)}
-        theirs = match_towers(mine, theirs)
         check_fit(mine, theirs, str(checkpoint.path))
         return [(variable, theirs[name]) for name, variable in mine.items()]
 
@@ -256,17 +255,6 @@ def variables_in(state: dict[str, Any]) -> dict[str, Any]:
     """Return the TensorFlow and Keras variables in a state dict by name, including those of layers and modules."""
     found = StateEntries(state).variables
     return {name: one for name, one in found.items() if isinstance(one, tf.Variable | KerasVariable)}
-
-
-def match_towers(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Match saved values to the current towers: a new one gets the first tower's value, or a seed derived from it."""
-    matched = {name: value for name, value in saved.items() if TOWER_INFIX not in name or name in variables}
-    for name in variables:
-        first, separator, index = name.partition(TOWER_INFIX)
-        if separator and name not in saved and first in saved:
-            value = saved[first]
-            matched[name] = seed_of_tower(value, int(index)) if is_seed(first, value) else value
-    return matched
 
 
 def check_fit(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor], where: str, *, cure: str = _CURE) -> None:

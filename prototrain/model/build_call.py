@@ -11,12 +11,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
@@ -26,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ModelError
+from prototrain.step.trace import tower_trace
 from prototrain.tf_private import (
     Functional,
     KerasVariable,
@@ -36,7 +35,7 @@ from prototrain.tf_private import (
     raw_handle,
     watch_uses,
 )
-from prototrain.towers import components
+from prototrain.towers import components, seed_of_tower, tower_index
 
 _TABLES = (tf.lookup.KeyValueTensorInitializer, tf.lookup.TextFileInitializer, tf.lookup.StaticHashTable)
 """Lookup tables and their initializers; a table made in a traced call would be filled in every step."""
@@ -55,11 +54,9 @@ CACHED = (
 class Key(NamedTuple):
     """The identity of an object that `build` makes."""
 
-    owner: int  # the id of the layer that creates it, or 0 for `build`
     kind: str  # the class
     name: str | None
     outline: Any  # of the arguments
-    scope: str  # the name scope within `build`
 
 
 Objects = dict[Key, list[Any]]
@@ -77,55 +74,40 @@ def present_call() -> BuildCall | None:
 
 
 @contextmanager
-def _set(name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of this thread for the duration of a block."""
-    outer = getattr(_thread, name, None)
-    setattr(_thread, name, value)
+def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute for the duration of a block."""
+    outer = getattr(owner, name, None)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(_thread, name, outer)
+        setattr(owner, name, outer)
 
 
 @contextmanager
 def calling(layer: Any) -> Iterator[None]:
-    """Context manager that treats objects and assignments of this thread as part of a layer's call."""
+    """Context manager that treats assignments of this thread as part of a layer's call."""
     call = present_call()
     with nullcontext() if call is None else call.inside(layer):
         yield
-
-
-@dataclass
-class _Frame:
-    """Running code: `build` itself, a layer's call, or ignored code that no later call repeats."""
-
-    owner: int  # the id of a layer, or 0 for `build`
-    is_ignored: bool = False
-    counts: Counter[Key] = field(default_factory=Counter)
 
 
 class BuildCall:
     """A call of `build` in progress.
 
     The first call fills `objects`. `take_over` is called with each layer that `build` itself calls, before the layer's
-    first call. `seeds` are the current tower's seed variables, by the names of the seed states that they replace.
+    first call.
     """
 
     def __init__(
-        self,
-        objects: Objects,
-        *,
-        is_first: bool = False,
-        take_over: Callable[[Any], object] = lambda layer: None,
-        seeds: Mapping[str, tf.Variable] | None = None,
+        self, objects: Objects, *, is_first: bool = False, take_over: Callable[[Any], object] = lambda layer: None
     ) -> None:
         self._objects = objects
         self._is_first = is_first
         self._take_over = take_over
-        self.seeds = seeds or {}
-        self._frames = [_Frame(0)]
-        self._outer_scope = tf.get_current_name_scope()
-        self._given: Any = None
+        self._counts: Counter[Key] = Counter()  # of the objects that this call has asked for
+        self._is_within = False  # the call, `__init__` or `build` of a layer, whose objects and changes are its own
+        self._is_kept = False  # within an `__init__` or `build`, which no later call repeats
         self._new: dict[int, Any] = {}
         self._before: dict[int, tuple[Any, Any]] = {}  # variables and their values, by the id of the handle
         self.taken: set[int] = set()  # ids of the losses, and of regularized weights, that `build` has read
@@ -141,7 +123,7 @@ class BuildCall:
         The first call restores the variables that running on a batch has changed.
         """
         try:
-            with _set("call", self):
+            with _set(_thread, "call", self):
                 yield
         finally:
             for variable, value in self._before.values():
@@ -150,49 +132,29 @@ class BuildCall:
             forget_losses(layer)
         self._check_left_out()
 
-    @property
-    def _in_layer(self) -> bool:
-        return len(self._frames) > 1
-
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:
-        """Context manager around a layer's call; objects made in it belong to the layer."""
-        if not self._in_layer and id(layer) not in self.called:
+        """Context manager around a layer's call."""
+        if not self._is_within and id(layer) not in self.called:
             self.called[id(layer)] = layer
-            with self.ignoring():
+            with self.keeping():
                 self._take_over(layer)
-        with self._frame(_Frame(id(layer))):
+        with _set(self, "_is_within", True):
             yield
 
     @contextmanager
-    def ignoring(self) -> Iterator[None]:
+    def keeping(self) -> Iterator[None]:
         """Context manager around an `__init__` or `build` that no later call repeats; its changes are kept."""
-        with self._frame(_Frame(0, is_ignored=True)):
+        with _set(self, "_is_within", True), _set(self, "_is_kept", True):
             yield
-
-    @contextmanager
-    def _frame(self, frame: _Frame) -> Iterator[None]:
-        self._frames.append(frame)
-        try:
-            yield
-        finally:
-            self._frames.pop()
 
     def _find_or_make(self, kind: str, name: Any, outline: Any, make: Callable[[], Any]) -> tuple[Any, bool]:
         """Return the next object with this class, name and outline of the arguments, and whether it is new."""
-        frame = self._frames[-1]
-        if frame.is_ignored:
+        if self._is_within:
             return make(), True
-        scope = ""
-        if not self._in_layer:  # a graph numbers a scope that is entered again
-            inner = tf.get_current_name_scope().removeprefix(self._outer_scope).strip("/")
-            scope = re.sub(r"_\d+(?=/|$)", "", inner)
-        key = Key(frame.owner, kind, name, outline, scope)
-        if not self._is_first and key not in self._objects:  # in a graph, control flow has another scope
-            others = [other for other in self._objects if other[:-1] == key[:-1]]
-            key = others[0] if len(others) == 1 else key
-        made, number = self._objects.get(key, []), frame.counts[key]
-        frame.counts[key] += 1
+        key = Key(kind, name, outline)
+        made, number = self._objects.get(key, []), self._counts[key]
+        self._counts[key] += 1
         if number < len(made):
             return made[number], False
         new = make()
@@ -203,17 +165,15 @@ class BuildCall:
 
     def obtain(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
         """Return the object that the first call made with the same arguments, or a new one from `make`."""
-        outline = _outline((args, kwargs), issubclass(kind, _TABLES))
+        outline = None if self._is_within else _outline((args, kwargs), issubclass(kind, _TABLES))
         found, is_new = self._find_or_make(f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), outline, make)
         if is_new:
             self._new[id(found)] = found
-        self._given = None if is_new else found
         return found
 
-    def is_initialized(self, found: Any) -> bool:
-        """Return whether an object whose `__init__` is about to run exists since an earlier call; True only once."""
-        is_given, self._given = found is self._given, None
-        return is_given
+    def is_new(self, made: Any) -> bool:
+        """Return whether this call has made an object."""
+        return id(made) in self._new
 
     def variable(self, arguments: Mapping[str, Any], make: Callable[[], tf.Variable]) -> tf.Variable:
         """Return the `tf.Variable` that the first call made with the same arguments, or the result of `make`."""
@@ -235,7 +195,7 @@ class BuildCall:
     def _check_left_out(self) -> None:
         """Raise a ModelError if the call left out an object with weights that only its order identifies."""
         for key, made in self._objects.items():
-            left_out = made[self._frames[0].counts[key] :]
+            left_out = made[self._counts[key] :]
             if not 0 < len(left_out) < len(made):
                 continue
             if key.kind == _ADDED:
@@ -252,7 +212,7 @@ class BuildCall:
 
     def is_done(self, changed: Any) -> bool:
         """Return whether the first call has made a one-time change of this object, such as building a layer."""
-        return not (self._is_first or self._in_layer or id(changed) in self._new)
+        return not (self._is_first or self._is_within or self.is_new(changed))
 
     def assign(self, variable: Any, value: Any, assign: Callable[[Any, Any], Any]) -> Any:
         """Assign a value to a Keras variable, unless it is a one-time assignment of the first call."""
@@ -260,14 +220,14 @@ class BuildCall:
         if held.synchronization == tf.VariableSynchronization.ON_READ:  # the variable of a metric
             if self.updates_metrics is False:
                 return value
-            if self.updates_metrics is None and not self._in_layer:
+            if self.updates_metrics is None and not self._is_within:
                 name = variable.path.rpartition("/")[0]
                 raise ModelError(
                     f"build() updates the Keras metric {name}, which would add up batches of training and validation; "
                     "return the value of the batch, or use KerasMetric in an InferenceRunner"
                 )
         is_computed = tf.is_tensor(value) or isinstance(value, KerasVariable)
-        if self._in_layer or (is_computed and (self._is_first or not variable.trainable)):
+        if self._is_within or (is_computed and (self._is_first or not variable.trainable)):
             return assign(variable, value)
         if is_computed:
             raise ModelError(
@@ -277,7 +237,7 @@ class BuildCall:
             )
         if not self._is_first:
             return value
-        with self.ignoring():
+        with self.keeping():
             assigned = assign(variable, value)
         for part in components(held):
             self._before.pop(id(raw_handle(part)), None)  # keep the assigned value
@@ -290,7 +250,7 @@ class BuildCall:
         generator. In each case, Python code reads the variable's handle first, which calls this method.
         """
         handle = raw_handle(variable)  # the property would call this method again
-        if not self._is_first or id(handle) in self._before or any(frame.is_ignored for frame in self._frames):
+        if not self._is_first or id(handle) in self._before or self._is_kept:
             return
         with tf.init_scope():
             # A variable that is being created or initialized has no value yet.
@@ -301,7 +261,7 @@ class BuildCall:
 
     def note_taken(self, layer: Any, losses: list[Any]) -> None:
         """Record that a layer's losses were read; if `build` itself reads them, it adds them to its own loss."""
-        if not self._in_layer:
+        if not self._is_within:
             self.taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
 
     def losses_left(self, weights: list[Any]) -> list[Any]:
@@ -376,7 +336,7 @@ def _hook_constructor(kind: type) -> None:
         call = present_call()
         if call is None or getattr(_thread, "constructing", False):  # constructors call base constructors
             return plain()
-        with _set("constructing", True):
+        with _set(_thread, "constructing", True):
             return call.obtain(cls, args, kwargs, hooked)
 
     setattr(new, "__signature__", inspect.signature(kind.__init__))  # type: ignore[misc]  # noqa: B010
@@ -392,15 +352,15 @@ def _hook_initializer(kind: type) -> None:
 
 
 def _initialize(call: BuildCall, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    if not call.is_initialized(self):
-        with call.ignoring():
+    if call.is_new(self):
+        with call.keeping():
             original(self, *args, **kwargs)
 
 
 def _build(layer: Any, call: BuildCall, original: Any, *args: Any, **kwargs: Any) -> Any:
     if call.is_done(layer):
         return None
-    with call.ignoring():
+    with call.keeping():
         return original(*args, **kwargs)
 
 
@@ -446,18 +406,20 @@ def _losses(call: BuildCall, original: Any, self: Any) -> Any:
     return found
 
 
-def _next_seed(call: BuildCall, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    own = call.seeds.get(base_name(self.state.value)) if call.seeds else None
-    if own is None:
-        return original(self, *args, **kwargs)
-    seed = tf.identity(own)
-    own.assign(seed + tf.constant([0, 1], seed.dtype))
-    return seed
-
-
 def _get_weights(call: BuildCall, original: Any, self: Any) -> Any:
     with tf.init_scope():  # read the arrays once, outside of the traced graph
         return original(self)
+
+
+def _draw_per_tower(original: Any) -> Any:
+    """Wrap `SeedGenerator.next` to return another seed on each tower, while a step or `build` runs."""
+
+    @functools.wraps(original)
+    def draw(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seed = original(self, *args, **kwargs)
+        return seed if present_call() is None and tower_trace() is None else seed_of_tower(seed, tower_index())
+
+    return draw
 
 
 def _note_use(variable: Any) -> None:
@@ -476,7 +438,6 @@ def _install() -> None:
         (layer, "add_loss", _add_loss),
         (layer, "get_weights", _get_weights),
         (KerasVariable, "assign", _assign),
-        (keras.random.SeedGenerator, "next", _next_seed),
         (keras.Model, "load_weights", _once),
         (keras.Sequential, "add", _add),
         (keras.Sequential, "pop", _once),
@@ -487,6 +448,7 @@ def _install() -> None:
         setattr(owner, name, _with_hook(getattr(owner, name), hook))
     layer.trainable = layer.trainable.setter(_with_hook(layer.trainable.fset, _once))
     layer.losses = property(_with_hook(layer.losses.fget, _losses), doc=layer.losses.__doc__)
+    keras.random.SeedGenerator.next = _draw_per_tower(keras.random.SeedGenerator.next)
     watch_uses(_note_use)
 
 

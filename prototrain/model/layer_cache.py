@@ -15,14 +15,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.state import describe_variable, unique_name
+from prototrain.checkpoint.state import unique_name
 from prototrain.checkpoint.values import preserve_random_state
 from prototrain.errors import ModelError
 from prototrain.gradient_processors import NAME
 from prototrain.model.build_call import BuildCall, Objects, base_name
 from prototrain.step.variables import is_scratch
 from prototrain.tf_private import Functional, KerasVariable, call_by, held_by, hold, layers_within, own_weights
-from prototrain.towers import components, tower_or_default
+from prototrain.towers import components
 
 
 class LayerCache:
@@ -36,13 +36,11 @@ class LayerCache:
     Attributes:
         variables: the variables by unique name, TensorFlow's name without ``:0``, in the order of creation.
         layers: the Keras layers that `build` makes or calls, by unique name.
-        of_tower: by tower index, the seed variables that the tower uses, by the name of the seed state they replace.
     """
 
     def __init__(self) -> None:
         self.variables: dict[str, tf.Variable] = {}
         self.layers: dict[str, keras.layers.Layer] = {}
-        self.of_tower: dict[int, dict[str, tf.Variable]] = {}
         self._objects: Objects = {}
         self._created: list[tf.Variable] = []
         self._weights: dict[int, Any] = {}  # Keras variables by the id of their tf.Variable
@@ -94,17 +92,15 @@ class LayerCache:
     @contextmanager
     def sharing(self) -> Iterator[None]:
         """Context manager for later calls of `build`, which get the existing layers and variables."""
-        call = BuildCall(self._objects, seeds=self.of_tower.get(tower_or_default().index))
+        call = BuildCall(self._objects)
 
         def find(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
             def refuse() -> tf.Variable:
                 name = "/".join(filter(None, (tf.get_current_name_scope(), arguments.get("name") or "Variable")))
-                there = next((variable for variable in self._created if base_name(variable) == name), None)
-                other = None if there is None else f"made it with other arguments, {describe_variable(there)}"
                 raise ModelError(
-                    f"build() asked for {name}, but its first call {other or 'made no such variable'}; it must make "
-                    "the same layers, with the same arguments, and the same variables in every call, for training and "
-                    "not"
+                    f"build() asked for {name}, which its first call did not make; it must make the same layers, with "
+                    "the same arguments, and the same variables in every call, for training and not, and the call of "
+                    "a layer must make none"
                 )
 
             return call.variable(arguments, refuse)
@@ -137,8 +133,8 @@ class LayerCache:
 
     def _name(self, called: dict[int, Any], before: list[tf.Variable]) -> None:
         """Name the layers and variables, with those that `build` has called or uses but has not created."""
-        made = {id(item): item for key, items in self._objects.items() if key.owner == 0 for item in items}
-        named = [item for key, items in self._objects.items() if key.owner == 0 and key.name for item in items]
+        made = {id(item): item for items in self._objects.values() for item in items}
+        named = [item for key, items in self._objects.items() if key.name for item in items]
         layers = {key: item for key, item in made.items() if isinstance(item, keras.layers.Layer)} | called
         for layer in layers.values():
             self.layers[unique_name(layer.name, self.layers)] = layer
@@ -147,12 +143,14 @@ class LayerCache:
                 if isinstance(variable, KerasVariable):
                     self._weights.setdefault(id(variable.value), variable)
 
-        prefixes = _model_names([item for item in named if isinstance(item, Functional)])
         owners: dict[int, Any] = {}  # the innermost layer with a given name, by the id of each variable
+        models: dict[int, list[str]] = {}  # the names of functional models around it, which Keras makes after it
         of_layers = [item for item in named if isinstance(item, keras.layers.Layer)]  # metrics may have equal names
-        for layer in sorted(of_layers, key=lambda one: len(one.variables)):
+        for layer in sorted(of_layers, key=lambda one: len(one.variables)):  # inner ones are smaller, or made before
             for weight in layer.variables:
                 owners.setdefault(id(weight.value), layer)
+                if isinstance(layer, Functional):
+                    models.setdefault(id(weight.value), []).insert(0, layer.name)
         # Layers that existed before come last, whether the first call or an earlier trainer has built them.
         self._outer = {
             id(v.value): v.value for key, layer in called.items() if key not in made for v in layer.variables
@@ -161,7 +159,7 @@ class LayerCache:
         last = self._outer | {id(variable): variable for variable in before}
         for variable in [*mine, *last.values()]:
             own_name = _name_with_layers(variable, self._weights.get(id(variable)))
-            wanted = "/".join(filter(None, (prefixes.get(id(variable)), own_name)))
+            wanted = "/".join([*models.get(id(variable), ()), own_name])
             owner, first = owners.get(id(variable)), owners.get(id(self.variables.get(wanted)))
             if owner is not None and first is not None and owner is not first:
                 raise ModelError(
@@ -252,28 +250,3 @@ def _place_again(variable: Any) -> None:
         synchronization=held.synchronization,
     )
     hold(variable, new)
-
-
-def _model_names(models: list[Any]) -> dict[int, str]:
-    """Return the path of functional models around each variable, such as ``outer/inner``, by the variable's id.
-
-    Keras creates these variables when a layer is called, before the model exists. A layer of several models gets the
-    path of the first.
-    """
-    found: dict[int, str] = {}
-
-    def walk(model: Any, path: str) -> None:
-        for layer in model.layers:
-            longer = f"{path}/{layer.name}" if id(layer) in mine else path
-            if isinstance(layer, Functional):
-                walk(layer, longer)
-            else:
-                for weight in layer.variables:
-                    found.setdefault(id(weight.value), path)
-
-    mine = set(map(id, models))
-    inner = {id(layer) for model in models for layer in model.layers}
-    for model in models:
-        if id(model) not in inner:
-            walk(model, model.name)
-    return found

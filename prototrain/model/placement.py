@@ -9,9 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.data.batches import Batch, split_batch
-from prototrain.model.build_call import base_name
 from prototrain.model.layer_cache import LayerCache
-from prototrain.towers import TOWER_INFIX, components, is_local, is_seed, seed_of_tower
+from prototrain.towers import is_local
 
 PACKED_ELEMENTS = 2**14
 """Maximum size of tensors that are averaged in one vector; packing larger tensors takes longer than it saves."""
@@ -59,38 +58,9 @@ class Placement:
         """Return the index of the tower that `build` is called for, or None to ask TensorFlow's strategy."""
         return None
 
-    def attach(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
-        """Attach a built model, give the random layers of each tower different seeds, and return these by name.
-
-        A shared seed in `variables` is replaced by the first tower's.
-        """
+    def attach(self, variables: Mapping[str, tf.Variable], cache: LayerCache) -> None:
+        """Attach a built model."""
         self._variables, self._cache = variables, cache
-        return self._separate(variables)
-
-    def _separate(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
-        found = {}
-        for name, variable in variables.items():
-            copies = components(variable)
-            if self.towers == 1 or not is_local(variable) or variable.dtype.is_floating:
-                continue
-            initial = copies[0].numpy()
-            for index, copy in enumerate(copies, self.first_tower):
-                if index > 0:
-                    copy.assign(seed_of_tower(initial, index) if is_seed(name, copy) else initial)
-                    found[f"{name}{TOWER_INFIX}{index}"] = copy
-        return found
-
-    def _add_seeds(self, variables: Mapping[str, tf.Variable], towers: range) -> dict[str, tf.Variable]:
-        """Create a seed for each of `towers`, which share all other variables; returns the new variables by name."""
-        found = {}
-        for name, variable in variables.items():
-            if is_seed(name, variable):
-                first = tf.convert_to_tensor(variable).numpy()
-                for index in towers:
-                    own = tf.Variable(seed_of_tower(first, index), trainable=False, name=base_name(variable))
-                    self._cache.of_tower.setdefault(index, {})[base_name(variable)] = own
-                    found[f"{name}{TOWER_INFIX}{index}" if index else name] = own
-        return found
 
     def run(self, function: Callable[[Any], Any], inputs: Batch) -> Any:
         """Call a function in every tower with its part of a global batch; traced."""
@@ -113,10 +83,6 @@ class Placement:
         frozen, found = self._cache.frozen, self._variables.values()
         return [v for v in found if v.dtype.is_floating and is_local(v) and id(v) not in frozen]
 
-    def own_variables(self) -> list[tf.Variable]:
-        """Return the seeds of single towers, if the towers share all other variables."""
-        return [variable for own in self._cache.of_tower.values() for variable in own.values()]
-
 
 class CentralPlacement(Placement):
     """Towers that share one copy of the variables, on the `parameter_device`."""
@@ -131,11 +97,6 @@ class CentralPlacement(Placement):
             mean, first = tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA
             arguments["aggregation"] = mean if kind.is_floating else first
         return arguments
-
-    def _separate(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
-        found = self._add_seeds(variables, range(self.towers)) if self.towers > 1 else {}
-        variables.update({name: own for name, own in found.items() if name in variables})  # the first tower's seeds
-        return found
 
 
 class AsyncPlacement(Placement):
@@ -161,9 +122,6 @@ class AsyncPlacement(Placement):
 
     def tower_to_build(self) -> int | None:
         return self._building
-
-    def _separate(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
-        return self._add_seeds(variables, range(1, len(self.devices)))
 
 
 def _copied(values: Any) -> Any:

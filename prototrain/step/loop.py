@@ -111,7 +111,6 @@ class Iteration:
         if trainer.has_own_train_step:
             return self.changed
         changed = [variable for variable in trainer.variables.values() if not variable.trainable]
-        changed += trainer.placement.own_variables()
         if any(callback.overrides("before_run") for callback in trainer.callbacks):
             changed += [v for v in trainer.optimizer.variables if v is trainer.optimizer.learning_rate]
         return [copy for variable in changed for copy in components(variable)]

@@ -140,7 +140,7 @@ class TowerTrainer(Trainer):
         self.state["data"] = self.data
         if self.loss_scale is not None:
             self.state.update(self.loss_scale.variables())
-        self.state.update(self.placement.attach(self.variables, self.built.layers))
+        self.placement.attach(self.variables, self.built.layers)
         self._xla = XlaChoice(self.config["model.jit_compile"], self.log)
         can_loop = self.towers == 1 and self.measures_xla and self.is_compiled
         if (self._xla.is_measured and not self.measures_xla) or (self._xla.chosen == "loop" and not can_loop):
@@ -333,7 +333,7 @@ class TowerTrainer(Trainer):
         found = decay_losses(self.config, self.decayed.values())
         if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass defines another decay
             found["loss_l2"] = self.weight_decay_loss() - found.get("loss_l1", 0.0)
-        if (of_layers := self.built.layer_loss()) is not None:
+        if (of_layers := self.built.layers.loss()) is not None:
             found["loss_layers"] = of_layers
         return found
 
@@ -509,17 +509,18 @@ class TowerTrainer(Trainer):
             )
 
     def _check_copies(self) -> None:
-        """Raise a ModelError if the towers have different copies of a variable that `train_step` assigns."""
-        if self.towers == 1 or not self.has_own_train_step:
+        """Raise a ModelError if the towers have different copies of a variable that a step assigns."""
+        if self.towers == 1:
             return
         for name, variable in variables_in(self.state).items():
             first, *others = components(variable)
-            # Seeds and counters of layers belong to a single tower, as do the parts of a sum.
-            if not first.dtype.is_floating or first.synchronization == tf.VariableSynchronization.ON_READ:
+            # Each step averages what the default `train_step` assigns, but no counters. A sum has a part on each tower.
+            is_averaged = first.dtype.is_floating and not self.has_own_train_step
+            if is_averaged or first.synchronization == tf.VariableSynchronization.ON_READ:
                 continue
             if not all(np.array_equal(first.numpy(), one.numpy(), equal_nan=True) for one in others):
                 raise ModelError(
-                    f"the towers have different values of {name}, to which train_step assigns: average it first, "
+                    f"the towers have different values of {name}, to which the step assigns: average it first, "
                     'with tf.distribute.get_replica_context().all_reduce("mean", value), or give the variable an '
                     "aggregation"
                 )

@@ -148,8 +148,8 @@ def eager_only(shape: int, name: str) -> Build:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (eager_only(5, "a"), r"asked for a/kernel, .* made it with other arguments, float32\[4,4\]"),
-        (eager_only(4, "b"), r"asked for b/kernel, .* made no such variable"),
+        (eager_only(5, "a"), r"asked for a/kernel, .* did not make"),
+        (eager_only(4, "b"), r"asked for b/kernel, .* did not make"),
         (lambda inputs, _: None if tf.executing_eagerly() else tf.Variable(1.0, name="new"), "asked for new"),
         (lambda inputs, _: keras.metrics.Mean(name="mine")(inputs["x"]), "updates the Keras metric mine"),
     ],
