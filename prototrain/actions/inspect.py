@@ -13,6 +13,7 @@ from prototrain.data.batches import by_path
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
+from prototrain.model.variables import variable_table
 from prototrain.system.terminal import Table, plain_table, print_tables
 
 
@@ -22,7 +23,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     net = built.build(built.data.first_batch, False)
     batch = [(name, *_describe(tensor)) for name, tensor in by_path(built.data.first_batch).items()]
     tensors = [(name, *_describe(tensor)) for name, tensor in by_path(net).items()]
-    print_tables(built.table(), end="\n\n")
+    print_tables(variable_table(built.variables, built.trainable, built.decayed), end="\n\n")
     total, trained = (
         sum(variable.shape.num_elements() or 0 for variable in variables.values())
         for variables in (built.variables, built.trainable)

@@ -208,12 +208,12 @@ class Estimator:
         assert measured is not None  # stop.check() raises after a stop
         charts = Path(self.eval_dir(name))
         writer = tf.summary.create_file_writer(str(charts))
-        with writer.as_default(step=built.step):
+        with writer.as_default(step=built.counter.step):
             for scalar, value in scalars(measured).items():
                 tf.summary.scalar(scalar, value)
         writer.close()
         words = ", ".join(f"{scalar} {value:.4g}" for scalar, value in scalars(measured).items())
-        print(f"evaluated at step {built.step}: {words}")
+        print(f"evaluated at step {built.counter.step}: {words}")
         self._experiment.keep(charts)
         return measured
 
@@ -297,7 +297,7 @@ class Estimator:
         compared = write_export(served, final)
         if final.absolute().is_relative_to(self._experiment.directory):
             self._experiment.keep(final)
-        print(f"exported step {built.step} to {final}, compared {compared}")
+        print(f"exported step {built.counter.step} to {final}, compared {compared}")
         return str(final)
 
     def latest_checkpoint(self) -> str | None:
@@ -369,7 +369,7 @@ class Estimator:
         with preserve_global_random():
             built = BuiltProgram(program)
         if built.restore_weights(checkpoint, cure="train in another model_dir, or undo the change of model_fn"):
-            print(f"the weights of step {built.step} are the moving averages of ExponentialMovingAverage")
+            print(f"the weights of step {built.counter.step} are the moving averages of ExponentialMovingAverage")
         return built
 
 

@@ -174,7 +174,7 @@ class BuiltProgram(BuiltModel):
             return None
         results = {name: np.asarray(metric.result()) for name, metric in metrics.items()}
         measured = {name: value if value.ndim else float(value) for name, value in results.items()}
-        return {**found, **measured, "global_step": self.step}
+        return {**found, **measured, "global_step": self.counter.step}
 
     def take_over(self, trainer: Trainer) -> None:
         """Copy the weights and the step of a trainer, and share its stop request."""

@@ -27,11 +27,11 @@ from prototrain.model.layer_cache import LayerCache
 from prototrain.model.loading import Model
 from prototrain.model.net import check_net, explain_key_errors, loss_weight, scalars
 from prototrain.model.placement import Placement
-from prototrain.model.variables import select, variable_table
+from prototrain.model.variables import select
 from prototrain.predictor import Predictor
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest
-from prototrain.system.terminal import Table, announcing, shorten_list
+from prototrain.system.terminal import announcing, shorten_list
 from prototrain.tf_private import KerasVariable
 from prototrain.towers import building
 
@@ -159,10 +159,11 @@ class BuiltModel:
         """Build one tower on its batch, with the variables that all towers and modes share; returns tensors by name.
 
         Raises:
-            ModelError: `build` does not return a mapping, or makes other layers or variables than its first call.
+            ModelError: `build` does not return a mapping, reads a name that the inputs lack, or makes other layers or
+                variables than its first call.
         """
         tower = self.placement.tower_to_build()
-        with self._building(train_phase, tower), self.layers.sharing():
+        with self._building(train_phase, tower), self.layers.sharing(), explain_key_errors(inputs):
             return check_net(self.model.build(inputs, train_phase))
 
     def check_trained(self) -> None:
@@ -195,15 +196,6 @@ class BuiltModel:
         """Replace TensorFlow variables in (gradient, variable) pairs by Keras variables, which have constraints."""
         return [(gradient, self.layers.keras_variable(variable)) for gradient, variable in pairs]
 
-    def layer_loss(self) -> tf.Tensor | None:
-        """Return the sum of the layers' losses in this tower's last `build`, or None without any; traced."""
-        return self.layers.loss()
-
-    @property
-    def step(self) -> int:
-        """The number of completed steps."""
-        return self.counter.step
-
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Average the model's scalars over a dataset, without training; see `Evaluation`.
 
@@ -223,7 +215,7 @@ class BuiltModel:
             raise DataError(f"evaluate: batches must be at least 0, which is the whole dataset; got {batches}")
         if not batches:
             require_end(dataset, self.datasets[dataset])
-        return evaluation.run(self.stop, batches, step=self.step)
+        return evaluation.run(self.stop, batches, step=self.counter.step)
 
     def evaluation(self, dataset: str) -> Evaluation:
         """Return the compiled evaluation of a dataset; raises a DataError if there is no such dataset."""
@@ -235,8 +227,7 @@ class BuiltModel:
         return self._evaluations[dataset]
 
     def _scalars(self, inputs: dict[str, Any]) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        with explain_key_errors(inputs):
-            net = self.build(inputs, False)
+        net = self.build(inputs, False)
         return scalars(net, require_loss=False), loss_weight(net)
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
@@ -288,10 +279,6 @@ class BuiltModel:
     def name(self) -> str:
         """The model's name in tables."""
         return str(getattr(self.model, "name", type(self.model).__name__))
-
-    def table(self) -> Table:
-        """Return a table of the variables."""
-        return variable_table(self.variables, self.trainable, self.decayed)
 
     def facts(self) -> Facts:
         """Return the config and the source file digests of the model, for a checkpoint."""

@@ -97,17 +97,10 @@ class Model:
     serving: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
-_HOMES = {
-    "config": "config",
-    "datasets": "datasets",
-    "build": "definition",
-    "callbacks": "callbacks",
-    "serving": "datasets",
-}
+_HOMES = {part: part for part in ("config", "datasets", "callbacks")} | {"build": "definition", "serving": "datasets"}
 """The module of a package that may define each part of a model."""
 
 _REQUIRED = ("config", "datasets", "build")
-_FUNCTIONS = ("datasets", "build", "callbacks", "serving")
 
 
 def check_model(model: Any) -> None:
@@ -150,24 +143,21 @@ def load_model(name: str) -> Model:
     module = import_user_module(module_name, what="model")
     if module is None:
         raise _no_model(module_name)
-    if colon:
-        made, home = _made(module, attribute, name), attribute
-        parts: dict[str, Any] = {part: getattr(made, part, None) for part in _HOMES}
-    else:
-        parts = {part: _find_part(module, part) for part in _HOMES}
-        home = Path(getattr(module, "__file__", None) or name).name  # builtin modules have no file
+    home = _made(module, attribute, name) if colon else module
+    parts: dict[str, Any] = {part: _find_part(home, part) for part in _HOMES}
     if missing := [part for part in _REQUIRED if parts[part] is None]:
-        if not colon and hasattr(module, "__path__"):
-            home += f" or in its {' and '.join(f'{_HOMES[part]}.py' for part in missing)}"
-        raise ModelError(f"model {name} has no {' and no '.join(missing)}; define it in {home}")
-    config = parts["config"]
-    if not isinstance(config, Mapping):
-        raise ModelError(f"model {name}: config must be a Config or a dict, not {type(config).__name__}")
-    for part in _FUNCTIONS:
-        if parts[part] is not None and not callable(parts[part]):
-            raise ModelError(f"model {name}: {part} must be a function, not {type(parts[part]).__name__}")
+        # builtin modules have no file
+        where = attribute if colon else Path(getattr(module, "__file__", None) or name).name
+        if hasattr(home, "__path__"):
+            where += f" or in its {' and '.join(f'{_HOMES[part]}.py' for part in missing)}"
+        raise ModelError(f"model {name} has no {' and no '.join(missing)}; define it in {where}")
+    for part, value in parts.items():
+        is_right = isinstance(value, Mapping) if part == "config" else value is None or callable(value)
+        if not is_right:
+            kind = "a Config or a dict" if part == "config" else "a function"
+            raise ModelError(f"model {name}: {part} must be {kind}, not {type(value).__name__}")
     try:
-        parts["config"] = config = config if isinstance(config, Config) else Config(config)
+        parts["config"] = config = parts["config"] if isinstance(parts["config"], Config) else Config(parts["config"])
     except ConfigError as error:
         raise ConfigError(f"model {name}: {error}") from error
     config.keep_defaults()
@@ -177,8 +167,7 @@ def load_model(name: str) -> Model:
 def require_module(name: str) -> None:
     """Raise a ModelError if there is no module of a model; does not import it."""
     module = name.partition(":")[0]
-    _check_module_name(module)
-    _add_cwd_to_path()
+    _prepare_import(module)
     try:
         found = importlib.util.find_spec(module)
     except Exception:  # a parent package fails, or the name is invalid: `load_model` explains
@@ -187,9 +176,12 @@ def require_module(name: str) -> None:
         raise _no_model(module)
 
 
-def _check_module_name(name: str) -> None:
+def _prepare_import(name: str) -> None:
+    """Check the name of a module, and add the current directory to `sys.path`."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise ModelError(f"{name!r} is not a module name; write it with dots, such as models.simple")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
 
 
 def import_user_module(name: str, *, what: str) -> ModuleType | None:
@@ -198,8 +190,7 @@ def import_user_module(name: str, *, what: str) -> ModuleType | None:
     Raises:
         ModelError: the name is invalid, or importing the module fails (its traceback is printed to stderr).
     """
-    _check_module_name(name)
-    _add_cwd_to_path()
+    _prepare_import(name)
     try:
         return importlib.import_module(name)
     except PrototrainError as error:
@@ -214,13 +205,6 @@ def import_user_module(name: str, *, what: str) -> ModuleType | None:
         raise ModelError(f"importing the {what} {name} failed: {type(error).__name__}: {error}") from error
 
 
-def _add_cwd_to_path() -> None:
-    """Add the current directory to `sys.path`."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-
-
 def _no_model(name: str) -> ModelError:
     return ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages")
 
@@ -230,21 +214,12 @@ def _made(module: ModuleType, attribute: str, name: str) -> Any:
     thing = getattr(module, attribute, None)
     if thing is None:
         raise ModelError(f"there is no model {name}: {module.__name__} has no {attribute or 'name behind the colon'}")
-    if not isinstance(thing, type) and (hasattr(thing, "build") or not callable(thing)):
-        return thing
-    try:
-        inspect.signature(thing).bind()
-    except TypeError as error:
-        raise ModelError(f"model {name}: {attribute} is called without arguments here: {error}") from error
-    return thing()
+    return thing() if isinstance(thing, type) or (callable(thing) and not hasattr(thing, "build")) else thing
 
 
-def _find_part(module: ModuleType, part: str) -> Any:
-    """Return a part of a model from the package or from the part's module, or None."""
-    value = getattr(module, part, None)
-    if value is not None and not isinstance(value, ModuleType):
-        return value
-    inner = (
-        import_user_module(f"{module.__name__}.{_HOMES[part]}", what="model") if hasattr(module, "__path__") else None
-    )
-    return getattr(inner, part, None)
+def _find_part(home: Any, part: str) -> Any:
+    """Return a part of a model from an object or module, or from the part's module in a package, or None."""
+    value = getattr(home, part, None)
+    if hasattr(home, "__path__") and (value is None or isinstance(value, ModuleType)):
+        value = getattr(import_user_module(f"{home.__name__}.{_HOMES[part]}", what="model"), part, None)
+    return None if isinstance(value, ModuleType) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.filesize import decimal
 
 from prototrain.config import Config
 from prototrain.errors import ConfigError
-from prototrain.system.terminal import Table, shortened
+from prototrain.system.terminal import Table, shorten_list, shortened
 
 _MOST_ROWS = 20
 
@@ -36,7 +35,7 @@ def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str)
     used = [f"{namespace}.{name}" for name, value in filters.items() if value is not None]
     if variables and used and not chosen:
         value = f" {pattern!r}" if accept is None else ""
-        names = textwrap.shorten(", ".join(variables), 400, placeholder=" ...")
+        names = shorten_list(list(variables), 10)
         raise ConfigError(f"{' and '.join(used)}:{value} accepts none of the variables {names}")
     return chosen
 
@@ -45,9 +44,9 @@ def layer_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any]
     """Return a table of the parameters of each layer, in at most 20 rows, and a line of totals."""
     rows: list[tuple[object, ...]] = []
     for layer, names in _by_layer(variables).items():
-        kinds = ", ".join(dict.fromkeys(name.rpartition("/")[2] for name in names))
+        kinds = list(dict.fromkeys(name.rpartition("/")[2] for name in names))
         sizes = [_size(variables[name] for name in chosen) for chosen in (names, trained.keys() & names)]
-        rows.append((shortened(layer, 30), textwrap.shorten(kinds, 24, placeholder=" ..."), *sizes))
+        rows.append((shortened(layer, 30), shorten_list(kinds, 2), *sizes))
     table = Table(rows, ["layer", "variables", "parameters", "trained"], number_format=",")
     total, training = _size(variables.values()), _size(variables[name] for name in trained)
     size = sum(_size([one]) * tf.as_dtype(one.dtype).size for one in variables.values())

@@ -89,11 +89,6 @@ class Predictor:
         inputs = from_paths(dict(zip(self.input_names, values, strict=True)), self._built.element_spec)
         try:
             net = self._built.build(inputs, False)
-        except KeyError as error:
-            (name, *_) = error.args or (None,)
-            if name in inputs or not isinstance(name, str):
-                raise
-            raise ModelError(f"build() reads {name!r}; the inputs of the predictor are: {', '.join(inputs)}") from error
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ModelError(f"build() cannot handle {self._shown(values)}: {in_one_line(error)}") from error
         if missing := [name for name in self.output_names if name not in net]:
