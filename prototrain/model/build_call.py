@@ -74,7 +74,7 @@ def present_call() -> BuildCall | None:
 
 
 @contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+def setting(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute for the duration of a block."""
     outer = getattr(owner, name, None)
     setattr(owner, name, value)
@@ -123,7 +123,7 @@ class BuildCall:
         The first call restores the variables that running on a batch has changed.
         """
         try:
-            with _set(_thread, "call", self):
+            with setting(_thread, "call", self):
                 yield
         finally:
             for variable, value in self._before.values():
@@ -139,13 +139,13 @@ class BuildCall:
             self.called[id(layer)] = layer
             with self.keeping():
                 self._take_over(layer)
-        with _set(self, "_is_within", True):
+        with setting(self, "_is_within", True):
             yield
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
         """Context manager around an `__init__` or `build` that no later call repeats; its changes are kept."""
-        with _set(self, "_is_within", True), _set(self, "_is_kept", True):
+        with setting(self, "_is_within", True), setting(self, "_is_kept", True):
             yield
 
     def _find_or_make(self, kind: str, name: Any, outline: Any, make: Callable[[], Any]) -> tuple[Any, bool]:
@@ -336,7 +336,7 @@ def _hook_constructor(kind: type) -> None:
         call = present_call()
         if call is None or getattr(_thread, "constructing", False):  # constructors call base constructors
             return plain()
-        with _set(_thread, "constructing", True):
+        with setting(_thread, "constructing", True):
             return call.obtain(cls, args, kwargs, hooked)
 
     setattr(new, "__signature__", inspect.signature(kind.__init__))  # type: ignore[misc]  # noqa: B010

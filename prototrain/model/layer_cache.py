@@ -19,7 +19,7 @@ from prototrain.checkpoint.state import unique_name
 from prototrain.checkpoint.values import preserve_random_state
 from prototrain.errors import ModelError
 from prototrain.gradient_processors import NAME
-from prototrain.model.build_call import BuildCall, Objects, base_name
+from prototrain.model.build_call import BuildCall, Objects, base_name, setting
 from prototrain.step.variables import is_scratch
 from prototrain.tf_private import Functional, KerasVariable, call_by, held_by, hold, layers_within, own_weights
 from prototrain.towers import components
@@ -43,6 +43,7 @@ class LayerCache:
         self.layers: dict[str, keras.layers.Layer] = {}
         self._objects: Objects = {}
         self._created: list[tf.Variable] = []
+        self._is_placing = False  # whether `creating` makes a variable
         self._weights: dict[int, Any] = {}  # Keras variables by the id of their tf.Variable
         self._outer: dict[int, tf.Variable] = {}  # variables of existing layers that `build` calls, by id
         self._unused: set[int] = set()  # ids of those that it does not use, such as the head of a pretrained layer
@@ -59,7 +60,6 @@ class LayerCache:
         to those that the strategy needs.
         """
         strategy = strategy if strategy is not None else tf.distribute.get_strategy()
-        placing = False
 
         def take_over(layer: keras.layers.Layer) -> None:
             """Place the variables of an existing layer on the towers."""
@@ -68,18 +68,13 @@ class LayerCache:
                     _place_again(variable)  # calls `create`
 
         def create(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-            nonlocal placing
-            if placing:
+            if self._is_placing:
                 return make(**arguments)
 
             def place() -> tf.Variable:
-                nonlocal placing
-                placing = True
-                try:
-                    with strategy.scope():  # only for the variable: synchronized layers cannot run in the scope
-                        variable = tf.Variable(**declare(**arguments))
-                finally:
-                    placing = False
+                # Only the variable is in the scope, since synchronized layers cannot run there.
+                with setting(self, "_is_placing", True), strategy.scope():
+                    variable = tf.Variable(**declare(**arguments))
                 self._created.append(variable)
                 return variable
 

@@ -103,7 +103,7 @@ class Table:
             is_cut = header in self.cut
             longest = max((len(row[column]) for row in rows), default=0)
             made.add_column(
-                one_line(header),
+                Text(one_line(header)),
                 overflow="ellipsis" if is_cut else "fold",
                 no_wrap=is_cut,
                 ratio=min(longest + 1, WIDTH // 2) if is_cut else None,  # its share of the room that others leave

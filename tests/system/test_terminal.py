@@ -36,7 +36,7 @@ def test_control_characters_are_escaped(text: str, expected: str, capsys: pytest
 
 WIDE = Table(
     [["a-long-name-of-a-run", "failed: no room\x1b[31m", 12, None], ["b", "finished", 1, "x"]],
-    ["experiment", "state", "steps", "more"],
+    ["experiment", "state", "steps", "[/more]"],
     {"failed": "red"},
 )
 

@@ -136,6 +136,30 @@ def test_tower_index_random_numbers_and_means() -> None:
     assert (outcome["index"], outcome["number"], outcome["training"]) == (0, 2, 0)
 
 
+def test_a_step_of_ones_own_draws_other_numbers_on_each_tower() -> None:
+    class Drawing(SyncReplicatedTrainer):
+        def train_step(self, inputs: Any) -> Any:
+            drawn = keras.random.normal([], seed=self.seeds)
+            return {**super().train_step(inputs), "drawn": drawn, "squared": drawn**2}
+
+    trainer = Drawing(tiny_model(), 2)
+    with trainer.strategy.scope():
+        trainer.seeds = keras.random.SeedGenerator(3)
+        trainer.state["seeds"] = trainer.seeds.state
+    trainer.train(max_steps=2)
+    assert trainer.outputs["squared"] > trainer.outputs["drawn"] ** 2 + 1e-3
+
+
+def test_counters_that_differ_between_towers_are_an_error() -> None:
+    def build(inputs: Any, train_phase: bool) -> ModelDict:
+        counter = tf.Variable(0, trainable=False, name="counter")
+        counter.assign_add(current_tower().index)
+        return tiny_build(inputs, train_phase)
+
+    with pytest.raises(ModelError, match="the towers have different values of counter"):
+        SyncReplicatedTrainer(tiny_model(build=build), 2).train(max_steps=2)
+
+
 class OwnStep(SyncReplicatedTrainer):
     """A step whose first update is finite and made before the second one fails."""
 
