@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +58,7 @@ class Key(NamedTuple):
     kind: str  # the class
     name: str | None
     outline: Any  # of the arguments
+    scope: str  # the name scope within `build`
 
 
 Objects = dict[Key, list[Any]]
@@ -105,6 +107,7 @@ class BuildCall:
         self._objects = objects
         self._is_first = is_first
         self._take_over = take_over
+        self._outer_scope = tf.get_current_name_scope()
         self._counts: Counter[Key] = Counter()  # of the objects that this call has asked for
         self._is_within = False  # the call, `__init__` or `build` of a layer, whose objects and changes are its own
         self._is_kept = False  # within an `__init__` or `build`, which no later call repeats
@@ -152,7 +155,12 @@ class BuildCall:
         """Return the next object with this class, name and outline of the arguments, and whether it is new."""
         if self._is_within:
             return make(), True
-        key = Key(kind, name, outline)
+        inner = tf.get_current_name_scope().removeprefix(self._outer_scope).strip("/")
+        # A graph numbers a scope that is entered again.
+        key = Key(kind, name, outline, re.sub(r"_\d+(?=/|$)", "", inner))
+        if not self._is_first and key not in self._objects:  # in a graph, control flow has another scope
+            others = [other for other in self._objects if other[:-1] == key[:-1]]
+            key = others[0] if len(others) == 1 else key
         made, number = self._objects.get(key, []), self._counts[key]
         self._counts[key] += 1
         if number < len(made):

@@ -67,6 +67,7 @@ def in_notebook() -> bool:
 
 WIDTH = 80  # the width of folded text in characters, if the output is not a terminal
 _UNLIMITED = 10_000
+_SHORT = 10  # the length of a cell that is cut, at least
 
 
 @dataclass(frozen=True)
@@ -98,22 +99,27 @@ class Table:
         box = Box("    \n    \n -  \n" + 5 * "    \n")  # a rule below the headers
         made = RichTable(box=box, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
         rows = [[Text(self._text(cell)) for cell in row] for row in self.rows]
-        for column, header in enumerate(self.headers):
+        headers = [Text(one_line(header)) for header in self.headers]
+        lengths = [max(text.cell_len for text in column) for column in zip(headers, *rows, strict=True)]
+        cut = [column for column, header in enumerate(self.headers) if header in self.cut]
+        room = options.max_width - sum(lengths) - 2 * (len(lengths) - 1) + sum(lengths[column] for column in cut)
+        most = max((lengths[column] for column in cut), default=0)
+        while most > _SHORT and sum(min(lengths[column], most) for column in cut) > room:
+            most -= 1
+        for column, header in enumerate(headers):
+            is_cut = column in cut
             are_numbers = all(isinstance(row[column], int | float | None) for row in self.rows)
-            is_cut = header in self.cut
-            longest = max((len(row[column]) for row in rows), default=0)
             made.add_column(
-                Text(one_line(header)),
+                header,
                 overflow="ellipsis" if is_cut else "fold",
                 no_wrap=is_cut,
-                ratio=min(longest + 1, WIDTH // 2) if is_cut else None,  # its share of the room that others leave
+                max_width=most if is_cut else None,
                 justify="right" if are_numbers else "left",
             )
         for row in rows:
             for cell in row:
                 cell.style = self.colors.get(cell.plain.partition(":")[0], "")
             made.add_row(*row)
-        made.expand = console.measure(made, options=options.update_width(_UNLIMITED)).maximum > options.max_width
         yield made
 
     def _text(self, cell: Any) -> str:

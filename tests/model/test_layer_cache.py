@@ -97,6 +97,13 @@ def dropout_in_training(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     return keras.layers.Dropout(0.5)(keras.layers.Dense(3)(x), training=train_phase)
 
 
+def target_in_training(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    if train_phase:
+        with tf.name_scope("target"):
+            keras.layers.Dense(4, name="q")(inputs["x"])
+    return keras.layers.Dense(4, name="q")(inputs["x"])
+
+
 def with_optimizer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     keras.optimizers.SGD(0.1, name="sgd")
     return keras.layers.Dense(4)(inputs["x"])
@@ -118,6 +125,7 @@ def with_optimizer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
         (by_hand, "scale inside/shift Variable"),
         (in_control_flow, "yes/kernel yes/bias"),
         (auxiliary_head, "head_1/kernel head_1/bias head_2/kernel head_2/bias"),
+        (target_in_training, "target/q/kernel target/q/bias q/kernel q/bias"),
         (unnamed, None),
         (dropout_in_training, None),
         (with_optimizer, "sgd/iteration sgd/learning_rate dense/kernel dense/bias"),
