@@ -323,31 +323,21 @@ def _unchanged(gradients_and_variables: Any) -> Any:
     return gradients_and_variables
 
 
-@contextmanager
-def expecting_averages(optimizer: Any, *, for_good: bool) -> Iterator[None]:
-    """Keep an optimizer from summing the gradients of all towers, since they are averaged already.
+def expect_averages(optimizer: Any, towers: int) -> None:
+    """Keep an optimizer, for good, from summing the gradients of all towers, since they are averaged already.
 
     With one tower, the sum would be the gradient itself, but TensorFlow would keep the graph of every such sum. An
-    optimizer that defines its own sum keeps it; with `for_good` that is a `ConfigError`. Several towers need
-    `for_good`, because they are traced in threads, which enter and leave in any order.
+    optimizer that defines its own sum keeps it; with several towers that is a `ConfigError`.
     """
     own = getattr(optimizer, "_all_reduce_sum_gradients", None)
     # The next line fails in a version of Keras that sums gradients elsewhere.
-    of_keras = keras.optimizers.Optimizer._all_reduce_sum_gradients
-    if own is not _unchanged and getattr(own, "__func__", None) is not of_keras:
-        if for_good:  # it may sum the averages, or contain a Keras optimizer that would
-            raise ConfigError(
-                f"{type(optimizer).__name__} sums the towers' gradients in its own way; with several towers it must "
-                "be a Keras optimizer that leaves this to Keras"
-            )
-        yield
-        return
-    optimizer._all_reduce_sum_gradients = _unchanged
-    try:
-        yield
-    finally:
-        if not for_good:
-            del optimizer._all_reduce_sum_gradients
+    if getattr(own, "__func__", None) is keras.optimizers.Optimizer._all_reduce_sum_gradients:
+        optimizer._all_reduce_sum_gradients = _unchanged
+    elif own is not _unchanged and towers > 1:  # it may sum the averages, or contain a Keras optimizer that would
+        raise ConfigError(
+            f"{type(optimizer).__name__} sums the towers' gradients in its own way; with several towers it must be a "
+            "Keras optimizer that leaves this to Keras"
+        )
 
 
 def tensorflow_seed() -> int | None:

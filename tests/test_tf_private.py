@@ -114,19 +114,16 @@ def test_keras_thread_state_is_restored() -> None:
 
 
 def test_averaged_gradients_are_not_summed() -> None:
-    plain = keras.optimizers.SGD()
-    with tf_private.expecting_averages(plain, for_good=False):
-        assert "_all_reduce_sum_gradients" in vars(plain)
-    assert "_all_reduce_sum_gradients" not in vars(plain)
-    plain._all_reduce_sum_gradients = own = lambda pairs: pairs
-    with tf_private.expecting_averages(plain, for_good=False):
-        assert plain._all_reduce_sum_gradients is own
-    assert plain._all_reduce_sum_gradients is own
-    with (
-        pytest.raises(ConfigError, match="object sums the towers' gradients in its own way"),
-        tf_private.expecting_averages(object(), for_good=True),
-    ):
-        pass
+    plain, own = keras.optimizers.SGD(), keras.optimizers.SGD()
+    pairs = [(tf.ones([]), keras.Variable(1.0))]
+    for _ in range(2):
+        tf_private.expect_averages(plain, 2)
+        assert plain._all_reduce_sum_gradients(pairs) is pairs
+    own._all_reduce_sum_gradients = mine = lambda pairs: pairs
+    tf_private.expect_averages(own, 1)
+    assert own._all_reduce_sum_gradients is mine
+    with pytest.raises(ConfigError, match="SGD sums the towers' gradients in its own way"):
+        tf_private.expect_averages(own, 2)
 
 
 def test_stateless_attributes_of_keras_callbacks() -> None:

@@ -18,7 +18,7 @@ from prototrain.gradient_processors import divide, drop_missing, global_norm, on
 from prototrain.optimizers import update_if, updates_all_rows
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace, tower_trace
-from prototrain.tf_private import expecting_averages
+from prototrain.tf_private import expect_averages
 
 Pairs = Sequence[tuple[Any, Any]]
 SHARED_SCALARS = frozenset({"learning_rate", "loss_scale"})
@@ -244,8 +244,8 @@ def apply_gradients(
             raise ModelError(f"the gradient processor {process!r} returned None, not a list of (gradient, variable)")
     pairs = drop_missing(pairs)
     processed, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-    with expecting_averages(optimizer, for_good=placement.towers > 1):
-        if trace is None:  # no guard outside of a compiled step
-            update_if(condition, optimizer, processed, variables)
-        else:
-            trace.guard.apply(trace, Update(optimizer, processed, variables, loss, condition))
+    expect_averages(optimizer, placement.towers)
+    if trace is None:  # no guard outside of a compiled step
+        update_if(condition, optimizer, processed, variables)
+    else:
+        trace.guard.apply(trace, Update(optimizer, processed, variables, loss, condition))
