@@ -49,10 +49,9 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         batches=config["trainer.validation_batches"], rehearse=config["trainer.rehearse_validation"]
     )
     printing = intervals(config["trainer.print_interval"])
-    saving, when = config["trainer.checkpoint_save_interval"], {}
-    if saving == "auto":
-        when = {"interval": "auto", "failures_per_day": config["trainer.failures_per_day"]}
-    saver = ModelSaver(max_to_keep=config["trainer.max_checkpoints_to_keep"], asynchronous=True, **when)
+    saving = config["trainer.checkpoint_save_interval"]
+    automatic = {"seconds": "auto", "failures_per_day": config["trainer.failures_per_day"]}
+    saver = ModelSaver(max_to_keep=config["trainer.max_checkpoints_to_keep"], asynchronous=True)
     schedule = from_config(config)
     found: list[Callback] = [
         *([] if schedule is None else [LearningRate(schedule)]),
@@ -62,7 +61,7 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         JSONWriter(),
         ScalarPrinter().every(**(printing if config["model.num_epochs"] is None else {"epochs": 1, **printing})),
         ProgressBar(scalars=config["trainer.progress_scalars"]),
-        saver if saving == "auto" else saver.every(**intervals(saving)),
+        saver.every(**(automatic if saving == "auto" else intervals(saving))),
         SaveOnExit(),
         StopOnNaN(),
     ]

@@ -13,18 +13,12 @@ from prototrain.errors import CallbackError
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_HOOKS = ("before_train", "after_train", "before_epoch", "after_epoch", "before_run", "after_run")
-_TRIGGERS = ("trigger_step", "trigger_epoch", "trigger")
 HOOKS = (
-    *("setup", "check_run", *_HOOKS, "after_steps", *_TRIGGERS),
+    *("setup", "check_run", "before_train", "after_train", "before_epoch", "after_epoch", "before_run", "after_run"),
+    *("after_steps", "trigger_step", "trigger_epoch", "trigger"),
     *("next_step", "watches", "state_dict", "load_state_dict"),
 )
 """All methods of `Callback` that a subclass may override."""
-_TENSORPACK = {
-    **{f"_{name}": name for name in (*_HOOKS, *_TRIGGERS, "chief_only")},
-    "_setup_graph": "setup",
-    "process_scalar": "put_scalar",
-}
 
 
 class Priority(IntEnum):
@@ -58,6 +52,8 @@ class Callback:
         after_train                   always called, even after an error
 
     Implement *what* happens in `trigger`. The user chooses *when* with `every`: ``MyCallback().every(steps=100)``.
+    Each hook runs once per step: if an error or a signal interrupts the callbacks of a step, the resumed run calls
+    those that had not finished.
 
     `self.trainer` gives access to the run: `global_step`, `epoch_num`, `outputs`, `state` and the other attributes of
     `Trainer`. Record scalars with `trainer.monitors.put_scalar`, print with `trainer.log`, write a checkpoint with
@@ -80,13 +76,6 @@ class Callback:
     at_end: bool = True
     trainer: Trainer
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        """Reject tensorpack's hook names, which are never called."""
-        super().__init_subclass__(**keywords)
-        for tensorpack_name, name in _TENSORPACK.items():
-            if tensorpack_name in vars(cls) and name not in vars(cls):
-                raise CallbackError(f"{cls.__name__}.{tensorpack_name} is a hook of tensorpack; rename it to {name}")
-
     def setup(self) -> None:
         """Called once the model is built, before a checkpoint is restored.
 
@@ -94,7 +83,10 @@ class Callback:
         """
 
     def check_run(self) -> None:
-        """Called after a checkpoint is restored and before the run writes anything. Raise an error to stop."""
+        """Called after a checkpoint is restored and before the run writes anything. Raise an error to stop.
+
+        It is not called if no step is left to do.
+        """
 
     def before_train(self) -> None:
         """Called once before the first step, after a checkpoint is restored."""
@@ -127,10 +119,9 @@ class Callback:
         """
 
     def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
-        """Called after each compiled call, which runs one or more steps, before `trigger_step`.
+        """Called after each compiled call, before `trigger_step`. Costs much less than ops in every step.
 
-        This hook costs much less than ops in every step. The number of steps in a call varies. A scalar that is
-        recorded here belongs to the last step of the call.
+        The number of steps in a call varies. A scalar that is recorded here belongs to the last step of the call.
 
         Args:
             scalars: the scalars of each step of the call, by name. In a plain-Python trainer, as `run_step` returned
@@ -175,18 +166,13 @@ class Callback:
         steps: int | None = None,
         epochs: int | None = None,
         seconds: float | None = None,
-        before_train: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
     ) -> PeriodicTrigger:
-        """Return a callback that runs `trigger` at an interval; see `PeriodicTrigger` for the arguments."""
-        return PeriodicTrigger(
-            self,
-            every_k_steps=steps,
-            every_k_epochs=epochs,
-            every_n_seconds=seconds,
-            before_train=before_train,
-            clock=clock,
-        )
+        """Return a callback that runs `trigger` at an interval. `options` are `before_train` and `clock`.
+
+        See `PeriodicTrigger`.
+        """
+        return PeriodicTrigger(self, every_k_steps=steps, every_k_epochs=epochs, every_n_seconds=seconds, **options)
 
     def overrides(self, hook: str) -> bool:
         """Return whether this callback overrides a hook. The loop calls only overridden hooks."""
@@ -289,7 +275,6 @@ class PeriodicTrigger(ProxyCallback):
         self.is_due_at_start = before_train
         self._clock = clock
         self._last_time = clock()
-        self._last_step = -1
 
     def __repr__(self) -> str:
         words = [f"{unit}={interval}" for unit, interval in self.intervals.items()]
@@ -297,9 +282,9 @@ class PeriodicTrigger(ProxyCallback):
 
     def before_train(self) -> None:
         self.callback.before_train()
-        self._last_time, self._last_step = self._clock(), -1
+        self._last_time = self._clock()
         if self.is_due_at_start and self.trainer.run.is_fresh:
-            self.fire()
+            self.trigger()
 
     def next_step(self, step: int) -> int | None:
         due = [self.trainer.total_steps] if self.at_end else []
@@ -311,24 +296,17 @@ class PeriodicTrigger(ProxyCallback):
                 due.append(step + 1)
         return min(due, default=None)
 
+    # `CallbackGroup` calls one of the next two hooks when the callback is due: at the end of an epoch or of the run
+    # `trigger_epoch`, so that a saver by steps never runs before a validation by epochs.
     def trigger_step(self) -> None:
-        # At the end of an epoch or of the run, fire in trigger_epoch with the other callbacks. This keeps the order by
-        # priority: a saver by steps never runs before a validation by epochs.
-        trainer = self.trainer
-        if trainer.local_step < trainer.steps_per_epoch and trainer.global_step < trainer.total_steps:
-            self.fire()
+        self.trigger()
 
     def trigger_epoch(self) -> None:
-        step = self.trainer.global_step
-        if self.next_step(step - 1) == step:
-            self.fire()
+        self.trigger()
 
-    def fire(self) -> None:
-        """Run `trigger` unless it has already run at this step."""
-        if self._last_step != self.trainer.global_step:
-            self._last_step = self.trainer.global_step
-            self._last_time = self._clock()
-            self.trigger()
+    def trigger(self) -> None:
+        self._last_time = self._clock()
+        self.callback.trigger()
 
 
 def require_same_steps(callback: Callback) -> None:

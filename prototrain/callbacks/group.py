@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.base import HOOKS, Callback, PeriodicTrigger, Priority, ProxyCallback, chain, innermost
+from prototrain.callbacks.base import HOOKS, Callback, PeriodicTrigger, Priority, chain, innermost
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.terminal import announcing
@@ -32,12 +32,11 @@ class CallbackGroup:
         watchers: for each callback that watches the step, the names of the tensors that it reads; empty if it reads
             only the summary events.
         unfinished: whether callbacks of the current step are still due. If a checkpoint is written then, the resumed
-            run calls them; if a callback has failed, it calls all callbacks of that step again.
+            run calls them.
         watching: whether a callback reads tensors of the step that `next_step` returned last.
         has_ended: whether `after_train` has begun.
         stop_training: the StopTraining of an `after_steps` hook; it ends the run after the callbacks of the step.
-        failure: the error that ended the run, set before callbacks run `after_train`.
-        late_failure: the first error raised by an `after_train` hook.
+        failure: the error that ended the run, or else the first error of an `after_train` hook.
     """
 
     def __init__(self, trainer: Trainer, callbacks: Iterable[Callback] = ()) -> None:
@@ -49,22 +48,18 @@ class CallbackGroup:
         self._overriding = {hook: [one for one in self.callbacks if one.overrides(hook)] for hook in HOOKS}
         self._scheduled = [one for one in self.callbacks if one.overrides("trigger_step") or one.overrides("next_step")]
         self._by_epoch = [one for one in self.callbacks if one.overrides("trigger_epoch") or one.overrides("trigger")]
-        self._due: list[tuple[Callback, int]] = []  # with the step that each requested
+        # At the end of an epoch or of the run, these run in `trigger_epoch` if `next_step` requests the step.
+        self._periodic = {cb for cb in self.callbacks if any(isinstance(one, PeriodicTrigger) for one in chain(cb))}
+        self._due: dict[Callback, int] = {}  # the steps that callbacks requested
         self.watchers: dict[Callback, Collection[str]] = {}
         self._set_up: list[Callback] = []
         self._restored: set[Callback] = set()  # callbacks whose state was in the checkpoint
-        self._from_elsewhere: set[Callback] = set()  # callbacks used before in another trainer's run
-        self._stepped = False  # whether this run has completed a step
-        self._in_epoch = False  # between `before_epoch` and `after_epoch`
-        self._periodic = {callback for callback in self.callbacks if _is_periodic(callback)}
-        self._done: set[tuple[str, str]] = set()  # the hook and the label of each call of the current step
-        self._begun_at = -1  # the step of the last `before_epoch`
-        self._triggered_at = -1  # the step of the last `trigger_epoch`
+        self._stepped = False  # whether this run has completed a step or called callbacks of the restored one
+        self._done: set[tuple[str, str]] = set()  # labels and hooks of the calls since the last step; each is made once
         self._outer = sys.exception()  # an unrelated error that the caller may be handling
         self.unfinished = self.watching = self.has_ended = False
         self.stop_training: StopTraining | None = None
         self.failure: BaseException | None = None
-        self.late_failure: BaseException | None = None
         self._seconds = dict.fromkeys(self.callbacks, 0.0)
 
     def __iter__(self) -> Iterator[Callback]:
@@ -85,8 +80,8 @@ class CallbackGroup:
         self._trainer.monitors.attach(one for one in map(innermost, self.callbacks) if isinstance(one, Monitor))
         for callback in self.callbacks:
             earlier = vars(innermost(callback)).get("trainer", self._trainer)
-            if earlier is not self._trainer and earlier.global_step:
-                self._from_elsewhere.add(callback)
+            if earlier is not self._trainer and earlier.global_step and callback.overrides("state_dict"):
+                raise CallbackError(f"{callback!r} has the state of another trainer's run; make a new one for this run")
             callback.trainer = self._trainer
             self._call(callback, "setup", at_start=True)
             self._set_up.append(callback)
@@ -94,11 +89,8 @@ class CallbackGroup:
         self.watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
 
     def check(self) -> None:
-        """Call `check_run` of all callbacks. A new run refuses callbacks with state from another trainer's run."""
-        for callback in self.by_key.values():
-            if callback in self._from_elsewhere and self._trainer.global_step == 0:
-                raise CallbackError(f"{callback!r} has the state of another trainer's run; make a new one for this run")
-        for callback in self._overriding["check_run"]:
+        """Call `check_run` of all callbacks, unless no step is left to do."""
+        for callback in [] if self._trainer.run.has_nothing_to_do else self._overriding["check_run"]:
             self._call(callback, "check_run", at_start=True)
             self._trainer.stop.check()
 
@@ -111,24 +103,24 @@ class CallbackGroup:
 
         If the run itself failed, the errors become notes of its error.
         """
-        failure = self.failure = None if sys.exception() is self._outer else sys.exception()
-        self.has_ended, self.late_failure = True, None
+        error = sys.exception()
+        of_run = self.failure = None if error is self._outer else error
+        self.has_ended = True
         for callback in self._set_up:
             try:
                 self._call(callback, "after_train")
             except StopTraining:
                 continue  # the run ends anyway
             except BaseException as error:
-                worst = failure or self.late_failure
-                if worst is None:
-                    self.late_failure = error
+                if self.failure is None:
+                    self.failure = error
                 else:
-                    text = _also_failed("after_train", callback, error)
-                    worst.add_note(text)
+                    text = f"after_train of {callback.name} failed as well: {type(error).__name__}: {error}"
+                    self.failure.add_note(text)
                     self._trainer.log(text)
         self._set_up = []
-        if self.late_failure is not None:
-            raise self.late_failure
+        if self.failure is not None and of_run is None:
+            raise self.failure
 
     def before_run(self) -> None:
         """Call `before_run` of all callbacks while the step is traced or, in plain Python, before each step."""
@@ -148,15 +140,12 @@ class CallbackGroup:
         self._stepped = self.unfinished = True
         failure: Exception | None = None
         for callback in self._overriding["after_steps"]:
-            label = self._labels[callback]
             try:
-                with _naming(callback, "after_steps"), self._trainer.monitors.recorded_by(label):
+                with _naming(callback, "after_steps"), self._trainer.monitors.recorded_by(self._labels[callback]):
                     callback.after_steps(scalars)
             except StopTraining as request:
                 self.stop_training = self.stop_training or request
             except Exception as error:
-                if failure is not None:
-                    failure.add_note(_also_failed("after_steps", callback, error))
                 failure = failure or error
         if failure is not None:
             raise failure
@@ -167,10 +156,8 @@ class CallbackGroup:
         A run that is resumed within an epoch calls only the callbacks without state in the checkpoint and undoes their
         changes to the trainer's state, which the checkpoint already holds.
         """
-        step, due = self._trainer.counter.step, self._overriding["before_epoch"]
-        self._in_epoch = True
-        if self._trainer.local_step == 0 and step != self._begun_at:
-            self._begun_at = step
+        due = self._overriding["before_epoch"]
+        if self._trainer.local_step == 0:
             self._run("before_epoch", due)
             return
         with self._trainer.run.undoing_changes():
@@ -179,7 +166,7 @@ class CallbackGroup:
     def next_step(self, after: int | None = None) -> int:
         """Return the nearest step that a callback requests, at most the end of the epoch or of the run."""
         step = self._trainer.counter.step if after is None else after
-        self._due = []
+        self._due = {}
         end = nearest = self._trainer.run.next_boundary
         for callback in self._scheduled:
             due = callback.next_step(step)
@@ -187,49 +174,46 @@ class CallbackGroup:
                 continue
             if not isinstance(due, Integral) or due <= step:
                 raise CallbackError(f"{callback.name}.next_step({step}) returned {due!r}, not an int after {step}")
-            self._due.append((callback, due))
+            self._due[callback] = due
             nearest = min(nearest, due)
         if self.watchers:
-            watching = [callback for callback, due in self._due if due == nearest]
-            if nearest == end:  # periodic triggers report epoch ends in next_step
-                watching += [callback for callback in self._by_epoch if not isinstance(callback, PeriodicTrigger)]
+            watching = [callback for callback, due in self._due.items() if due == nearest]
+            if nearest == end:
+                watching += [callback for callback in self._by_epoch if callback not in self._periodic]
             self.watching = any(callback in self.watchers for callback in watching)
         return nearest
 
     def trigger_step(self) -> None:
         """Run the callbacks that requested the current step."""
-        self._done.clear()
-        self._trigger_due()
-
-    def _trigger_due(self) -> None:
         step = self._trainer.counter.step
         self._stepped = self.unfinished = True
         is_within_epoch = step < self._trainer.run.next_boundary
-        # At the end of an epoch or of the run, periodic callbacks trigger in `trigger_epoch`.
-        due = [one for one, due in self._due if due == step and (is_within_epoch or one not in self._periodic)]
+        due = [
+            callback
+            for callback, requested in self._due.items()
+            if requested == step and (is_within_epoch or callback not in self._periodic)
+        ]
         self._run("trigger_step", due, completes_step=is_within_epoch)
 
     def repeat_step(self) -> None:
         """Run the callbacks of the restored step that had not run when it was saved."""
         if self.unfinished:
             self.next_step(self._trainer.counter.step - 1)
-            self._trigger_due()
+            self.trigger_step()
 
     def after_epoch(self) -> None:
         """Call `after_epoch`. If the run ends within the epoch, skip callbacks whose `at_end` is False."""
-        if self._in_epoch:
-            self._in_epoch = False
-            due = self._overriding["after_epoch"]
-            self._run("after_epoch", [callback for callback in due if callback.at_end or not self._is_cut])
+        due = self._overriding["after_epoch"]
+        self._run("after_epoch", [callback for callback in due if self._is_due_at_end(callback)])
 
     def trigger_epoch(self) -> None:
         """Run the callbacks that are due at the end of an epoch or of the run."""
-        step, due = self._trainer.counter.step, self._by_epoch
-        is_repeated = step == self._triggered_at  # the run ends right after a complete epoch
-        if is_repeated or self._is_cut:
-            due = [callback for callback in due if callback in self._periodic or (callback.at_end and not is_repeated)]
-        due = [callback for callback in due if callback not in self._periodic or callback.next_step(step - 1) == step]
-        self._triggered_at, self.unfinished = step, True
+        step, self.unfinished = self._trainer.counter.step, True
+        due = [
+            callback
+            for callback in self._by_epoch
+            if (callback.next_step(step - 1) == step if callback in self._periodic else self._is_due_at_end(callback))
+        ]
         self._run("trigger_epoch", due, completes_step=True)
 
     def trigger_last(self) -> None:
@@ -240,9 +224,9 @@ class CallbackGroup:
             with suppress(StopTraining):
                 hook()
 
-    @property
-    def _is_cut(self) -> bool:
-        return self._trainer.local_step != self._trainer.steps_per_epoch
+    def _is_due_at_end(self, callback: Callback) -> bool:
+        """Return whether a callback runs at the end of the epoch, which may be cut short by the end of the run."""
+        return callback.at_end or self._trainer.local_step == self._trainer.steps_per_epoch
 
     def _run(self, hook: str, callbacks: Sequence[Callback], *, completes_step: bool = False) -> None:
         """Call a hook of several callbacks. With `completes_step`, no other callbacks of this step follow.
@@ -252,43 +236,35 @@ class CallbackGroup:
         save.
         """
         stop, self.stop_training = self.stop_training, None
-        at_start = hook == "before_train" or (hook == "before_epoch" and not self._stepped)
-        if self._done:
-            callbacks = [callback for callback in callbacks if not self._is_done(callback, hook)]
-        savers = next((i for i, one in enumerate(callbacks[::-1]) if one.priority < Priority.SAVE), len(callbacks))
-        try:
-            for index, callback in enumerate(callbacks):
-                if completes_step:
-                    self.unfinished = len(callbacks) - index - 1 > savers
-                if not hook.startswith("before"):
-                    self._done.add((hook, self._labels[callback]))
-                try:
-                    self._call(callback, hook, at_start=at_start)
-                except StopTraining as request:
-                    stop = stop or request
-                if at_start:
-                    self._trainer.stop.check()
-        except BaseException as error:
-            if hook == "before_epoch":
-                self._begun_at = -1
-            elif not at_start:
-                self.unfinished = True
-                if isinstance(error, Exception):
-                    self._done.clear()
-                else:  # a signal has interrupted this callback only
-                    self._done.discard((hook, self._labels[callback]))
-            raise
+        is_before = hook.startswith("before")
+        at_start = is_before and not self._stepped
+        calls = [(callback, self._call_of(callback, hook)) for callback in callbacks]
+        calls = [(callback, call) for callback, call in calls if is_before or call not in self._done]
+        savers = next((i for i, (one, _) in enumerate(calls[::-1]) if one.priority < Priority.SAVE), len(calls))
+        for index, (callback, call) in enumerate(calls):
+            if completes_step:
+                self.unfinished = len(calls) - index - 1 > savers
+            self._done.add(call)
+            try:
+                self._call(callback, hook, at_start=at_start)
+            except StopTraining as request:
+                stop = stop or request
+            except BaseException:
+                self._done.discard(call)
+                self.unfinished = self.unfinished or not is_before
+                raise
+            if at_start:
+                self._trainer.stop.check()
         if completes_step:
             self.unfinished = False
         self._trainer.monitors.flush()
         if stop is not None:
             raise stop
 
-    def _is_done(self, callback: Callback, hook: str) -> bool:
-        """Return whether a hook was called in the current step. A periodic callback triggers once per step."""
+    def _call_of(self, callback: Callback, hook: str) -> tuple[str, str]:
+        """Return the entry of a call in `_done`. A periodic callback triggers once per step, in either hook."""
         is_trigger = callback in self._periodic and hook.startswith("trigger")
-        hooks = ("trigger_step", "trigger_epoch") if is_trigger else (hook,)
-        return any((one, self._labels[callback]) in self._done for one in hooks)
+        return self._labels[callback], "trigger" if is_trigger else hook
 
     def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
         """Call one hook and measure its time.
@@ -311,8 +287,7 @@ class CallbackGroup:
         """Return the callbacks' states by key, and the progress within the current step and epoch."""
         with announcing("collecting the callbacks' states", self._trainer.log):
             states = {key: callback.state_dict() for key, callback in self.by_key.items()}
-        done = sorted(self._done) if self.unfinished else []
-        return {"states": states, "unfinished": self.unfinished, "done": done, "epoch_begun_at": self._begun_at}
+        return {"states": states, "unfinished": self.unfinished, "done": sorted(self._done) if self.unfinished else []}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the callbacks whose state is in the checkpoint."""
@@ -326,7 +301,6 @@ class CallbackGroup:
                 if callback.overrides("state_dict"):
                     self._restored.add(callback)
         self.unfinished, self._done = bool(state["unfinished"]), set(map(tuple, state["done"]))
-        self._begun_at = int(state["epoch_begun_at"])
 
     def times(self) -> dict[str, float]:
         """Return the seconds spent in each callback, by name, longest first."""
@@ -345,22 +319,10 @@ def _naming(callback: Callback, hook: str) -> Iterator[None]:
         raise
 
 
-def _also_failed(hook: str, callback: Callback, error: BaseException) -> str:
-    return f"{hook} of {callback.name} failed as well: {type(error).__name__}: {error}"
-
-
 def _runs_each_step(callback: Callback) -> bool:
-    for one in chain(callback):
-        if isinstance(one, PeriodicTrigger):
-            return one.intervals.get("steps") == 1
-        if isinstance(one, ProxyCallback) and type(one).next_step is not ProxyCallback.next_step:
-            return False  # has a schedule
-    inner = innermost(callback)
-    return inner.overrides("trigger_step") and not inner.overrides("next_step")
-
-
-def _is_periodic(callback: Callback) -> bool:
-    return any(isinstance(one, PeriodicTrigger) for one in chain(callback))
+    if isinstance(callback, PeriodicTrigger):
+        return callback.intervals.get("steps") == 1
+    return callback.overrides("trigger_step") and not callback.overrides("next_step")
 
 
 def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a list") -> list[Callback]:

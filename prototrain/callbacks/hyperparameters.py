@@ -44,13 +44,10 @@ class HyperParam:
     def connect(self, trainer: Trainer) -> None:
         """Attach to a trainer; raise an error if the variable or attribute does not exist, or cannot be set."""
         self._trainer = trainer
-        if self._attribute is not None:
-            if not hasattr(self._target, self._attribute):
-                raise CallbackError(f"HyperParam: {self._target!r} has no attribute {self._attribute!r}")
-        elif not hasattr(self.variable, "assign"):
+        if self._attribute is None and not hasattr(self.variable, "assign"):
             what = "the optimizer has its own schedule" if self._target == "learning_rate" else "it is not a variable"
             raise CallbackError(f"{self.name} cannot be set: {what}")
-        elif tf.TensorShape(self.variable.shape).rank:
+        if self._attribute is None and tf.TensorShape(self.variable.shape).rank:
             raise CallbackError(f"{self.name} has the shape {list(self.variable.shape)}; it must be a scalar")
         self.get()
 
@@ -124,7 +121,6 @@ class HyperParamSetter(Callback):
         require_same_steps(self)
         self.param.connect(self.trainer)
         self._restored: float | None = None
-        self._triggered_at = -1
         is_scheduled = any(isinstance(innermost(callback), LearningRate) for callback in self.trainer.callbacks)
         if is_scheduled and self.param.variable is getattr(self.trainer.optimizer, "learning_rate", None):
             raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
@@ -145,12 +141,7 @@ class HyperParamSetter(Callback):
             self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", self.param.get())
 
     def trigger(self) -> None:
-        step = self.trainer.global_step
-        if step == self._triggered_at:
-            return  # a resumed run repeats the callbacks of its step if one of them failed
-        value = self.new_value()
-        self._triggered_at = step
-        old = self.param.get()
+        step, value, old = self.trainer.global_step, self.new_value(), self.param.get()
         if value is None or value == old:
             return
         self.param.set(value)
@@ -158,16 +149,13 @@ class HyperParamSetter(Callback):
         if now != old:
             if step:  # before_train recorded the value of step 0
                 self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", now)
-            self._log_change(step, old)
-
-    def _log_change(self, step: int, old: float) -> None:
-        self.trainer.log(f"{self.param.name} is {self.param.get():g} from step {step + 1} on (it was {old:g})")
+            self.trainer.log(f"{self.param.name} is {now:g} from step {step + 1} on (it was {old:g})")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.param.get(), "step": self._triggered_at}
+        return {"value": self.param.get()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored, self._triggered_at = float(state["value"]), int(state["step"])
+        self._restored = float(state["value"])
 
 
 class HyperParamSetterWithFunc(HyperParamSetter):
@@ -230,11 +218,6 @@ class ScheduledHyperParamSetter(HyperParamSetter):
             raise CallbackError(f'{self.state_key}: interp must be "linear" or None, got {interp!r}')
         self._is_linear, self._step_based = interp == "linear", step_based
 
-    def setup(self) -> None:
-        super().setup()
-        if not all(map(self.param.takes, [value for _, value in self.points] + [0.5] * self._is_linear)):
-            raise CallbackError(f"{self.param.name} is a whole number: give whole values, without interp")
-
     def new_value(self) -> float | None:
         step = self.trainer.global_step
         now = step if self._step_based else step // self.trainer.steps_per_epoch
@@ -245,12 +228,8 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
     def before_train(self) -> None:
         super().before_train()
-        if self._restored is None and (step := self.trainer.global_step):  # the schedule is new since the checkpoint
-            value, old = self.new_value(), self.param.get()
-            if value is not None:
-                self.param.set(value)
-                if self.param.get() != old:
-                    self._log_change(step, old)
+        if self._restored is None and self.trainer.global_step:  # the schedule is new since the checkpoint
+            self.trigger()
 
     def next_step(self, step: int) -> int | None:
         if not self._step_based:
@@ -275,7 +254,7 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
 
 class HumanHyperParamSetter(HyperParamSetter):
-    """Sets a hyperparameter to the value in a file of the experiment directory.
+    """Sets a hyperparameter to the value in the file ``hyper.txt`` of the experiment directory.
 
         HumanHyperParamSetter("learning_rate").every(seconds=5)
 
@@ -284,18 +263,13 @@ class HumanHyperParamSetter(HyperParamSetter):
 
     Args:
         param: a `HyperParam`, or its first argument.
-        file_name: the name of the file in the experiment directory.
     """
 
     at_start = True
 
-    def __init__(self, param: HyperParam | Any, *, file_name: str = "hyper.txt") -> None:
-        super().__init__(param)
-        self._file_name = file_name
-
     def setup(self) -> None:
         super().setup()
-        self._path = self.trainer.require_experiment("HumanHyperParamSetter").directory / self._file_name
+        self._path = self.trainer.require_experiment("HumanHyperParamSetter").directory / "hyper.txt"
 
     def new_value(self) -> float | None:
         return self.trainer._of_chief(self._read)
@@ -307,7 +281,7 @@ class HumanHyperParamSetter(HyperParamSetter):
             return None
         value = None
         setters = [one for one in map(innermost, self.trainer.callbacks) if isinstance(one, HumanHyperParamSetter)]
-        others = {one.param.name for one in setters if one is not self and one._path == self._path}
+        others = {one.param.name for one in setters if one is not self}
         for line in text.splitlines():
             name, _, number = line.partition("#")[0].replace("=", ":", 1).partition(":")
             if not name.strip() or name.strip() in others:

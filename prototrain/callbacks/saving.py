@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _DAY = 86400.0
-_FAILURES_PER_DAY = 0.03  # about one a month
 _FIRST_SECONDS = 60.0  # until the first save, whose cost is unknown
 
 
@@ -30,94 +29,37 @@ class ModelSaver(Callback):
     """Writes a checkpoint and deletes old ones. A failed save prints a warning, and training continues.
 
         ModelSaver(max_to_keep=3).every(steps=1000)
-        ModelSaver(interval="auto")
+        ModelSaver().every(seconds="auto")
 
     Args:
         max_to_keep: the number of checkpoints to keep.
         asynchronous: whether training continues while the files are written. If the process is killed during a write,
             the previous checkpoint remains. A failure is reported at the next save.
-        interval: "auto" for the interval of Young and Daly, which minimizes the cost of saving and of repeating lost
-            steps: ``sqrt(2 * cost * failure_seconds)``, with the measured cost of a save. `every` is then not
-            available, and the end of the run is also due.
-        failures_per_day: the expected failures of each worker per day, for "auto". Defaults to 0.03.
-        clock: returns the time in seconds, for "auto".
 
     Raises:
-        CallbackError: `max_to_keep` is below 1, `interval` is unknown, or `failures_per_day` is not positive or given
-            without ``interval="auto"``.
+        CallbackError: `max_to_keep` is below 1.
     """
 
     priority = Priority.SAVE
 
-    def __init__(
-        self,
-        *,
-        max_to_keep: int = 5,
-        asynchronous: bool = False,
-        interval: Literal["auto"] | None = None,
-        failures_per_day: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, *, max_to_keep: int = 5, asynchronous: bool = False) -> None:
         if max_to_keep < 1:
             raise CallbackError(f"ModelSaver: max_to_keep must be at least 1, got {max_to_keep}")
-        if failures_per_day is not None and (interval is None or not failures_per_day > 0):
-            raise CallbackError('ModelSaver: failures_per_day must be positive and needs interval="auto"')
-        if interval not in (None, "auto"):
-            raise CallbackError(f'ModelSaver: interval must be "auto", got {interval!r}; else use .every(steps=...)')
         self.max_to_keep = max_to_keep
         self.asynchronous = asynchronous
-        self._is_auto = interval == "auto"
-        self._failure_seconds = _DAY / (failures_per_day or _FAILURES_PER_DAY)
-        self._clock = clock
-        self._costs: deque[float] = deque(maxlen=5)
         self._under_way: Callable[[], Path] | None = None
 
-    def every(self, **intervals: Any) -> PeriodicTrigger:
-        if self._is_auto:
-            raise CallbackError('ModelSaver: interval="auto" is an interval already; leave out .every()')
-        return super().every(**intervals)
+    def every(self, *, seconds: float | Literal["auto"] | None = None, **intervals: Any) -> PeriodicTrigger:
+        """Return a callback that saves at an interval; see `PeriodicTrigger` and, for "auto", `AutoInterval`."""
+        if seconds == "auto":
+            return AutoInterval(self, **intervals)
+        return super().every(seconds=seconds, **intervals)
 
     def setup(self) -> None:
         self.trainer.require_experiment("ModelSaver")
         self.trainer.run.max_to_keep = max(self.max_to_keep, self.trainer.run.max_to_keep or 0)
 
-    def before_train(self) -> None:
-        self._timer = PeriodicTrigger(self, every_n_seconds=_FIRST_SECONDS, clock=self._clock)  # for "auto"
-        self._timer.trainer = self.trainer
-
-    def next_step(self, step: int) -> int | None:
-        return self._timer.next_step(step) if self._is_auto else None
-
-    def trigger_step(self) -> None:
-        self._timer.trigger_step()
-
-    def trigger_epoch(self) -> None:
-        if self._is_auto:
-            self._timer.trigger_epoch()
-        else:
-            self.trigger()
-
     def trigger(self) -> None:
-        begin = self._clock()
-        if self._is_auto:
-            self.trainer.monitors.put_scalar("checkpoint/interval", self._timer.intervals["seconds"])
-        self._save()
-        if self._is_auto:
-            self._timer.intervals["seconds"] = self._best_interval(self._clock() - begin)
-
-    def _best_interval(self, cost: float) -> float:
-        """Return the interval, in seconds, after a save that blocked training for `cost` seconds."""
-        self._costs.append(cost)
-        cost, failure_seconds = statistics.median(self._costs), self._failure_seconds / self.trainer.workers
-        seconds = max(math.sqrt(2 * cost * failure_seconds), cost)
-        if len(self._costs) == 1:
-            self.trainer.log(
-                f"saving every {format_duration(seconds)}: a save holds up the training for {cost:.2g} s, and a "
-                f"failure is expected every {format_duration(failure_seconds)} (workers: {self.trainer.workers})"
-            )
-        return seconds
-
-    def _save(self) -> None:
         self._finish()
         with _warning_of_failed_saves(self.trainer):
             self._under_way = self.trainer.run.start_save()
@@ -140,6 +82,44 @@ class ModelSaver(Callback):
         except NonFiniteError:
             if not is_known_bad:
                 raise
+
+
+class AutoInterval(PeriodicTrigger):
+    """Triggers a `ModelSaver` at the interval of Young and Daly, for ``ModelSaver().every(seconds="auto")``.
+
+    The interval minimizes the cost of saving and of repeating lost steps: ``sqrt(2 * cost * failure_seconds)``, with
+    the measured cost of a save.
+
+    Args:
+        saver: the callback that saves.
+        failures_per_day: the expected failures of each worker per day. The default is about one a month.
+        clock: returns the time in seconds.
+
+    Raises:
+        CallbackError: `failures_per_day` is not positive.
+    """
+
+    def __init__(
+        self, saver: Callback, *, failures_per_day: float = 0.03, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(saver, every_n_seconds=_FIRST_SECONDS, clock=clock)
+        if not failures_per_day > 0:
+            raise CallbackError(f"{saver.name}: failures_per_day must be positive, got {failures_per_day!r}")
+        self._failure_seconds = _DAY / failures_per_day
+        self._costs: deque[float] = deque(maxlen=5)
+
+    def trigger(self) -> None:
+        self.trainer.monitors.put_scalar("checkpoint/interval", self.intervals["seconds"])
+        begin = self._clock()
+        super().trigger()
+        self._costs.append(self._clock() - begin)
+        cost, failure_seconds = statistics.median(self._costs), self._failure_seconds / self.trainer.workers
+        self.intervals["seconds"] = seconds = max(math.sqrt(2 * cost * failure_seconds), cost)
+        if len(self._costs) == 1:
+            self.trainer.log(
+                f"saving every {format_duration(seconds)}: a save holds up the training for {cost:.2g} s, and a "
+                f"failure is expected every {format_duration(failure_seconds)} (workers: {self.trainer.workers})"
+            )
 
 
 @contextmanager

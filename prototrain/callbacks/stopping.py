@@ -23,16 +23,15 @@ class EarlyStopping(Callback):
 
     A stopped run that is started again ends at once, unless `patience` is increased.
 
-    With `restore_best`, the best values of the model's variables and their moving averages are restored when the
-    callback ends the run; NumPy arrays in `trainer.state` are not. If the best step was before `restore_best` was set,
-    nothing is restored. Every checkpoint also contains these values and grows by the size of the model.
+    With `restore_best`, the best values of the model's variables and their moving averages, but not of NumPy arrays in
+    `trainer.state`, are restored when the callback ends the run. Every checkpoint grows by the size of the model.
 
     Args:
         stat: the scalar's name, such as "vld/loss".
         mode: "min" if smaller is better, "max" if larger is better.
         patience: the number of consecutive measurements without improvement after which the run ends.
         min_delta: the minimum change that counts as an improvement.
-        restore_best: whether to restore the best weights when the callback ends the run.
+        restore_best: whether to restore the best weights, unless the best step was before this option was set.
 
     Attributes:
         has_restored: whether the best weights have been restored in this run.
@@ -58,7 +57,6 @@ class EarlyStopping(Callback):
         if restore_best:
             self.priority = Priority.RESTORE_BEST
         self._waited = 0
-        self._counted_at = -1  # the step of the last measurement
         self._copies: list[tuple[Any, tf.Variable]] = []
         self._copied_at: int | None = None  # the step of the copies
 
@@ -86,10 +84,7 @@ class EarlyStopping(Callback):
 
     def trigger(self) -> None:
         step = self.trainer.global_step
-        if step == self._counted_at:
-            return  # a resumed run repeats the callbacks of its step if one of them failed
         value = self.trainer._of_chief(lambda: self.trainer.monitors.latest(self.stat, at_step=step))
-        self._counted_at = step
         if self.best.update(value, step):
             self._waited = 0
             self._copied_at = step
@@ -120,13 +115,11 @@ class EarlyStopping(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         copied_at = self._copied_at if self._copies else None
-        found = {"best": self.best.state_dict(), "waited": self._waited}
-        return {**found, "counted_at": self._counted_at, "copied_at": copied_at}
+        return {"best": self.best.state_dict(), "waited": self._waited, "copied_at": copied_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best.load_state_dict(state["best"])
-        self._waited, self._counted_at = int(state["waited"]), int(state["counted_at"])
-        self._copied_at = state["copied_at"]
+        self._waited, self._copied_at = int(state["waited"]), state["copied_at"]
 
 
 class StopAfter(Callback):
@@ -187,10 +180,9 @@ class StopAfter(Callback):
 class StopOnNaN(Callback):
     """Ends the run with an error at the first step with a NaN or infinite loss, gradient or learning rate.
 
-    In a tower trainer, the check is part of the compiled step, and the bad update is not applied. In a small model,
-    updates do not wait for the check: the call of several steps is undone, and repeated up to the bad step, so that a
-    `tf.py_function` or `tf.print` in the step may run twice. In a plain-Python trainer, every scalar that `run_step`
-    returns is checked.
+    In a tower trainer, the check is part of the compiled step, and the bad update is not applied. In a small model, a
+    call of several steps may be undone and repeated up to the bad step, so that a `tf.py_function` or `tf.print` runs
+    twice. In a plain-Python trainer, every scalar that `run_step` returns is checked.
 
     All variables are checked before each checkpoint and at the end of the run, so a non-finite checkpoint is never
     written. A variable that is not finite before the first step, such as a mask of -inf, is reported once and not

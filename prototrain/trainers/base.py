@@ -243,6 +243,7 @@ class Trainer:
             completed = self.global_step - self.callbacks.unfinished
             self._set_step(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
             self.stop.check()
+            self._save_if_asked()  # before `before_epoch`, which a run that resumes from here calls again
             self.callbacks.before_epoch()
             self.callbacks.repeat_step()
             while (step := self.counter.step) < self.run.next_boundary:

@@ -224,7 +224,7 @@ class Run:
         callbacks = self._trainer.callbacks
         if self._outcome.state != "running" or not callbacks.has_ended:
             return self._outcome
-        return self._outcome_of(callbacks.failure or callbacks.late_failure)
+        return self._outcome_of(callbacks.failure)
 
     def _outcome_of(self, error: BaseException | None) -> Outcome:
         if isinstance(error, Exception):

@@ -158,7 +158,7 @@ def test_error_if_all_are_damaged(bench: Bench, damage: Damage) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda meta: meta["callbacks"].update(epoch_begun_at="sleep"),
+        lambda meta: meta["callbacks"].update(done=3),
         lambda meta: meta["random"].update(python=[1, 2]),
         lambda meta: meta["parts"].pop("data"),
         lambda meta: meta["parts"]["data"].pop("fingerprint"),

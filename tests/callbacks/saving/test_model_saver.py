@@ -42,14 +42,14 @@ def test_automatic_interval_in_a_run(experiment: Path, capsys: pytest.CaptureFix
     time = [0.0]
 
     class Slow(ModelSaver):
-        def _save(self) -> None:
-            super()._save()
+        def trigger(self) -> None:
+            super().trigger()
             time[0] += 2.0
 
     def tick() -> None:
         time[0] += 10.0
 
-    saver = Slow(interval="auto", failures_per_day=86.4, max_to_keep=9, clock=lambda: time[0])
+    saver = Slow(max_to_keep=9).every(seconds="auto", failures_per_day=86.4, clock=lambda: time[0])
     callbacks = [RunOp(tick, run_before=False).every(steps=1), JSONWriter(), saver]
     CountingTrainer(experiment=experiment).train(callbacks, steps_per_epoch=5, max_steps=18)
     # One minute until the first save, then sqrt(2 * 2 s * 1000 s) = 63 s (noticed after step 14), then the end.
