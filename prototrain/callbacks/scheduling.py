@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
-
-import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.errors import CallbackError
@@ -36,29 +35,14 @@ class CallbackFactory(Callback):
         after_train: Hook | None = None,
         priority: int = Callback.priority,
     ) -> None:
-        self._functions = {"setup": setup, "before_train": before_train, "trigger": trigger, "after_train": after_train}
+        given = {"setup": setup, "before_train": before_train, "trigger": trigger, "after_train": after_train}
+        self._functions = {hook: function for hook, function in given.items() if function is not None}
+        for hook, function in self._functions.items():
+            setattr(self, hook, partial(function, self))
         self.priority = priority
 
     def overrides(self, hook: str) -> bool:
-        hook = "trigger" if hook == "trigger_epoch" else hook
-        return self._functions[hook] is not None if hook in self._functions else super().overrides(hook)
-
-    def setup(self) -> None:
-        self._call("setup")
-
-    def before_train(self) -> None:
-        self._call("before_train")
-
-    def trigger(self) -> None:
-        self._call("trigger")
-
-    def after_train(self) -> None:
-        self._call("after_train")
-
-    def _call(self, hook: str) -> None:
-        function = self._functions[hook]
-        if function is not None:
-            function(self)
+        return ("trigger" if hook == "trigger_epoch" else hook) in self._functions or super().overrides(hook)
 
 
 class RunOp(Callback):
@@ -72,9 +56,6 @@ class RunOp(Callback):
         run_as_trigger: whether to call it in `trigger`, by default after each epoch.
         run_step: whether to call it in every step. It is then traced into the compiled step and may only use
             TensorFlow ops.
-
-    Raises:
-        CallbackError: `function` is not callable.
     """
 
     chief_only = False
@@ -87,10 +68,6 @@ class RunOp(Callback):
         run_as_trigger: bool = True,
         run_step: bool = False,
     ) -> None:
-        if not callable(function):
-            raise CallbackError(
-                f"RunOp takes a function, not {function!r}; write RunOp(lambda: variable.assign(value))"
-            )
         self.function = function
         self._run_before = run_before
         self._runs = {"after_run": run_step, "trigger": run_as_trigger, "trigger_epoch": run_as_trigger}
@@ -112,29 +89,7 @@ class RunOp(Callback):
 _CONDITIONAL = ("before_epoch", "after_epoch", "trigger_step", "trigger_epoch", "trigger")
 
 
-class _ConditionalCallback(ProxyCallback):
-    """Forwards hooks while `is_enabled` is true. Always forwards `setup`, `before_train` and `after_train`."""
-
-    def is_enabled(self) -> bool:
-        raise NotImplementedError
-
-    def overrides(self, hook: str) -> bool:
-        return self.callback.overrides(hook)
-
-
-def _forwarding_if_enabled(hook: str) -> Callable[[_ConditionalCallback], None]:
-    def forward(self: _ConditionalCallback) -> None:
-        if self.is_enabled():
-            getattr(self.callback, hook)()
-
-    return forward
-
-
-for _hook in _CONDITIONAL:
-    setattr(_ConditionalCallback, _hook, _forwarding_if_enabled(_hook))
-
-
-class EnableCallbackIf(_ConditionalCallback):
+class EnableCallbackIf(ProxyCallback):
     """Runs a callback's hooks of steps and epochs while a condition holds. `before_train` and `after_train` always run.
 
     Args:
@@ -148,19 +103,29 @@ class EnableCallbackIf(_ConditionalCallback):
     def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
         super().__init__(callback)
         if any(map(callback.overrides, ("before_run", "after_run", "after_steps"))):
-            raise CallbackError(
-                f"EnableCallbackIf: {callback.name} runs in every step; use tf.cond in it, or PeriodicCallback"
-            )
+            raise CallbackError(f"{type(self).__name__}: {callback.name} runs in every step; use tf.cond in it")
         if not any(map(callback.overrides, _CONDITIONAL)):
-            raise CallbackError(f"EnableCallbackIf: {callback.name} has no hook of steps or epochs")
+            raise CallbackError(f"{type(self).__name__}: {callback.name} has no hook of steps or epochs")
         self.condition = condition
 
-    def is_enabled(self) -> bool:
-        return bool(self.condition(self.trainer))
+    def overrides(self, hook: str) -> bool:
+        return self.callback.overrides(hook)
 
 
-class PeriodicCallback(_ConditionalCallback):
-    """Runs all hooks of another callback, including traced ones, in every k-th step or epoch.
+def _forwarding_if_enabled(hook: str) -> Callable[[EnableCallbackIf], None]:
+    def forward(self: EnableCallbackIf) -> None:
+        if self.condition(self.trainer):
+            getattr(self.callback, hook)()
+
+    return forward
+
+
+for _hook in _CONDITIONAL:
+    setattr(EnableCallbackIf, _hook, _forwarding_if_enabled(_hook))
+
+
+class PeriodicCallback(EnableCallbackIf):
+    """Runs a callback's hooks of steps and epochs in every k-th step or epoch.
 
     In contrast, `PeriodicTrigger` replaces the callback's schedule and applies to `trigger` only. With both intervals,
     a hook runs when either matches.
@@ -170,71 +135,35 @@ class PeriodicCallback(_ConditionalCallback):
         every_k_steps, every_k_epochs: run the hooks in steps, or epochs, whose number is a multiple of this.
 
     Raises:
-        CallbackError: no interval is given, or an interval is not a positive integer.
+        CallbackError: no interval is given, an interval is not a positive integer, or the callback does not suit
+            `EnableCallbackIf`.
     """
 
     def __init__(
         self, callback: Callback, *, every_k_steps: int | None = None, every_k_epochs: int | None = None
     ) -> None:
-        super().__init__(callback)
+        super().__init__(callback, lambda trainer: self._fits(trainer.global_step, trainer.epoch_num))
         given = [interval for interval in (every_k_steps, every_k_epochs) if interval is not None]
         if not given or not all(isinstance(k, Integral) and k > 0 for k in given):
             raise CallbackError(
                 f"PeriodicCallback of {callback.name}: give every_k_steps or every_k_epochs, a positive whole number"
             )
-        self._every_k_steps = every_k_steps
-        self._every_k_epochs = every_k_epochs
+        self._every_k_steps, self._every_k_epochs = every_k_steps, every_k_epochs
 
-    def is_enabled(self) -> bool:
-        return bool(self._fits(self.trainer.global_step, self.trainer.epoch_num))
-
-    def before_run(self) -> None:
-        self._run_in_step("before_run")
-
-    def after_run(self, outputs: dict[str, Any]) -> None:
-        self._run_in_step("after_run", outputs)
-
-    def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
-        last, length = self.trainer.global_step, self.trainer.steps_per_epoch
-        count = max(map(len, scalars.values()), default=0)
-        steps = range(last - count + 1, last + 1)
-        fitting = [place for place, step in enumerate(steps) if self._fits(step, (step - 1) // length + 1)]
-        if fitting:
-            kept = {name: [values[place] for place in fitting] for name, values in scalars.items()}
-            self.callback.after_steps(kept)
-
-    def _run_in_step(self, hook: str, *arguments: Any) -> None:
-        """Run a hook if the current step matches. In a compiled step, the condition is a tensor."""
-        completed = self.trainer.counter.begun
-        fits = self._fits(completed + 1, completed // self.trainer.steps_per_epoch + 1)
-
-        def run() -> tf.Tensor:
-            getattr(self.callback, hook)(*arguments)
-            return tf.constant(True)
-
-        if tf.is_tensor(fits):
-            tf.cond(fits, run, lambda: tf.constant(False))
-        elif fits:
-            run()
+    def overrides(self, hook: str) -> bool:
+        return hook == "next_step" or super().overrides(hook)
 
     def next_step(self, step: int) -> int | None:
+        """Return the callback's next step, but none before the next matching one."""
         due = self.callback.next_step(step)
-        while due is not None and (fitting := self._first_fitting(due)) > due:
-            due = self.callback.next_step(fitting - 1) if fitting <= self.trainer.total_steps else None
-        return due
-
-    def _first_fitting(self, step: int) -> int:
-        """Return the first step, `step` or a later one, in which the hooks run."""
-        length, found = self.trainer.steps_per_epoch, []
-        if self._every_k_steps is not None:
-            found.append(step + -step % self._every_k_steps)
+        if due is None or self._fits(due, (due - 1) // self.trainer.steps_per_epoch + 1):
+            return due
+        matching = [] if self._every_k_steps is None else [due + -due % self._every_k_steps]
         if self._every_k_epochs is not None:
-            epoch = (step - 1) // length + 1
-            waiting = -epoch % self._every_k_epochs
-            found.append((epoch + waiting - 1) * length + 1 if waiting else step)
-        return min(found)
+            ended = (due - 1) // self.trainer.steps_per_epoch + 1  # the number of epochs that are over by then
+            matching.append((ended + -(ended + 1) % self._every_k_epochs) * self.trainer.steps_per_epoch + 1)
+        return self.callback.next_step(min(matching) - 1)
 
-    def _fits(self, step: Any, epoch: Any) -> Any:
+    def _fits(self, step: int, epoch: int) -> bool:
         by_steps = self._every_k_steps is not None and step % self._every_k_steps == 0
-        by_epochs = self._every_k_epochs is not None and epoch % self._every_k_epochs == 0
-        return by_steps | by_epochs
+        return by_steps or (self._every_k_epochs is not None and epoch % self._every_k_epochs == 0)

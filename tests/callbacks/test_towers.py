@@ -18,7 +18,6 @@ from prototrain.callbacks import (
     KerasMetric,
     MinSaver,
     MovingAverageSummary,
-    PeriodicCallback,
     ProcessTensors,
     SaveOnExit,
     ScalarStats,
@@ -61,7 +60,7 @@ def trained(trainer: Any) -> list[Any]:
         [
             *(GradientNorm(), StopOnNaN(), TensorBoardWriter(), SaveOnExit()),
             Clips(),
-            PeriodicCallback(ExponentialMovingAverage(0.9), every_k_steps=2),
+            ExponentialMovingAverage(0.9),
             ScheduledHyperParamSetter("learning_rate", [(4, 0.005)], step_based=True),
             MovingAverageSummary("loss").every(steps=4),
             Summaries().every(steps=4),
