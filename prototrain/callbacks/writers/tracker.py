@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from prototrain.callbacks.base import Priority
 from prototrain.callbacks.monitor import Monitor
 from prototrain.config.values import as_text
-from prototrain.errors import CallbackError, PrototrainError
+from prototrain.errors import CallbackError
 from prototrain.system.tracebacks import in_one_line
 
 if TYPE_CHECKING:
@@ -53,14 +53,7 @@ class Tracker(Monitor):
             raise CallbackError(text) from None
 
     def connect(self, run: str | None) -> str:
-        """Start or continue a run of the tracker and send the config.
-
-        Args:
-            run: the id of the run to continue; None to start a new run.
-
-        Returns:
-            The id of the run. It is a new id if the requested run no longer exists.
-        """
+        """Continue the tracker's run of this id, or start a new one; send the config and return the run's id."""
         raise NotImplementedError
 
     def send(self, values: Mapping[str, Any], step: int) -> None:
@@ -80,21 +73,21 @@ class Tracker(Monitor):
                 self._has_failed = True
                 self.trainer.log(f"WARNING: {self.name}: run {self._run} is not complete: {in_one_line(error)}")
 
-    @property
-    def title(self) -> str | None:
-        """The name of the run: the name of the experiment directory, or None."""
-        experiment = self.trainer.experiment
-        return None if experiment is None else experiment.directory.resolve().name
-
     def before_train(self) -> None:
-        self._open()
+        if self._is_open:  # another callback's `before_train` may have recorded scalars
+            return
+        try:
+            self._run = self.connect(self._run)
+        except Exception as error:
+            raise CallbackError(f"{self.name} cannot begin: {in_one_line(error)}") from error
+        self._is_open, self._has_failed = True, False
 
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
-        self._open()
+        self.before_train()
         self.attempt(self.send, values, step)
 
     def put_event(self, prefix: str, event: Event) -> None:
-        self._open()
+        self.before_train()
         for value in event.summary.value:
             name = f"{prefix}/{value.tag}" if prefix else value.tag
             if value.metadata.plugin_data.plugin_name == "images":
@@ -114,22 +107,21 @@ class Tracker(Monitor):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._run = state["run"]
 
-    def _open(self) -> None:
-        """Connect on the first call, which may come from another callback's `before_train`."""
-        if self._is_open:
-            return
-        try:
-            self._run = self.connect(self._run)
-        except PrototrainError:
-            raise
-        except Exception as error:
-            raise CallbackError(f"{self.name} cannot begin: {in_one_line(error)}") from error
-        self._is_open, self._has_failed = True, False
+    @property
+    def title(self) -> str | None:
+        """The name of the run: the name of the experiment directory, or None."""
+        experiment = self.trainer.experiment
+        return None if experiment is None else experiment.directory.resolve().name
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's config as JSON values; empty for a trainer without a config."""
+        config = self.trainer.run.config()
+        return {} if config is None else config.to_plain()
 
 
 _OUTCOME = "prototrain.outcome"
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED", "running": "RUNNING"}
-_METRICS_IN_BATCH, _PARAMS_IN_BATCH = 1000, 100  # limits of one request
 _LONGEST_TAG = 5000
 
 
@@ -138,17 +130,14 @@ class MLflowWriter(Tracker):
 
         MLflowWriter("digits", uri="sqlite:///mlflow.db")
 
-    Scalars become metrics, images become image series, and the config becomes parameters. The outcome becomes the
-    status and the tag ``prototrain.outcome``.
-
-    Requires the extra ``prototrain[mlflow]``. A resumed run continues the same MLflow run. MLflow parameters are
-    immutable, so a changed config value is logged as the tag ``changed.KEY``. Characters that MLflow does not allow in
-    names are replaced by underscores. A thread sends new values every five seconds. MLflow retries a request for some
-    minutes (MLFLOW_HTTP_REQUEST_MAX_RETRIES); if it fails, its values are dropped.
+    Requires the extra ``prototrain[mlflow]``. Scalars become metrics and the config becomes parameters. These cannot
+    change, so a changed config value becomes the tag ``changed.KEY``. The outcome becomes the status and the tag
+    ``prototrain.outcome``. Characters that MLflow does not allow in names are replaced by underscores. A thread sends
+    new values every five seconds; if a request and MLflow's retries fail, its values are dropped.
 
     Args:
-        experiment: the name of the MLflow experiment, which is created if it does not exist. Defaults to the
-            environment variable MLFLOW_EXPERIMENT_NAME, then to "Default".
+        experiment: the name of the MLflow experiment, which may be new. Defaults to the environment variable
+            MLFLOW_EXPERIMENT_NAME, then to "Default".
         uri: the URI of the tracking server or store. Defaults to MLflow's setting, such as MLFLOW_TRACKING_URI.
     """
 
@@ -167,6 +156,7 @@ class MLflowWriter(Tracker):
         self.needed("mlflow")
 
     def connect(self, run: str | None) -> str:
+        from mlflow.entities import Param, RunTag
         from mlflow.tracking import MlflowClient
 
         self._client = client = MlflowClient(tracking_uri=self._uri)
@@ -181,21 +171,12 @@ class MLflowWriter(Tracker):
         else:
             known = client.get_run(run).data.params
             client.update_run(run, status="RUNNING")  # fails if the run was deleted
-        client.set_tag(run, _OUTCOME, str(self.trainer.outcome))
-        self._send_config(run, known)
-        return run
-
-    def _send_config(self, run: str, known: Mapping[str, str]) -> None:
-        from mlflow.entities import Param
-
-        config = self.trainer.run.config()
-        texts = {} if config is None else {key: as_text(value) for key, value in config.to_plain().items()}
+        texts = {key: as_text(value) for key, value in self.config.items()}
+        changed = {f"changed.{key}": text[:_LONGEST_TAG] for key, text in texts.items() if known.get(key, text) != text}
+        tags = {_OUTCOME: str(self.trainer.outcome), **changed}
         params = [Param(key, text) for key, text in texts.items() if key not in known]
-        for start in range(0, len(params), _PARAMS_IN_BATCH):
-            self._client.log_batch(run, params=params[start : start + _PARAMS_IN_BATCH])
-        for key, text in texts.items():
-            if known.get(key, text) != text:
-                self._client.set_tag(run, f"changed.{key}", text[:_LONGEST_TAG])
+        client.log_batch(run, params=params, tags=[RunTag(*tag) for tag in tags.items()])
+        return run
 
     def send(self, values: Mapping[str, Any], step: int) -> None:
         now = round(time.time() * 1000)
@@ -206,13 +187,10 @@ class MLflowWriter(Tracker):
         # minutes, and the program cannot end before. Here all new values wait for the one request that is retried.
         is_sending = self._sending is not None and self._sending.is_alive()
         if self._waiting and not is_sending and time.monotonic() - self._sent_at >= self.seconds:
-            self._sending = Thread(target=self.attempt, args=(self._log, self._take()), daemon=True)
+            values, self._waiting = self._waiting, []
+            self._sending = Thread(target=self.attempt, args=(self._log, values), daemon=True)
             self._sending.start()
             self._sent_at = time.monotonic()
-
-    def _take(self) -> list[tuple[str, Any, int, int]]:
-        waiting, self._waiting = self._waiting, []
-        return waiting
 
     def _log(self, values: Sequence[tuple[str, Any, int, int]]) -> None:
         from mlflow.entities import Metric
@@ -225,13 +203,13 @@ class MLflowWriter(Tracker):
                 continue
             for picture in value:
                 self._client.log_image(self._run, picture, key=key, step=step, timestamp=now, synchronous=True)
-        for start in range(0, len(metrics), _METRICS_IN_BATCH):
-            self._client.log_batch(self._run, metrics=metrics[start : start + _METRICS_IN_BATCH], synchronous=True)
+        self._client.log_batch(self._run, metrics=metrics, synchronous=True)
 
     def close(self, outcome: Outcome) -> None:
         if self._sending is not None:
             self._sending.join()
-        self.attempt(self._log, self._take())
+        self.attempt(self._log, self._waiting)
+        self._waiting = []
         self._client.set_tag(self._run, _OUTCOME, str(outcome)[:_LONGEST_TAG])
         self._client.set_terminated(self._run, status=_STATUS[outcome.state])
 
@@ -244,9 +222,8 @@ class WandbWriter(Tracker):
 
         WandbWriter("digits", mode="offline")
 
-    Logs scalars over ``global_step``, images, the config, and the outcome as the exit code and in the summary. Requires
-    the extra ``prototrain[wandb]``. A resumed run continues the same W&B run. Without a network, use ``mode="offline"``
-    and run ``wandb sync`` later.
+    Requires the extra ``prototrain[wandb]``. Logs scalars over ``global_step``, and the outcome as the exit code and in
+    the summary. Without a network, use ``mode="offline"`` and run ``wandb sync`` later.
 
     Args:
         project: the W&B project. Defaults to the environment variable WANDB_PROJECT.
@@ -265,8 +242,7 @@ class WandbWriter(Tracker):
     def connect(self, run: str | None) -> str:
         options = {"name": self.title, **self._options} | ({} if run is None else {"id": run})
         self._handle = self._wandb.init(**options)
-        if (config := self.trainer.run.config()) is not None:
-            self._handle.config.update(config.to_plain(), allow_val_change=True)
+        self._handle.config.update(self.config, allow_val_change=True)
         # W&B's built-in step drops late values, such as those of a validation after a stop.
         self._handle.define_metric("global_step", hidden=True)
         self._handle.define_metric("*", step_metric="global_step")
