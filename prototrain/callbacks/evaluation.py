@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from typing import Any
 
 import keras
@@ -23,6 +22,7 @@ from prototrain.system.terminal import announcing, did_you_mean
 from prototrain.system.tracebacks import cause
 
 Evaluate = Callable[[str, int], Mapping[str, float] | None]
+_UNNAMED = "inference"  # the name of a dataset that is given as an object
 
 
 class Validation(Callback):
@@ -31,9 +31,8 @@ class Validation(Callback):
         Validation().every(steps=100)
 
     Batches are weighted by the model's "loss_weight" if present, and by their number of examples otherwise. Each
-    evaluation uses the same batches, from the start of the dataset, and leaves the seeds of random layers as they are.
-    A stop request interrupts it, and the resumed run repeats it. Before the first step of a run, the evaluation is
-    tested on two batches without side effects.
+    evaluation starts at the first batch and leaves the seeds of random layers as they are. If a stop request interrupts
+    it, the resumed run repeats it. Before the first step, it is tested on two batches without side effects.
 
     Args:
         dataset: the name of one of the model's datasets. Defaults to "vld"; a model without "vld" is not validated.
@@ -67,26 +66,22 @@ class Validation(Callback):
 
     def setup(self) -> None:
         trainer, self._is_off = self.trainer, False
-        if self._evaluate is None and not trainer.can_evaluate:
+        if self._evaluate is not None:
+            return
+        if not trainer.can_evaluate:
             kind = type(trainer).__name__
             raise CallbackError(f"Validation: {kind} has no evaluate(); define it, or give Validation(evaluate=...)")
-        if self._evaluate is not None or trainer.datasets is None:
-            return
-        if self.dataset in trainer.datasets:
-            _check_batches(self.name, self.dataset, trainer.datasets[self.dataset], self.batches)
-            return
-        text = _no_such_dataset(self.dataset, trainer.datasets)
-        if self._is_named:
-            raise DataError(f"{self.name}: {text}")
-        self._is_off = True
-        trainer.log(f"no validation: the model's {text}")
+        if trainer.datasets is not None and not self._is_named and self.dataset not in trainer.datasets:
+            self._is_off = True
+            trainer.log(f"no validation: the model's {_no_such_dataset(self.dataset, trainer.datasets)}")
+        elif trainer.datasets is not None:
+            _named_dataset(self, self.dataset, self.batches)
 
     def check_run(self) -> None:
-        trainer = self.trainer
-        if self._rehearse and not self._is_off and trainer.global_step < trainer.total_steps:
+        if self._rehearse and not self._is_off:
             # Outside of `evaluating`, since this is not an evaluation for other callbacks.
-            with announcing(f"testing the validation on {self.dataset!r}", trainer.log):
-                trainer._rehearse(self.dataset, self.batches)
+            with announcing(f"testing the validation on {self.dataset!r}", self.trainer.log):
+                self.trainer._rehearse(self.dataset, self.batches)
 
     def trigger(self) -> None:
         if self._is_off:
@@ -100,12 +95,17 @@ class Validation(Callback):
         self.trainer.monitors.put_scalars(scalars, self.prefix)
 
 
-def _check_batches(who: str, name: str, dataset: Any, batches: object) -> None:
-    """Raise CallbackError unless `batches` is a count, or DataError if it is 0 and the dataset is infinite."""
-    if not isinstance(batches, Integral) or isinstance(batches, bool) or batches < 0:
-        raise CallbackError(f"{who}: batches must be a whole number, 0 for all, got {batches!r}")
+def _named_dataset(callback: Callback, dataset: Any, batches: int) -> Any:
+    """Return a dataset of the trainer by name; raise an error if it or the number of batches does not suit."""
+    known = callback.trainer.datasets or {}
+    if isinstance(dataset, str) and dataset not in known:
+        raise DataError(f"{callback.name}: {_no_such_dataset(dataset, known)}")
+    if batches < 0:
+        raise CallbackError(f"{callback.name}: batches must be a whole number, 0 for all, got {batches!r}")
+    found = known[dataset] if isinstance(dataset, str) else dataset
     if not batches:
-        require_end(name, dataset)
+        require_end(dataset if isinstance(dataset, str) else _UNNAMED, found)
+    return found
 
 
 def _no_such_dataset(name: str, known: Collection[str]) -> str:
@@ -215,20 +215,15 @@ class BinaryClassificationStats(Inferencer):
         return [tf.math.count_nonzero(cell) for cell in both]
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
-        true_positive, false_positive, false_negative, true_negative = sums
-        precision = _ratio(true_positive, true_positive + false_positive, otherwise=0.0)
-        recall = _ratio(true_positive, true_positive + false_negative, otherwise=0.0)
+        names = ("true_positives", "false_positives", "false_negatives", "true_negatives")
+        correct, false_positive, false_negative, correct_negative = sums
         stats = {
-            "precision": precision,
-            "recall": recall,
-            "f1": _ratio(2 * precision * recall, precision + recall, otherwise=0.0),
-            "accuracy": _ratio(true_positive + true_negative, sum(sums)),
-            "true_positives": true_positive,
-            "false_positives": false_positive,
-            "false_negatives": false_negative,
-            "true_negatives": true_negative,
+            "precision": _ratio(correct, correct + false_positive, otherwise=0.0),
+            "recall": _ratio(correct, correct + false_negative, otherwise=0.0),
+            "f1": _ratio(2 * correct, 2 * correct + false_positive + false_negative, otherwise=0.0),
+            "accuracy": _ratio(correct + correct_negative, sum(sums)),
         }
-        return {f"{self.prefix}{name}": value for name, value in stats.items()}
+        return {f"{self.prefix}{name}": value for name, value in [*stats.items(), *zip(names, sums, strict=True)]}
 
 
 class KerasMetric(Inferencer):
@@ -291,9 +286,8 @@ class InferenceRunner(Callback):
 
         InferenceRunner("vld", [ScalarStats("loss"), ClassificationError()]).every(steps=100)
 
-    The model runs over all batches in one compiled call on the first tower and uses the same batches each time. Each
-    example counts once, even in a smaller last batch. Before the first step of a run, inference is tested on two
-    batches without side effects.
+    The model runs over all batches in one compiled call on the first tower. Each example counts once, even in a smaller
+    last batch. Before the first step, inference is tested on two batches without side effects.
 
     Args:
         dataset: the name of one of the model's datasets, or a dataset with the same structure.
@@ -319,27 +313,18 @@ class InferenceRunner(Callback):
         self.dataset = dataset
         self.inferencers = [inferencers] if isinstance(inferencers, Inferencer) else list(inferencers)
         self.batches = batches
-        name = dataset if isinstance(dataset, str) else "inference"
+        name = dataset if isinstance(dataset, str) else _UNNAMED
         self.prefix = name if prefix is None else prefix
 
     def setup(self) -> None:
-        dataset: Any = self.dataset
-        if isinstance(dataset, str):
-            known = self.trainer.datasets or {}
-            if dataset not in known:
-                raise DataError(f"InferenceRunner: {_no_such_dataset(dataset, known)}")
-            dataset = known[dataset]
-        _check_batches(self.name, self.prefix, dataset, self.batches)
         trainer: Any = self.trainer
+        dataset = _named_dataset(self, self.dataset, self.batches)
         self._pass = CompiledPass(dataset, self._sums, [tf.float64] * len(self.inferencers), trainer.built.layers)
 
     def check_run(self) -> None:
-        trainer = self.trainer
-        if trainer.global_step >= trainer.total_steps:
-            return
         # Outside of `evaluating`, since this is not an evaluation for other callbacks.
-        with announcing(f"testing the inference on {self.prefix!r}", trainer.log), self._explaining():
-            self._pass.rehearse(self.prefix, trainer.stop, self.batches)
+        with announcing(f"testing the inference on {self.prefix!r}", self.trainer.log), self._explaining():
+            self._pass.rehearse(self.prefix, self.trainer.stop, self.batches)
 
     def trigger(self) -> None:
         stop = self.trainer.stop
@@ -348,8 +333,7 @@ class InferenceRunner(Callback):
         with self._explaining(), self.trainer.evaluating():
             found = self._pass.run(stop, self.batches)
         stop.check()
-        assert found is not None  # no stop was requested
-        batches, sums = found
+        batches, sums = found or (0, [])
         if not batches:
             raise DataError(f"InferenceRunner: the dataset {self.dataset!r} is empty")
         for inferencer, vector in zip(self.inferencers, sums, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import threading
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 Startable = threading.Thread | BaseProcess
 _COMMAND_SECONDS = 10.0
-_FIELDS = re.compile(r"\{\{|\}\}|\{([^{}:]+):?([^{}]*)\}")
 
 
 class DebugShell(Callback):
@@ -83,8 +81,8 @@ class SendMonitorData(Callback):
     A command is killed after ten seconds. Only the first failure is reported.
 
     Args:
-        command: the command; each ``{name}`` field is replaced by a value, ``{{`` and ``}}`` by braces.
-        names: names of the scalars. The command runs only once all of them have a value.
+        command: the command, with fields as of `str.format`, such as ``{vld/loss:.3f}``.
+        names: names of the scalars, without dots. The command runs only once all of them have a value.
 
     Raises:
         CallbackError: the command has a field that is not in `names`.
@@ -95,19 +93,17 @@ class SendMonitorData(Callback):
     def __init__(self, command: str, names: str | Sequence[str]) -> None:
         self.command = command
         self.names = [names] if isinstance(names, str) else list(names)
-        if unknown := [name for name, _ in _FIELDS.findall(command) if name and name not in self.names]:
-            raise CallbackError(f"SendMonitorData: the command has a field {unknown[0]!r} that is not in names")
+        try:
+            command.format_map(dict.fromkeys(self.names, 0.0))
+        except KeyError as error:
+            raise CallbackError(f"SendMonitorData: the command has a field {error} that is not in names") from None
         self._has_failed = False
 
     def trigger(self) -> None:
         monitors = self.trainer.monitors
         if not set(self.names) <= set(monitors.names()):
             return
-
-        def text(field: re.Match[str]) -> str:
-            return format(monitors.latest(field[1]), field[2]) if field[1] else field[0][0]
-
-        command = _FIELDS.sub(text, self.command)  # `str.format` takes a dot in a name for an attribute
+        command = self.command.format_map({name: monitors.latest(name) for name in self.names})
         try:
             subprocess.run(command, shell=True, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError) as error:

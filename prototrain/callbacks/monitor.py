@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
@@ -22,6 +23,7 @@ Mode = Literal["min", "max"]
 
 HISTORY_LENGTH = 1000
 _RESERVED = ("step", "time")
+_PICTURES = "prototrain.callbacks.pictures"
 
 
 class Best:
@@ -171,6 +173,7 @@ class Monitors:
         for monitor in self._attached:
             monitor.put_scalars(numbers, step)
 
+    # The next three methods import the code of pictures, which few runs need.
     def put_image(self, name: str, images: Any) -> None:
         """Record images at the current step, for monitors such as `TensorBoardWriter`.
 
@@ -182,21 +185,15 @@ class Monitors:
         Raises:
             CallbackError: the shape is not supported, or the name is not allowed.
         """
-        from prototrain.callbacks.pictures import image_summary  # few runs have pictures
-
-        self.put_summary(image_summary(name, images))
+        self.put_summary(import_module(_PICTURES).image_summary(name, images))
 
     def put_histogram(self, name: str, values: Any) -> None:
         """Record a histogram of an array of any shape."""
-        from prototrain.callbacks.pictures import histogram_summary
-
-        self.put_summary(histogram_summary(name, values))
+        self.put_summary(import_module(_PICTURES).histogram_summary(name, values))
 
     def put_text(self, name: str, text: str) -> None:
         """Record Markdown text."""
-        from prototrain.callbacks.pictures import text_summary
-
-        self.put_summary(text_summary(name, text))
+        self.put_summary(import_module(_PICTURES).text_summary(name, text))
 
     def put_summary(self, summary: Any, prefix: str = "") -> None:
         """Record a `Summary` protocol buffer at the current step. Values that are not scalars become events."""
@@ -264,13 +261,8 @@ class Monitors:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history and the extremes of all scalars as JSON values."""
-        return {
-            name: {
-                "history": [list(pair) for pair in pairs],
-                **{mode: best.state_dict() for mode, best in self._extremes[name].items()},
-            }
-            for name, pairs in self._history.items()
-        }
+        bests = {name: {mode: best.state_dict() for mode, best in of.items()} for name, of in self._extremes.items()}
+        return {name: {"history": [*map(list, pairs)], **bests[name]} for name, pairs in self._history.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

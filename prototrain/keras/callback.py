@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -34,7 +35,8 @@ class KerasCallback(Callback):
 
     Raises:
         CallbackError: `callback` is not a Keras callback; at the start of a run, if it is a `BackupAndRestore` and the
-            run has an experiment; during training, if it uses the Keras model of a trainer that has none.
+            run has an experiment.
+        AttributeError: during training, if it uses the Keras model of a trainer that has none.
     """
 
     priority = Priority.DECIDE
@@ -68,7 +70,9 @@ class KerasCallback(Callback):
         self._restored: dict[str, Any] = {"values": {}, "begun": -1, "stopped": False}
         self._at_begin: dict[str, str] | None = None  # the attributes, before training changes them
         self._logs: tuple[tuple[str, int], dict[str, Any]] = (("", -1), {})
-        self._model = _NoModel(self) if trainer.keras_model is None else trainer.keras_model
+        self._model = trainer.keras_model
+        if self._model is None:
+            self._model = TrainerWithoutKerasModel(optimizer=trainer.optimizer)
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
         self.callback.set_model(self._model)
 
@@ -152,23 +156,8 @@ class KerasCallback(Callback):
         return first._logs[1]
 
 
-class _NoModelError(CallbackError, AttributeError):
-    """A missing Keras model; also an AttributeError, for `hasattr`."""
-
-
-class _NoModel:
-    """A placeholder for the Keras model of a trainer that has none."""
-
-    def __init__(self, callback: KerasCallback) -> None:
-        self._callback = callback
-        self.stop_training = False
-
-    def __getattr__(self, name: str) -> Any:
-        trainer = self._callback.trainer
-        if name == "optimizer" and trainer.optimizer is not None:
-            return trainer.optimizer
-        kind = type(trainer).__name__
-        raise _NoModelError(f"{self._callback.name} needs {name} of a Keras model; {kind} has none, use KerasTrainer")
+class TrainerWithoutKerasModel(SimpleNamespace):
+    """A placeholder for the Keras model of a trainer that has none. Its name appears in errors."""
 
 
 def _plain_attributes(callback: keras.callbacks.Callback) -> dict[str, str]:

@@ -69,10 +69,10 @@ def _sleep() -> None:
 
 def test_send_monitor_data(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integrations, "_COMMAND_SECONDS", 0.5)
-    commands = [f"echo '{{{{x: {{vld/f1.macro:.2f}}}}}}' >> {tmp_path}/sent", "echo no >&2; exit 3", "sleep 9"]
-    sends = [SendMonitorData(command, "vld/f1.macro").every(steps=1) for command in commands]
+    commands = [f"echo '{{{{x: {{vld/f1:.2f}}}}}}' >> {tmp_path}/sent", "echo no >&2; exit 3", "sleep 9"]
+    sends = [SendMonitorData(command, "vld/f1").every(steps=1) for command in commands]
     trainer = CountingTrainer()
-    trainer.train([Puts(_2={"vld/f1.macro": 1.0}, _3={"vld/f1.macro": 1.5}), *sends], max_steps=3)
+    trainer.train([Puts(_2={"vld/f1": 1.0}, _3={"vld/f1": 1.5}), *sends], max_steps=3)
     assert (tmp_path / "sent").read_text() == "{x: 1.00}\n{x: 1.50}\n" and trainer.global_step == 3
     said = capsys.readouterr().out
     assert said.count("WARNING: SendMonitorData failed") == 2

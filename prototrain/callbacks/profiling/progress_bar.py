@@ -89,12 +89,8 @@ class ProgressBar(Callback):
         epochs = f" of {-(-self._total // self.trainer.steps_per_epoch)}" if self._total else ""
         return f"epoch {self.trainer.epoch_num}{epochs}"
 
-    def _values(self) -> dict[str, Any]:
-        """Return the step's scalars and the latest recorded scalars, by name."""
+    def _shown_scalars(self) -> dict[str, str]:
         monitors, outputs = self.trainer.monitors, self.trainer.outputs
         recorded = {name: monitors.latest(name) for name in monitors.names()}
-        return {**outputs, **recorded, **{f"trn/{name}": value for name, value in outputs.items()}}
-
-    def _shown_scalars(self) -> dict[str, str]:
-        values = self._values()
+        values = {**outputs, **recorded, **{f"trn/{name}": value for name, value in outputs.items()}}
         return {name: f"{as_number(name, values[name]):.4g}" for name in matching(values, self._scalars)}

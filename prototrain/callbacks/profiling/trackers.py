@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from prototrain.errors import CallbackError
 from prototrain.system.terminal import format_duration
 
 _GIB = 2**30
-_SAMPLE_SECONDS = 1.0
 
 
 class ThroughputTracker(Callback):
@@ -88,10 +86,10 @@ class HostMemoryTracker(Callback):
 
 
 class GPUUtilizationTracker(Callback):
-    """Records the utilization of each GPU since the last trigger, in percent, as ``perf/gpu<number>_utilization``.
+    """Records the present utilization of each GPU, in percent, as ``perf/gpu<number>_utilization``.
 
-    A thread samples the utilization once a second. Requires the extra ``prototrain[gpu]``. Without the extra or without
-    a GPU, the callback prints one line and records nothing.
+    Requires the extra ``prototrain[gpu]``. Without the extra or without a GPU, the callback prints one line and records
+    nothing.
     """
 
     def setup(self) -> None:
@@ -106,30 +104,13 @@ class GPUUtilizationTracker(Callback):
             reason = str(error)
         if not self._handles:
             self.trainer.log(f"GPUUtilizationTracker records nothing: {reason}; it needs 'prototrain[gpu]' and a GPU")
-        self._samples: list[list[int]] = []
-        self._ended = threading.Event()
-
-    def before_train(self) -> None:
-        if self._handles:
-            threading.Thread(target=self._watch, name="GPUUtilizationTracker", daemon=True).start()
 
     def trigger(self) -> None:
-        if self._handles:
-            samples, self._samples = [*self._samples, self._sample()], []
-            for number, values in enumerate(zip(*samples, strict=True)):
-                self.trainer.monitors.put_scalar(f"perf/gpu{number}_utilization", sum(values) / len(values))
+        for number, handle in enumerate(self._handles):
+            import pynvml
 
-    def after_train(self) -> None:
-        self._ended.set()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_SAMPLE_SECONDS):
-            self._samples.append(self._sample())
-
-    def _sample(self) -> list[int]:
-        import pynvml
-
-        return [int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) for handle in self._handles]
+            utilization = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            self.trainer.monitors.put_scalar(f"perf/gpu{number}_utilization", utilization)
 
 
 class GPUMemoryTracker(Callback):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
@@ -26,19 +24,14 @@ from prototrain.system.terminal import (
     shortened,
 )
 
-_WIDTH, _HEIGHT = 120, 40  # without a terminal
+_WIDTH = 120  # without a terminal
 _NUMBER = 10  # width of the longest number
 _LONGEST_NAME = 24
 _LEAD = ("step", "epoch", "time", "steps/s", "data")
 _OF_ENGINE = {"checkpoint", "cluster", "hyper", "perf"}  # prefixes of the last columns
 
-
-@dataclass
-class _Row:
-    """One dataset at one step: texts of the `_LEAD` columns, and a number and a star or a space by column."""
-
-    lead: list[str]
-    cells: dict[str, str] = field(default_factory=dict)
+Row = tuple[Sequence[str], Mapping[str, str]]
+"""One dataset at one step: texts of the `_LEAD` columns, and a number and a star or a space by column."""
 
 
 class ScalarPrinter(Monitor):
@@ -71,46 +64,37 @@ class ScalarPrinter(Monitor):
         self._recorded: dict[str, tuple[int, float]] = {}
         self._prefixes: dict[str, set[str]] = {}  # by column
         self._header: tuple[list[int], list[str]] = [], []  # widths and columns of the last header
-        self._lines = 0  # since the last header
-        self._has_left_out = self._has_triggered = False
+        self._has_left_out = False
 
     def before_train(self) -> None:
         self._since = self.trainer.global_step, self.trainer.times.steps
-
-    def after_train(self) -> None:
-        if self._has_triggered and not self._prefixes:
-            self.trainer.log(
-                "WARNING: ScalarPrinter has printed nothing: no scalar matches its whitelist and blacklist"
-            )
 
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         self._recorded |= {name: (step, value) for name, value in values.items()}
 
     def trigger(self) -> None:
-        self._has_triggered = True
         rows = self._rows()
         if not rows:
             return
         columns = sorted(self._prefixes, key=self._rank)
-        size = shutil.get_terminal_size() if is_terminal(sys.stdout) else os.terminal_size((_WIDTH, _HEIGHT))
+        width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else _WIDTH
         prefixes = set().union(*self._prefixes.values())
         step_width = 5 if self.trainer.is_endless else max(5, len(str(self.trainer.total_steps)))
         widths = [step_width, 5, 8, 7, max(4, *(len(one_line(prefix)) for prefix in prefixes))]
-        shown = _that_fit(columns, size.columns - sum(widths) - 2 * len(widths))
-        lines = [_line(row, widths, shown) for row in rows if row.lead[0] or row.cells.keys() & shown]
-        if (widths, shown) != self._header or self._lines + len(rows) > size.lines - 3:
+        shown = _that_fit(columns, width - sum(widths) - 2 * len(widths))
+        lines = [_line(row, widths, shown) for row in rows if row[0][0] or row[1].keys() & shown]
+        if (widths, shown) != self._header:
             left_out = [column for column in columns if column not in shown]
             if left_out and not self._has_left_out:
                 self._has_left_out = True
                 self.trainer.log(f"columns that do not fit: {shorten_list(left_out)}")
-            self._header, self._lines = (widths, shown), 0
-            lines.insert(0, _line(_Row(list(_LEAD), {name: f"{_short(name)} " for name in shown}), widths, shown))
-        self._lines += len(rows)
+            self._header = widths, shown
+            lines.insert(0, _line((_LEAD, {name: f"{_short(name)} " for name in shown}), widths, shown))
         self.trainer.run.log_to_file("\n".join(lines))
         with suppress(OSError, AttributeError):  # AttributeError: stdout is closed
             tqdm.write("\n".join(map(printable, lines)))
 
-    def _rows(self) -> list[_Row]:
+    def _rows(self) -> list[Row]:
         """Return the scalars to print, one row for each prefix and step."""
         trainer, step = self.trainer, self.trainer.global_step
         scalars, self._recorded = self._recorded, {}
@@ -118,25 +102,26 @@ class ScalarPrinter(Monitor):
         for name, value in (trainer.outputs if summaries is None else summaries.means()).items():
             scalars[f"trn/{name}"] = (step, as_number(name, value))
         best = trainer.monitors.best()
-        rows: dict[tuple[int, bool, str], _Row] = {}
+        cells: dict[tuple[int, bool, str], dict[str, str]] = {}
         for name in filter(self._is_wanted, sorted(scalars)):
             at_step, value = scalars[name]
             prefix, column = split_name(name)
             self._prefixes.setdefault(column, set()).add(prefix)
-            row = rows.setdefault((at_step, prefix != "trn", prefix), _Row(["", "", "", "", one_line(prefix)]))
-            row.cells[column] = format_number(value) + ("*" if best.get(name) == (at_step, value) else " ")
+            text = format_number(value) + ("*" if best.get(name) == (at_step, value) else " ")
+            cells.setdefault((at_step, prefix != "trn", prefix), {})[column] = text
         before, self._since = self._since, (step, trainer.times.steps)
         steps, seconds = (now - then for now, then in zip(self._since, before, strict=True))
         speed = steps / seconds if seconds > 0 else 0.0
+        elapsed = format_clock(trainer.times.clock() - trainer.times.began)
+        now = [str(trainer.epoch_num), elapsed, f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"]
+        found: list[Row] = []
         last = -1
-        for (at_step, *_), row in sorted(rows.items()):
-            if at_step != last:
-                row.lead[0] = str(at_step)
-            if last != at_step == step:
-                elapsed = format_clock(trainer.times.clock() - trainer.times.began)
-                row.lead[1:4] = [str(trainer.epoch_num), elapsed, f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"]
-            last = at_step
-        return [rows[key] for key in sorted(rows)]
+        for key in sorted(cells):
+            at_step, _, prefix = key
+            is_first, last = at_step != last, at_step
+            lead = [str(at_step) if is_first else "", *(now if is_first and at_step == step else ["", "", ""])]
+            found.append(([*lead, one_line(prefix)], cells[key]))
+        return found
 
     def _rank(self, column: str) -> tuple[bool, bool, bool, str]:
         """Return a sort key: the loss, then scalars of several datasets, then others, then scalars of the engine."""
@@ -166,8 +151,8 @@ def _that_fit(columns: list[str], room: int) -> list[str]:
     return shown
 
 
-def _line(row: _Row, widths: list[int], columns: list[str]) -> str:
-    # Only the dataset's name is left-aligned.
-    lead = [f"{text:>{width}}" for text, width in zip(row.lead[:-1], widths, strict=False)]
-    cells = [f"{row.cells.get(column, ''):>{_width(column) + 1}}" for column in columns]
-    return " ".join(["  ".join([*lead, f"{row.lead[-1]:<{widths[-1]}}"]), *cells]).rstrip()
+def _line(row: Row, widths: list[int], columns: list[str]) -> str:
+    *lead, data = row[0]  # only the dataset's name is left-aligned
+    first = [f"{text:>{width}}" for text, width in zip(lead, widths, strict=False)]
+    cells = [f"{row[1].get(column, ''):>{_width(column) + 1}}" for column in columns]
+    return " ".join(["  ".join([*first, f"{data:<{widths[-1]}}"]), *cells]).rstrip()

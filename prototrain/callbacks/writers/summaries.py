@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -36,10 +37,9 @@ class Summaries(_StepSums):
     counts are saved in every checkpoint. The learning rate, the loss scale and the metrics of a `KerasTrainer` are
     recorded without averaging; see `Trainer.unaveraged`. `trainer.outputs` holds the last step's values.
 
-    The model may call `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` in a compiled step, such as in
-    `build`, without a writer and a step. The calls of the last step are recorded and cost nothing in other steps. They
-    come from the first micro-batch of the first tower; return a scalar from `build` for its mean over all of them.
-    Asynchronous towers and several workers record only returned scalars.
+    The model may call `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` in a compiled step, without a
+    writer and a step. Only the calls of the last step are recorded, of the first micro-batch on the first tower. With
+    asynchronous towers or several workers, only returned scalars are recorded.
     """
 
     def __init__(self) -> None:
@@ -102,37 +102,30 @@ class MovingAverageSummary(_StepSums):
     Steps with NaN are left out. The averages are saved in every checkpoint.
 
     Args:
-        names: names of the step's scalars.
-        pattern: a regular expression for full names, instead of `names`; ``.*`` for all scalars.
+        names: names of the step's scalars, or regular expressions for full names; ``.*`` for all scalars.
         decay: the decay of the averages, between 0 and 1.
 
     Raises:
-        CallbackError: `decay` is out of range, or both or neither of `names` and `pattern` are given; while training,
-            if there is no such scalar.
+        CallbackError: `decay` is out of range, or there are no `names`; while training, if there is no such scalar.
     """
 
-    def __init__(self, *names: str, pattern: str | None = None, decay: float = 0.95) -> None:
-        if bool(names) == (pattern is not None):
-            raise CallbackError("MovingAverageSummary: name the scalars, such as 'loss', or give pattern='.*'")
+    def __init__(self, *names: str, decay: float = 0.95) -> None:
+        if not names:
+            raise CallbackError("MovingAverageSummary: name the scalars, such as 'loss', or '.*' for all")
         if not 0 < decay < 1:
             raise CallbackError(f"MovingAverageSummary: decay must be between 0 and 1, got {decay!r}")
         super().__init__()
-        self._pattern = None if pattern is None else re.compile(pattern)
         self.names = names
         self.decay = decay
-        self.state_key = f"MovingAverageSummary/{decay}/{pattern or ','.join(names)}"
+        self.state_key = f"MovingAverageSummary/{decay}/{','.join(names)}"
 
     def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
-        names: Collection[str] = self.names
-        if self._pattern is not None:
-            names = [name for name in scalars if self._pattern.fullmatch(name)]
-        missing = [name for name in names if name not in scalars]
-        if missing or not names:
-            wanted = ", ".join(missing) or repr(self._pattern and self._pattern.pattern)
+        found = {pattern: [name for name in scalars if re.fullmatch(pattern, name)] for pattern in self.names}
+        if missing := [pattern for pattern, names in found.items() if not names]:
             known = ", ".join(scalars) or "none"
-            raise CallbackError(f"MovingAverageSummary: the step has no scalar {wanted}; it has: {known}")
+            raise CallbackError(f"MovingAverageSummary: the step has no scalar {', '.join(missing)}; it has: {known}")
         # Keep the weighted sum of each scalar's values and the sum of the weights.
-        for name in names:
+        for name in dict.fromkeys(chain.from_iterable(found.values())):
             total, weight = self._sums.get(name, (0.0, 0.0))
             for value in _numbers(name, scalars[name]):
                 total = self.decay * total + (1 - self.decay) * value

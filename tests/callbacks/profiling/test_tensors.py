@@ -69,7 +69,7 @@ def test_files_and_numbers(experiment: Path) -> None:
         DumpTensors(["x", "loss"]),
         DumpTensorAsImage("image", scale=255),
         DumpTensorAsImage("fc0", map_function=lambda value: np.tile(value[0], (4, 1)), prefix="b"),
-        MovingAverageSummary(pattern="loss.*", decay=0.5),
+        MovingAverageSummary("loss.*", decay=0.5),
     ]
     callbacks = [
         *(callback.every(steps=2) for callback in periodic),
@@ -103,7 +103,7 @@ def moving_average(losses: list[float], decay: float) -> float:
 
 def test_averages_over_all_steps_across_resumes(tmp_path: Path) -> None:
     def run(experiment: Path | None, *ends: int) -> Any:
-        average, losses = MovingAverageSummary(pattern=".*").every(steps=10), Losses()
+        average, losses = MovingAverageSummary(".*").every(steps=10), Losses()
         trainer = tiny_trainer(experiment)
         for end in ends:
             trainer.train([average, losses, *([] if experiment is None else [SaveOnExit()])], max_steps=end)

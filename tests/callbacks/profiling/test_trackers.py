@@ -16,7 +16,6 @@ from prototrain.callbacks import (
     HostMemoryTracker,
     ThroughputTracker,
 )
-from prototrain.callbacks.profiling import trackers
 from tests.tiny import CountingTrainer, tiny_trainer
 
 
@@ -51,7 +50,6 @@ def nvml(count: int = 2) -> Any:
 
 def test_host_memory_and_busy_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml())
-    monkeypatch.setattr(trackers, "_SAMPLE_SECONDS", 3600)
     trainer = CountingTrainer()
     trainer.train([GPUUtilizationTracker().every(steps=2), HostMemoryTracker().every(steps=4)], max_steps=4)
     assert trainer.monitors.latest("perf/host_memory_gib") > 0.01

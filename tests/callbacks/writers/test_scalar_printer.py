@@ -61,18 +61,16 @@ def test_best_value_has_a_star(capsys: pytest.CaptureFixture[str], experiment: P
     assert "-1*" in capsys.readouterr().out
 
 
-def test_narrow_terminal_and_repeated_header(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {f"metric_{number}": -0.000012345 for number in range(8)} | {"loss": 123456.7}
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    for columns, lines_of, headers in ((80, 40, 1), (120, 10, 4), (30, 40, 1)):
-        size = os.terminal_size((columns, lines_of))
+    for columns in (80, 120, 30):
+        size = os.terminal_size((columns, 40))
         monkeypatch.setattr("shutil.get_terminal_size", lambda *_, size=size, **__: size)
         Many(wide).train([ScalarPrinter().every(steps=1)], max_steps=25)
         said = capsys.readouterr().out
         table = [line for line in said.splitlines() if re.match(" *(step|[0-9]+) ", line)]
-        assert sum("epoch" in line for line in table) == headers and len(table) == headers + 25
+        assert sum("epoch" in line for line in table) == 1 and len(table) == 26
         assert max(map(len, table)) <= max(columns, 60) and "loss" in table[0]
         assert said.count("columns that do not fit: metric_") == 1
 
@@ -93,5 +91,3 @@ def test_white_and_blacklist(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         lines = printed(capsys, outputs, ScalarPrinter(**keywords).every(steps=1))
         assert lines[0].split()[5:] == expected
-    CountingTrainer().train([ScalarPrinter(whitelist=["nix"]).every(steps=1)], max_steps=3)
-    assert capsys.readouterr().out.count("WARNING: ScalarPrinter") == 1
