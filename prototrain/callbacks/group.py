@@ -53,6 +53,7 @@ class CallbackGroup:
         self._due: dict[Callback, int] = {}  # the steps that callbacks requested
         self.watchers: dict[Callback, Collection[str]] = {}
         self._set_up: list[Callback] = []
+        self._used: set[Callback] = set()  # callbacks with the state of another trainer's run
         self._restored: set[Callback] = set()  # callbacks whose state was in the checkpoint
         self._stepped = False  # whether this run has completed a step or called callbacks of the restored one
         self._done: set[tuple[str, str]] = set()  # labels and hooks of the calls since the last step; each is made once
@@ -81,7 +82,7 @@ class CallbackGroup:
         for callback in self.callbacks:
             earlier = vars(innermost(callback)).get("trainer", self._trainer)
             if earlier is not self._trainer and earlier.global_step and callback.overrides("state_dict"):
-                raise CallbackError(f"{callback!r} has the state of another trainer's run; make a new one for this run")
+                self._used.add(callback)
             callback.trainer = self._trainer
             self._call(callback, "setup", at_start=True)
             self._set_up.append(callback)
@@ -90,6 +91,8 @@ class CallbackGroup:
 
     def check(self) -> None:
         """Call `check_run` of all callbacks, unless no step is left to do."""
+        for callback in self._used - self._restored:
+            raise CallbackError(f"{callback!r} has the state of another trainer's run; make a new one for this run")
         for callback in [] if self._trainer.run.has_nothing_to_do else self._overriding["check_run"]:
             self._call(callback, "check_run", at_start=True)
             self._trainer.stop.check()
@@ -103,8 +106,7 @@ class CallbackGroup:
 
         If the run itself failed, the errors become notes of its error.
         """
-        error = sys.exception()
-        of_run = self.failure = None if error is self._outer else error
+        of_run = self.failure = None if sys.exception() is self._outer else sys.exception()
         self.has_ended = True
         for callback in self._set_up:
             try:
@@ -238,8 +240,7 @@ class CallbackGroup:
         stop, self.stop_training = self.stop_training, None
         is_before = hook.startswith("before")
         at_start = is_before and not self._stepped
-        calls = [(callback, self._call_of(callback, hook)) for callback in callbacks]
-        calls = [(callback, call) for callback, call in calls if is_before or call not in self._done]
+        calls = [(one, call) for one in callbacks if (call := self._call_of(one, hook)) not in self._done or is_before]
         savers = next((i for i, (one, _) in enumerate(calls[::-1]) if one.priority < Priority.SAVE), len(calls))
         for index, (callback, call) in enumerate(calls):
             if completes_step:

@@ -248,9 +248,8 @@ class ScheduledHyperParamSetter(HyperParamSetter):
         return {**super().state_dict(), "schedule": [*map(list, self.points), self._is_linear, self._step_based]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        if state["schedule"] != self.state_dict()["schedule"]:
-            self._restored = None
+        if state["schedule"] == self.state_dict()["schedule"]:
+            super().load_state_dict(state)
 
 
 class HumanHyperParamSetter(HyperParamSetter):

@@ -138,11 +138,6 @@ class StartProcOrThread(Callback):
         self._stop = stop
         self._timeout = timeout
 
-    def setup(self) -> None:
-        for one in self._all:
-            if one.ident is not None:
-                raise CallbackError(f"StartProcOrThread: {one.name} was started before; the callback starts it")
-
     def before_train(self) -> None:
         for one in self._all:
             if isinstance(one, threading.Thread):

@@ -16,7 +16,6 @@ import pytest
 
 from prototrain import Trainer
 from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, StartProcOrThread
-from prototrain.errors import CallbackError
 from prototrain.experiment import Experiment
 from prototrain.experiment.lock import DirectoryLock
 from prototrain.system.signals import StopRequest
@@ -164,13 +163,6 @@ def test_processes_are_killed_if_they_ignore_signals(
     CountingTrainer().train([helper, CallbackFactory(after_train=lambda self: begun.wait(0.5))][::-1], max_steps=1)
     assert process.exitcode == (-signal.SIGKILL if said else -signal.SIGTERM)
     assert ("is killed" in capsys.readouterr().out) == said
-
-
-def test_started_thread_is_refused() -> None:
-    thread = threading.Thread(target=lambda: None)
-    thread.start()
-    with pytest.raises(CallbackError, match="was started before"):
-        CountingTrainer().train([StartProcOrThread(thread)], max_steps=1)
 
 
 @pytest.mark.parametrize("stop", [lambda: None, None])

@@ -99,6 +99,7 @@ class GPUUtilizationTracker(Callback):
 
             pynvml.nvmlInit()
             self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            self._rates_of = pynvml.nvmlDeviceGetUtilizationRates
             reason = "no GPU"
         except Exception as error:  # no package, or an error of the driver
             reason = str(error)
@@ -107,10 +108,7 @@ class GPUUtilizationTracker(Callback):
 
     def trigger(self) -> None:
         for number, handle in enumerate(self._handles):
-            import pynvml
-
-            utilization = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-            self.trainer.monitors.put_scalar(f"perf/gpu{number}_utilization", utilization)
+            self.trainer.monitors.put_scalar(f"perf/gpu{number}_utilization", self._rates_of(handle).gpu)
 
 
 class GPUMemoryTracker(Callback):

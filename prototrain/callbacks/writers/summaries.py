@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from statistics import fmean
 from typing import Any
 
 from prototrain.callbacks.base import Callback
-from prototrain.callbacks.monitor import as_number, scalar_in
+from prototrain.callbacks.monitor import as_number
 from prototrain.errors import CallbackError
 
 
@@ -72,18 +71,8 @@ class Summaries(_StepSums):
         self._last = self.trainer.global_step, self.means()
         self._sums = {}
         self.trainer.monitors.put_scalars(self._last[1], "trn")
-        scalars: dict[str, list[float]] = {}
         for event in self.trainer.summary_events:
-            numbers = {
-                value.tag: as_number(value.tag, found)
-                for value in event.summary.value
-                if (found := scalar_in(value)) is not None
-            }
-            for name, number in numbers.items():
-                scalars.setdefault(name, []).append(number)  # a loop may give several values
-            if not numbers:
-                self.trainer.monitors.put_summary(event.summary, "trn")
-        self.trainer.monitors.put_scalars({name: fmean(found) for name, found in scalars.items()}, "trn")
+            self.trainer.monitors.put_summary(event.summary, "trn")
 
     def state_dict(self) -> dict[str, Any]:
         step, means = self._last

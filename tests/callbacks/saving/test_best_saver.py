@@ -77,9 +77,9 @@ def check_note(experiment: Path) -> None:
 
 def test_best_checkpoint_has_the_measured_weights(experiment: Path) -> None:
     """Early stopping by a scalar that gets worse ends the run at the best loss."""
+    stopping = EarlyStopping("vld/worse", mode="min", patience=2, restore_best=True)
 
     def callbacks() -> list[Callback]:
-        stopping = EarlyStopping("vld/worse", mode="min", patience=2, restore_best=True)
         return [
             ModelSaver(asynchronous=True).every(steps=2),
             SaveOnExit(),
