@@ -6,7 +6,6 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import keras
@@ -15,13 +14,13 @@ import tensorflow as tf
 
 from prototrain.data.batches import by_path
 from prototrain.errors import DataError
-from prototrain.readers.flows import dataflow, named_parts, without_loss
+from prototrain.readers.flows import dataflow, dataset_of_points, named_parts
 from prototrain.readers.order import ABOUT, pass_being_made
 
 GRAIN = "grain_for_prototrain"
 """An attribute of a dataset's Python object: the Grain dataset that it reads."""
 _GRAIN_THREADS = 8  # for reading a `MapDataset`
-_LOOKED_AT = 2  # batches, to detect which dimensions vary
+_BATCH = "a batch of the data"  # in error messages
 _passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -61,11 +60,9 @@ def _from_arrays(arrays: dict[str, Any], name: str, batch_size: int) -> tf.data.
         raise DataError(f"dataset {name!r}: {error}") from error
     lengths = {path: int(array.shape[0]) for path, array in by_path(converted).items()}
     number = min(lengths.values(), default=0)
-    if lengths and not any(lengths.values()):
-        raise DataError(f"dataset {name!r} has no examples: {', '.join(lengths)} of length 0")
-    if number < max(lengths.values(), default=1):
+    if number == 0 or number < max(lengths.values()):
         found = ", ".join(f"{path!r}: {length}" for path, length in lengths.items()) or "no arrays"
-        raise DataError(f"the arrays of dataset {name!r} must be of one length; they are of {found}")
+        raise DataError(f"the arrays of dataset {name!r} must be of one length, at least 1; they are of {found}")
     if training and number < batch_size:
         raise DataError(f"dataset {name!r} has {number} examples, too few for a model.batch_size of {batch_size}")
     return batches_of_rows(converted, number, batch_size, shuffle=training, drop_remainder=training)
@@ -81,8 +78,8 @@ def batches_of_rows(
     rows = (rows.shuffle(length) if shuffle else rows).batch(batch_size, drop_remainder=drop_remainder)
     with tf.device("CPU:0"):  # on a GPU, every batch would be copied back
         whole = tf.data.Dataset.from_tensors(arrays).repeat()
-    batches = tf.data.Dataset.zip(rows, whole)
-    return batches.map(lambda rows, whole: tf.nest.map_structure(lambda array: tf.gather(array, rows), whole))
+    batches = tf.data.Dataset.zip(whole, rows)
+    return batches.map(lambda whole, rows: tf.nest.map_structure(lambda array: tf.gather(array, rows), whole))
 
 
 def as_array(value: Any) -> Any:
@@ -129,12 +126,12 @@ def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: 
         return (_as_tuple(data[index]) for index in (iter(range(2**63)) if length is None else order))
 
     cardinality = tf.data.INFINITE_CARDINALITY if length is None else length
-    return _dataset_of(batches).apply(tf.data.experimental.assert_cardinality(cardinality))
+    return dataset_of_points(batches, _BATCH, batched=True).apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
 def _from_grain(given: Any) -> tf.data.Dataset:
     """Return the batches of a Grain dataset; the attribute `GRAIN` is for `GrainIterator`."""
-    dataset = _dataset_of(lambda: map(named_batch, read_grain(given)))
+    dataset = dataset_of_points(lambda: map(named_batch, read_grain(given)), _BATCH, batched=True)
     stages = _grain_stages(given)
     if hasattr(given, "__len__") and not any("Filter" in stage for stage in stages):  # a filter has no exact length
         length = tf.data.INFINITE_CARDINALITY if len(given) >= sys.maxsize else len(given)
@@ -159,39 +156,7 @@ def read_grain(dataset: Any) -> Any:
 
 def from_generator(make: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
     """Return a dataset of the batches of a generator; `make` is called for each pass."""
-    return _dataset_of(lambda: map(_as_tuple, make()))
-
-
-def _dataset_of(batches: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
-    """Return a dataset of batches from Python code. Dimensions in which the first batches differ are None."""
-    specs = [keras.tree.map_structure(_spec, batch) for batch in islice(batches(), _LOOKED_AT)]
-    if not specs:
-        raise DataError("the data is empty: it gave no batch")
-    signature = keras.tree.map_structure(_common, *specs)
-
-    def converted() -> Iterator[Any]:  # TensorFlow would truncate floats after batches of integers
-        return (keras.tree.map_structure(_convert, signature, batch) for batch in batches())
-
-    return tf.data.Dataset.from_generator(converted, output_signature=signature)
-
-
-def _convert(spec: tf.TypeSpec, value: Any) -> Any:
-    if not isinstance(spec, tf.TensorSpec) or (tf.is_tensor(value) and value.dtype == spec.dtype):
-        return value
-    return without_loss("a batch of the data", value, spec.dtype)
-
-
-def _spec(value: Any) -> tf.TypeSpec:
-    spec = tf.type_spec_from_value(value if tf.is_tensor(value) else tf.convert_to_tensor(value))
-    is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if is_dense else spec
-
-
-def _common(*specs: tf.TypeSpec) -> Any:
-    found = specs[0].most_specific_common_supertype(specs[1:])
-    if found is None:
-        raise DataError(f"the batches are not alike: {' and '.join(map(str, specs))}")
-    return found
+    return dataset_of_points(lambda: map(_as_tuple, make()), _BATCH, batched=True)
 
 
 def named_batch(batch: Any) -> dict[str, Any]:

@@ -162,41 +162,22 @@ def split_batch(inputs: Batch, parts: int) -> list[Batch]:
     """
     if parts == 1:
         return [inputs]
-    if checks := _checks(inputs, parts):
-        with tf.control_dependencies(checks):
+    sizes = first_dimensions(inputs)
+    known = [tf.get_static_value(size) for size in sizes.values()]
+    message = (
+        f"a batch does not divide into {parts} equal parts: use .batch(..., drop_remainder=True), or one tower and no "
+        f"micro-batches; the rows of {', '.join(sizes)} are"
+    )
+    if all(rows is not None for rows in known):
+        if len({int(rows) for rows in known}) > 1 or any(rows % parts for rows in known):
+            raise DataError(f"{message} {', '.join(map(str, known))}")
+    else:
+        rows = tf.stack([tf.cast(size, tf.int64) for size in sizes.values()])
+        check = tf.debugging.Assert(tf.reduce_all((rows == rows[0]) & (rows % parts == 0)), [message, rows])
+        with tf.control_dependencies([check]):
             inputs = tf.nest.map_structure(tf.identity, inputs, expand_composites=True)
     divided = [_split(value, parts) for value in tf.nest.flatten(inputs)]
     return [tf.nest.pack_sequence_as(inputs, [values[index] for values in divided]) for index in range(parts)]
-
-
-def _checks(inputs: Batch, parts: int) -> list[tf.Operation]:
-    """Return ops that check that all tensors have the same number of rows, a multiple of `parts`; traced or eager."""
-    sizes = {path: tf.cast(size, tf.int64) for path, size in first_dimensions(inputs).items()}
-    if not sizes:
-        return []
-    (first, size), *others = sizes.items()
-    message = (
-        f"the rows of {first} do not divide evenly into {parts} parts; batch the training dataset with "
-        "drop_remainder=True, or repeat it before batching"
-    )
-    checks, static = [], tf.get_static_value(size)
-    if static is None:
-        checks.append(tf.debugging.assert_equal(size % parts, tf.zeros([], tf.int64), message))
-    elif static % parts:
-        raise DataError(message)
-    for path, other in others:
-        known = [tf.get_static_value(one) for one in (other, size)]
-        rows = "" if None in known else f" ({known[0]} and {known[1]})"
-        message = (
-            f"{path} and {first} have different numbers of rows{rows}, so the batch cannot be divided into {parts} "
-            "equal parts"
-        )
-        if rows and known[0] == known[1]:
-            continue
-        if rows:
-            raise DataError(f"{message}; use one tower and no micro-batches")
-        checks.append(tf.debugging.assert_equal(other, size, message))
-    return [check for check in checks if check is not None]  # None if it was checked eagerly or while tracing
 
 
 def _split(value: Any, parts: int) -> list[Any]:

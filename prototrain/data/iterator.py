@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from prototrain.tf_private import iterator_handle, stage_inputs, stage_name, sta
 
 Position = dict[str, Any]
 """A saved position in JSON values: the "pass", the "offset" in it, and entries that subclasses add."""
+_START: Position = {"pass": 0, "offset": 0}
 SAME_DATA = "each worker reads all the training data"
 OTHER_FIRST_BATCH = (
     "the training data did not repeat: its first batch is another one (have its files changed, or does its code draw "
@@ -57,13 +58,12 @@ class DataIterator:
     of a pass, and `rewind` after a failed step. A checkpoint calls `write` and `read`.
 
     This class has the mode "restart": a resumed run starts a new pass. Each subclass keeps a position: it overrides
-    `_look`, which returns the first batch, `_seek`, which moves to a position, and `_write` and `_restore`, if the
-    position is more than numbers.
+    `_open`, and `_write` and `_restore`, if the position is more than numbers.
 
     Attributes:
         number: index of the pass, from 0.
         offset: number of batches trained on in the pass; `total` of those in all passes.
-        behind: number of batches of the pass to read again, after the `passes_behind`, which are earlier passes.
+        behind: number of batches to read again before the position.
         block: number of batches in a block; 0 if batches are read one by one.
     """
 
@@ -74,7 +74,7 @@ class DataIterator:
         self.share, self.reason = source.share, reason
         self._source, self._announce = source, source.announce
         self.iterator: Any = None
-        self.number = self.offset = self.total = self.behind = self.passes_behind = 0
+        self.number = self.offset = self.total = self.behind = 0
         self.block = self._row = 0
         self._current: Any = None  # the current block; `_row` is that of its next batch
         self._expected: str | None = None  # the digest at the position, while batches are read again
@@ -86,9 +86,10 @@ class DataIterator:
         self.is_live_data = any(map(is_live, stages(source.training)))  # `first_batch` of live data is zeros
         if self.is_live_data:
             self.first_batch = batch_of_zeros(source.training.element_spec, batch_size)
-            self._start(source.training, 0)
         else:
-            self.first_batch = self._look()
+            with announcing("waiting for the first batch of the training data", self._announce):
+                self.first_batch = self._read_first_batch()
+        self._seek(_START)
         self.datasets = source.datasets
         self.element_spec = source.training.element_spec
         described = describe_pipeline(source.training)
@@ -117,16 +118,17 @@ class DataIterator:
         sizes = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
         is_static = None not in sizes
         sizes = sizes if is_static else set(self.fingerprint["batch size"] or [])
-        (found,) = sizes if len(sizes) == 1 else (size,)  # batches of graphs, for example, have several
-        may_differ = not is_static and found < size and self.cardinality in (1, None)
+        if len(sizes) != 1 or sizes == {size}:  # batches of graphs, for example, have several
+            return
+        (found,) = sizes
         share = "" if size == configured else f" ({size} of them are read here)"
         message = (
             f"model.batch_size is {configured}{share}, and the batches of the dataset 'trn' have {found} examples; use "
             f".batch(model.batch_size) in datasets(), or set model.batch_size to {found}"
         )
-        if found != size and not may_differ:
+        if is_static or found > size or self.cardinality not in (1, None):
             raise ConfigError(message)
-        if found != size and self.cardinality is None:
+        if self.cardinality is None:
             self._announce(f"WARNING: {message}")
 
     def describe(self) -> str:
@@ -157,7 +159,7 @@ class DataIterator:
         """Start the next pass over the data; raises StopTraining at the end of the data."""
         if self.offset == 0 or self.endless or self._source.is_single_pass:
             raise StopTraining("the training dataset ran out of data")
-        self._start_pass(self.number + 1)
+        self._seek({"pass": self.number + 1, "offset": 0})
 
     def stop_reading(self) -> None:
         """Stop prefetching; the iterator is empty afterwards."""
@@ -168,40 +170,31 @@ class DataIterator:
                 dataset=tf.data.experimental.to_variant(nothing), iterator=iterator_handle(self.iterator)
             )
 
-    def _look(self) -> Batch:
-        """Return the first batch, and set the iterator to the position before it."""
-        first = self._first_of(self._source.training)
-        self._source.rebuild()
-        self._start(self._source.training, 0)
+    def _read_first_batch(self) -> Batch:
+        """Return the first batch; moves the iterator."""
+        if self.mode == "iterator":
+            self._seek(_START)
+            return run_interruptibly(lambda: first_batch(self.iterator))
+        first = run_interruptibly(lambda: first_batch(self._source.training))
+        if self._source.is_made_once:
+            self._source.rebuild()
         return first
 
-    def _peek(self) -> Batch:
-        """Return the first batch of the iterator without moving."""
-        first = self._first_of(self.iterator)
-        self.rewind()
-        return first
-
-    def _first_of(self, batches: Any) -> Batch:
-        with announcing("waiting for the first batch of the training data", self._announce):
-            return run_interruptibly(lambda: first_batch(batches))
-
-    def _start_pass(self, number: int) -> None:
-        """Move to the start of a pass."""
-        self._start(self._source.training_of(number), number)
-
-    def _start(self, dataset: tf.data.Dataset, number: int) -> None:
-        """Move to the start of a pass over this dataset."""
-        self._read(dataset, number, 0)
-
-    def _read(self, dataset: tf.data.Dataset, number: int, offset: int) -> None:
-        """Read a dataset that starts at this position."""
+    def _seek(self, position: Position) -> None:
+        """Move to a position, or before it; `catch_up` reads the batches in between when the run continues."""
         self.iterator = self._current = None  # the old iterator prefetches, and may lock a cache file
+        dataset, passed = self._open(position)
         dataset = bounded(dataset)
         if self.endless and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:
             dataset = dataset.repeat()
         # The last block of a pass may be shorter.
         self.iterator = iter(dataset.batch(self.block).prefetch(1) if self.block else dataset.prefetch(PREFETCH))
-        self.number, self.offset, self.behind, self.passes_behind = number, offset, 0, 0
+        self.number, self.offset, self._expected = position["pass"], position["offset"], position.get("digest")
+        self.behind = self.offset - passed
+
+    def _open(self, position: Position) -> tuple[tf.data.Dataset, int]:
+        """Return a dataset that starts at a position or before it, and the number of batches of the pass before it."""
+        return self._source.training_of(position["pass"]), 0
 
     def fits_blocks(self) -> str | None:
         """Return why batches cannot be stacked into blocks, or None if they can."""
@@ -216,7 +209,7 @@ class DataIterator:
             raise ConfigError(f'model.jit_compile: "loop" does not work with this training data: {reason}')
         size = sum(part.shape.num_elements() * part.dtype.size for part in tf.nest.flatten(dict(self.element_spec)))
         self.block = max(1, min(LONGEST_BLOCK, _BLOCK_BYTES // max(size, 1)))
-        self._start_pass(self.number)
+        self._seek({"pass": self.number, "offset": 0})
 
     def next_block(self) -> tuple[Batch, int, int] | None:
         """Return stacked batches, the row of the next one, and the number of those left; None at the end of a pass."""
@@ -265,16 +258,15 @@ class DataIterator:
                 f"the training data has changed: {'; '.join(changed)}; use {ALLOW_CHANGED_DATA} "
                 f"to continue with a new pass, or {FRESH} to start again"
             )
-        if changed:
-            self.caveat = f"the training data has changed: {'; '.join(changed)}; a new pass begins"
-            self._start_pass(meta["pass"] + 1)
-        elif is_chiefs and self.mode != "restart":
-            self._replay({"pass": meta["pass"], "offset": meta["offset"]})
+        if changed or self.mode == "restart":
+            why = f"has changed: {'; '.join(changed)}; a new pass begins" if changed else f"starts again: {self.reason}"
+            self.caveat = f"the training data {why}"
+            self._seek({"pass": meta["pass"] + 1, "offset": 0})
+        elif is_chiefs:
+            self._seek({"pass": meta["pass"], "offset": meta["offset"]})
         else:
             self._restore(prefix, meta)
-            if self.mode == "restart":
-                self.caveat = f"the training data starts again: {self.reason}"
-            elif meta["first batch"] != self._first:
+            if meta["first batch"] != self._first:
                 self.caveat = OTHER_FIRST_BATCH
             elif then["file sizes"] != now["file sizes"]:
                 self.caveat = OTHER_SIZES
@@ -294,19 +286,14 @@ class DataIterator:
     def rewind(self) -> None:
         """Return to the position after the last completed step, after a step that read a batch and failed.
 
-        `catch_up` reads the batches in between when the run continues. Reading them now could fail at the record that
-        made the step fail.
+        Reading the batches in between now, and not in `catch_up`, could fail at the record that made the step fail.
         """
         if self.mode != "restart":  # otherwise the batch of the failed step is lost
             self._seek(self._position())
         self._reads_ahead = False
 
     def _position(self) -> Position:
-        return {"pass": self.number, "offset": self.offset, "behind": self.behind}
-
-    def _seek(self, position: Position) -> None:
-        """Move to a position; sets `behind` if batches must be read again when the run continues."""
-        self._start_pass(position["pass"] + 1)
+        return {"pass": self.number, "offset": self.offset}
 
     def _write(self, prefix: str) -> Callable[[], Position]:
         """Capture the position; returns a function that writes its files, and returns it."""
@@ -326,51 +313,47 @@ class DataIterator:
             self.rewind()
         if not self.behind:
             return True
-        begin, batches = time.perf_counter(), 0
-        caveat: str | None = None
+        position, begin, batches, caveat = self._position(), time.perf_counter(), 0, None
         # Only a dataset of Python code, built once for all passes, can depend on earlier passes.
         may_go_back = self.mode == "replay" and self.number > 0 and self._source.is_made_once
         with announcing("reading batches again up to the position", self._announce):
-            while caveat is None and (self.behind or self.passes_behind):
-                if stop_requested():
-                    return False
+            for first_pass in (self.number, 0) if may_go_back else (self.number,):
                 try:
-                    self._read_again()
-                    batches += self.block or 1
-                    caveat = None if self.behind or self.passes_behind or self._repeats() else OTHER_BATCHES
+                    for _ in self._read_again(position, first_pass):
+                        if stop_requested():
+                            self._seek(position)
+                            return False
+                        batches += self.block or 1
+                    caveat = None if self._repeats() else OTHER_BATCHES
                 except tf.errors.OutOfRangeError:
-                    if self.passes_behind:
-                        self._replay(self._position(), self.number - self.passes_behind + 1)
-                    else:
-                        caveat = FEWER_BATCHES
+                    caveat = FEWER_BATCHES
                 except tf.errors.OpError as error:
-                    self.rewind()
+                    self._seek(position)
                     raise DataError(f"reading the training data again failed: {cause(error)}") from error
-                if caveat is not None and may_go_back:
-                    may_go_back, caveat = False, None
-                    self._replay({**self._position(), "digest": self._expected}, 0)
+                if caveat is None:
+                    break
         seconds = time.perf_counter() - begin
         self._announce(f"read {batches} batches again up to the position ({seconds:.1f} s)")
         if caveat is not None:
             self.caveat = caveat
             self._announce(f"WARNING: {caveat}; the batches from here on may differ from those of an uninterrupted run")
         if caveat == FEWER_BATCHES:
-            self._start_pass(self.number + 1)
+            self._seek({"pass": position["pass"] + 1, "offset": 0})
         return True
 
-    def _replay(self, position: Position, since: int | None = None) -> None:
-        """Move to a saved position by reading its pass again, or all passes since an earlier one."""
-        begin = position["pass"] if since is None else since
-        self._start_pass(begin)
-        self.number, self.offset, self.behind = position["pass"], position["offset"], position["offset"]
-        self.passes_behind, self._expected = self.number - begin, position.get("digest")
-
-    def _read_again(self) -> None:
-        """Read and drop a batch or block before the position of the run."""
-        if self.passes_behind or self.behind >= self.block:
+    def _read_again(self, position: Position, first_pass: int) -> Iterator[None]:
+        """Read up to the position, after all passes since an earlier one; yields after each batch or block."""
+        for number in range(first_pass, position["pass"]):
+            self._seek({"pass": number, "offset": 0})
+            for _ in self.iterator:
+                yield
+        if first_pass < position["pass"]:
+            self._seek(position)
+        while self.behind >= max(self.block, 1):
             self.iterator.get_next()
-            self.behind -= 0 if self.passes_behind else self.block or 1
-        else:  # the position is within the block
+            self.behind -= self.block or 1
+            yield
+        if self.behind:  # the position is within the block
             self._read_block()
             self._row, self.behind = self.behind, 0
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from mmap import ACCESS_READ, mmap
@@ -18,20 +16,12 @@ import tensorflow as tf
 from prototrain.checkpoint.state import restore_errors
 from prototrain.checkpoint.store import READ_ERRORS
 from prototrain.data.adapters import GRAIN, named_batch, read_grain
-from prototrain.data.batches import Batch, Datasets, RollingDigest
+from prototrain.data.batches import Datasets, RollingDigest
 from prototrain.data.iterator import DataIterator, Position
-from prototrain.data.pipeline import (
-    choose_mode,
-    is_file_cache,
-    is_function_of_element,
-    reshuffles,
-    shares_generators,
-    sources,
-    stages,
-)
+from prototrain.data.pipeline import choose_mode, is_file_cache, is_function_of_element, reshuffles, sources, stages
 from prototrain.data.source import Share, Source
 from prototrain.errors import CheckpointError, DataError
-from prototrain.readers.order import order_of
+from prototrain.readers.order import Order, order_of
 from prototrain.system.files import require_literal
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import (
@@ -44,7 +34,6 @@ from prototrain.tf_private import (
 )
 
 LARGE_STATE = 100 * 2**20  # bytes
-SECONDS_BETWEEN_STATES = 5.0  # between two captured states: a resumed run reads at most this much again
 _NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
 _KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
 _KEPT_STATES = 2048  # of a Grain iterator; more than are ever read in a call and prefetched
@@ -68,32 +57,29 @@ def training_data(
     which is the first batch of live data. Without `repeat`, training ends with a finite dataset.
     """
     source = Source(make, seed, announce, share=share, repeat=repeat)
-    looked_at = source.training
-    mode, reason = choose_mode(looked_at, data_position)
+    mode, reason = choose_mode(source.training, data_position)
     if source.is_single_pass:
         return DataIterator(source, "each run reads it from its start to its end", batch_size=batch_size)
     if data_position in ("auto", "iterator"):
-        if hasattr(looked_at, GRAIN):
+        if hasattr(source.training, GRAIN):
             return GrainIterator(source)
-        if indexed(looked_at) is not None:
+        if (shared := indexed(source.training)) is not None:
             dataset = source.training_of(0)  # used only here: each iteration has a new order
-            if indexed(dataset) is not None and not shares_generators(looked_at, dataset):
+            if (own := indexed(dataset)) is not None and own[0] is not shared[0]:
                 return NumberIterator(source, dataset)
+            if source.is_made_once:
+                return DataIterator(source, "its reader was made outside of datasets()")
     if mode == "iterator":
         try:
-            if any(map(is_file_cache, stages(looked_at))):
+            if any(map(is_file_cache, stages(source.training))):
                 raise DataError('trainer.data_position cannot be "iterator": the data is cached in a file')
             return StateIterator(source)
         except _NOT_SAVABLE as error:
             reason = f"TensorFlow cannot save its iterator: {cause(error)}"
             if data_position == "iterator":
                 raise DataError(f"trainer.data_position: {reason}") from error
-    if mode != "restart":
-        data = ReplayIterator(source, reason, batch_size=batch_size)
-        if not shares_generators(source.training, looked_at):
-            return data
-        reason = "it has a shuffle that was made outside of datasets()"
-    return DataIterator(source, reason, batch_size=batch_size)
+    kind = DataIterator if mode == "restart" else ReplayIterator
+    return kind(source, reason, batch_size=batch_size)
 
 
 def write_state(prefix: str, state: tf.Tensor) -> Path:
@@ -116,51 +102,48 @@ class StateIterator(DataIterator):
 
     Between two passes the state is incomplete: TensorFlow has dropped the shuffle, and a restored iterator would start
     the next one in the order of the first pass. In this case the last complete state is written, with the number of
-    batches to read again after it. Within a block, the state before the block is written. If the data reshuffles, a
-    complete state contains the generator of the shuffle.
+    batches to read again after it. Within a block, the state before a block since the last save is written. If the data
+    reshuffles, a complete state contains the generator of the shuffle.
     """
 
     mode = "iterator"
     endless = True
 
     def __init__(self, source: Source) -> None:
+        self._dataset: Any = None
+        self._held: Any = None  # the last complete state, and the number of batches of the pass before it
         self._reshuffles = reshuffles(source.training)
         self._is_warned = False
         super().__init__(source)
 
-    def _look(self) -> Batch:
-        self._start(self._source.training, 0)
-        return self._peek()
+    def use_blocks(self) -> None:
+        self._held = None  # the state of another pipeline
+        super().use_blocks()
 
-    def _start(self, dataset: tf.data.Dataset, number: int) -> None:
-        self._dataset = dataset
-        self._read(dataset, number, 0)
-        self._hold(iterator_state(self.iterator), 0)
-
-    def _hold(self, state: tf.Tensor, passed: int) -> None:
-        """Store a complete state, and the number of batches of the pass that were read before it."""
-        self._held = self._between = state, passed
-        self._taken_at = time.monotonic()
-
-    def _seek_state(self, state: tf.Tensor, passed: int, offset: int) -> None:
-        # Iterators of one dataset share the generator of its shuffle. The state resets it.
-        self._read(self._dataset, self.number, offset)
-        set_iterator_state(self.iterator, state)
-        self.behind = offset - passed
-        self._hold(state, passed)
+    def _open(self, position: Position) -> tuple[tf.data.Dataset, int]:
+        if self._held is None or position["pass"] != self.number or position["offset"] < self._held[1]:
+            is_first = self._dataset is None
+            self._dataset = self._source.training if is_first else self._source.training_of(position["pass"])
+            self._held = None
+        return self._dataset, 0 if self._held is None else self._held[1]
 
     def _seek(self, position: Position) -> None:
-        self._seek_state(*self._held, position["offset"])
+        super()._seek(position)
+        if self._held is None:
+            self._held = iterator_state(self.iterator), 0
+        else:  # iterators of one dataset share the generator of its shuffle, which the state resets
+            set_iterator_state(self.iterator, self._held[0])
+        self._before_block = self._held
 
     def _read_block(self) -> None:
-        if self._between is self._held or time.monotonic() - self._taken_at > SECONDS_BETWEEN_STATES:
-            self._between = iterator_state(self.iterator), self.offset - self.behind
-            self._taken_at = time.monotonic()
+        if self._before_block is self._held:  # the first block after a save, since capturing a state takes long
+            self._before_block = iterator_state(self.iterator), self.offset - self.behind
         super()._read_block()
 
     def _write(self, prefix: str) -> Callable[[], Position]:
         position, block = self._position(), self.block
-        new = self._between if self._rows_left else (iterator_state(self.iterator), self.offset - self.behind)
+        in_block = self._rows_left > 0
+        new = self._before_block if in_block else (iterator_state(self.iterator), self.offset - self.behind)
 
         def finish() -> Position:
             path = write_state(prefix, new[0])
@@ -177,24 +160,27 @@ class StateIterator(DataIterator):
                 self._held = new
             else:
                 write_state(prefix, self._held[0])
+            self._before_block = self._held
             return {**position, "behind": position["offset"] - self._held[1], "block": block}
 
         return finish
 
     def _restore(self, prefix: str, position: Position) -> None:
         if position["block"] != self.block:  # the state belongs to another pipeline
-            self._replay(position)
+            self._held = None
+            self._seek(position)
             return
         if position["pass"] != self.number:
             self._dataset, self.number = self._source.training_of(position["pass"]), position["pass"]
         try:
-            self._seek_state(read_state(prefix), position["offset"] - position["behind"], position["offset"])
+            self._held = read_state(prefix), position["offset"] - position["behind"]
+            self._seek(position)
         except READ_ERRORS as error:
             raise CheckpointError(f"the data position {prefix} cannot be restored: {cause(error)}") from error
 
 
-def indexed(dataset: tf.data.Dataset) -> Callable[[int], None] | None:
-    """Return a function that makes the next iteration over a dataset start after a number of batches.
+def indexed(dataset: tf.data.Dataset) -> tuple[Order, int, int] | None:
+    """Return the order of a dataset's source, the batch size, and the number of examples in a pass over the batches.
 
     Returns None if the source is not a reader with ``shuffle="index"``, or if later stages do not determine which
     examples are in each batch.
@@ -216,16 +202,8 @@ def indexed(dataset: tf.data.Dataset) -> Callable[[int], None] | None:
     size, is_cut = batch or (1, 1)
     if size is None or is_cut is None:
         return None
-    length = order.length
-    in_pass = length // size if is_cut else -(-length // size)
-
-    def begin_after(batches: int) -> None:
-        reading, start = divmod(batches * size, length)
-        if not is_endless:
-            reading, start = batches // in_pass, batches % in_pass * size
-        order.go_to(reading, start)
-
-    return begin_after
+    batches = order.length // size if is_cut else -(-order.length // size)
+    return order, size, order.length if is_endless else batches * size
 
 
 class NumberIterator(DataIterator):
@@ -241,21 +219,14 @@ class NumberIterator(DataIterator):
         self._dataset = dataset
         super().__init__(source)
 
-    def _look(self) -> Batch:
-        self._start_pass(0)
-        return self._peek()
-
-    def _start_pass(self, number: int) -> None:
-        self._seek({"pass": number, "offset": 0})
-
-    def _seek(self, position: Position) -> None:
+    def _open(self, position: Position) -> tuple[tf.data.Dataset, int]:
         if position["pass"] != self.number:
             self._dataset = self._source.training_of(position["pass"])
-        begin_after = indexed(self._dataset)
-        assert begin_after is not None, "the datasets of all passes are made of the same stages"
-        self.iterator = None  # the old iterator prefetches from the same order
-        begin_after(position["offset"])
-        self._read(self._dataset, position["pass"], position["offset"])
+        found = indexed(self._dataset)
+        assert found is not None, "the datasets of all passes are made of the same stages"
+        order, size, examples = found
+        order.go_to(*divmod(position["offset"] * size, examples))
+        return self._dataset, position["offset"]
 
 
 class GrainIterator(DataIterator):
@@ -269,42 +240,34 @@ class GrainIterator(DataIterator):
     def __init__(self, source: Source) -> None:
         self._states: dict[int, str] = {}  # by the number of batches of the pass
         self._close: Callable[[], object] = lambda: None
-        self._functions: deque[list[Any]] = deque(maxlen=2)  # the iterator of the pass before may still end
+        with taking_python_functions() as self._functions:
+            spec = source.training.element_spec
+            self._dataset = tf.data.Dataset.from_generator(self._batches, output_signature=spec)
         super().__init__(source)
 
-    def _look(self) -> Batch:
-        self._start_pass(0)
-        return self._peek()
-
-    def _start_pass(self, number: int) -> None:
-        self._seek({"pass": number, "offset": 0, "grain": None})
-
-    def _seek(self, position: Position) -> None:
-        self.iterator = None  # the old iterator prefetches
+    def _open(self, position: Position) -> tuple[tf.data.Dataset, int]:
         self._close()
-        given = getattr(self._source.training, GRAIN)
+        given, state = getattr(self._source.training, GRAIN), position.get("grain")
         is_finite = hasattr(given, "to_iter_dataset") and len(given) < sys.maxsize  # a MapDataset
         reading = iter(read_grain(given.repeat() if is_finite else given))
         self._close = weakref.finalize(self, _close, reading)
-        if position["grain"] is not None:
+        if state is not None:
             with restore_errors("the position in the Grain dataset"):
-                reading.set_state(json.loads(position["grain"]))
-        states = self._states = {position["offset"]: json.dumps(reading.get_state())}
+                reading.set_state(json.loads(state))
+        passed = 0 if state is None else position["offset"]
+        self._reading, self._states = reading, {passed: json.dumps(reading.get_state())}
+        return self._dataset, passed
 
-        def batches() -> Iterator[Any]:
-            for number, batch in enumerate(reading, start=position["offset"] + 1):
-                states[number] = json.dumps(reading.get_state())  # a copy: Grain may change it later
-                states.pop(number - _KEPT_STATES, None)
-                yield named_batch(batch)
-            _close(reading)
-
-        with taking_python_functions() as functions:
-            dataset = tf.data.Dataset.from_generator(batches, output_signature=self._source.training.element_spec)
-        self._functions.append(functions)
-        self._read(dataset, position["pass"], position["offset"])
+    def _batches(self) -> Iterator[Any]:
+        reading, states = self._reading, self._states
+        for number, batch in enumerate(reading, start=min(states) + 1):
+            states[number] = json.dumps(reading.get_state())  # a copy: Grain may change it later
+            states.pop(number - _KEPT_STATES, None)
+            yield named_batch(batch)
+        _close(reading)
 
     def _position(self) -> Position:
-        return {**super()._position(), "grain": self._states[self.offset]}
+        return {**super()._position(), "grain": self._states.get(self.offset)}
 
 
 def _close(reading: Any) -> None:
@@ -328,26 +291,20 @@ class ReplayIterator(DataIterator):
         self._next = 0  # the pass that the next iteration over a dataset built once starts
         super().__init__(source, reason, batch_size=batch_size)
 
-    def _start_pass(self, number: int) -> None:
-        self.iterator = None
+    def _open(self, position: Position) -> tuple[tf.data.Dataset, int]:
+        number = position["pass"]
         if self._source.is_made_once and number != self._next:
             self._source.rebuild()
             for _ in range(number):
                 iter(self._source.training)  # a shuffle draws its seeds when an iteration starts
-        super()._start_pass(number)
-
-    def _start(self, dataset: tf.data.Dataset, number: int) -> None:
+        self._next = number + 1
+        dataset = self._source.training_of(number)
         if dataset is not self._training:
             self._training, self._digested = dataset, self._digest.over(dataset)
-        self._read(self._digested, number, 0)
-        self._next = number + 1
+        return self._digested, 0
 
     def _position(self) -> Position:
-        is_behind = self.behind or self.passes_behind
-        return {**super()._position(), "digest": self._expected if is_behind else self._digest.after(self.offset)}
-
-    def _seek(self, position: Position) -> None:
-        self._replay(position)
+        return {**super()._position(), "digest": self._expected if self.behind else self._digest.after(self.offset)}
 
     def _repeats(self) -> bool:
         return self._expected in (None, self._digest.after(self.offset))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.values import preserve_global_random
 from prototrain.data.batches import Datasets, check_dataset
-from prototrain.data.pipeline import describe_sources, draws, is_python, is_random, operations, stages
+from prototrain.data.pipeline import describe_sources, is_random, operations, stages
 from prototrain.errors import ConfigError, DataError
 from prototrain.readers.order import making_pass
 from prototrain.system.terminal import announcing
@@ -110,14 +110,9 @@ class Source:
         """The training dataset of the first pass."""
         return self.datasets["trn"]
 
-    @property
-    def is_made_once(self) -> bool:
-        """Whether all passes read one dataset, whose Python code and shuffles continue across passes."""
-        return not self._follows_pass and is_python(self.training)
-
     def training_of(self, number: int) -> tf.data.Dataset:
         """Return the training dataset of a pass, counted from 0; builds it again if it depends on the pass."""
-        if self._repeats_itself and self._follows_pass:
+        if self._repeats_itself and not self.is_made_once:
             with taking_python_functions() as functions:
                 dataset = self._call(number)["trn"]
             self._functions.append(functions)
@@ -134,7 +129,6 @@ class Source:
         waiting = announcing("waiting for the model's datasets()", self.announce)
         with waiting, making_pass(number) as is_asked, self._seeded(number):
             datasets = self._make()
-            self._follows_pass = is_asked()
         is_dict = isinstance(datasets, dict)
         if not is_dict or "trn" not in datasets:
             given = (", ".join(map(repr, datasets)) or "nothing") if is_dict else type(datasets).__name__
@@ -143,11 +137,11 @@ class Source:
                 'return {"trn": ..., "vld": ...}'
             )
         checked = {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
-        # A shuffle draws new numbers each time one dataset is iterated. Random ops in a function repeat theirs, since
-        # their seeds are set when the function is traced.
-        training = checked["trn"]
-        in_functions = any(is_random(op) for stage in stages(training) for op in operations(stage))
-        self._follows_pass |= in_functions or (not is_python(training) and any(map(draws, stages(training))))
+        # Whether all passes read one dataset, whose Python code and shuffles continue across passes. Random ops in a
+        # function would repeat their numbers, since their seeds are set when the function is traced.
+        found = [op for stage in stages(checked["trn"]) for op in operations(stage)]
+        depends_on_pass = is_asked() or any(map(is_random, found))
+        self.is_made_once = not depends_on_pass and any("PyFunc" in op.type for op in found)
         return checked
 
     @contextmanager

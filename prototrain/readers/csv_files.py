@@ -27,7 +27,6 @@ def csv(
     header: Sequence[str] | None = None,
     defaults: Mapping[str, Any] | None = None,
     shuffle: Shuffle = None,
-    seed: int | None = None,
 ) -> tf.data.Dataset:
     """Read CSV files whose first line names the columns.
 
@@ -35,7 +34,7 @@ def csv(
     are skipped. Quoted fields may contain line breaks. The encoding is UTF-8.
 
     Args:
-        paths, shuffle, seed: see `json_lines`.
+        paths, shuffle: see `json_lines`.
         features: name -> (dtype, shape) of every feature, e.g. `{"age": ("float32", []), "label": ("int32", [])}`.
             The dtype is an integer or float type, `bool` (true, false, 1, 0) or `string`; the shape is fixed.
         columns: for each feature that is not a scalar, the columns of its values in row-major order, e.g.
@@ -53,10 +52,6 @@ def csv(
         StorageError: a file at a URL cannot be downloaded.
     """
     made = columns_of(features)
-    if len(delimiter) != 1:
-        raise DataError(f"delimiter must be one character, not {delimiter!r}")
-    if texts := [name for name, given in (columns or {}).items() if isinstance(given, str)]:
-        raise DataError(f"columns: {texts[0]!r} needs a list of column names, not a text")
     sources = {column.name: list((columns or {}).get(column.name, [column.name])) for column in made}
     for column in made:
         name, size = column.name, math.prod(column.shape)
@@ -92,7 +87,7 @@ def csv(
             except UnicodeDecodeError as error:
                 raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
 
-    return dataset_of(paths, made, read, shuffle=shuffle, seed=seed)
+    return dataset_of(paths, made, read, shuffle=shuffle)
 
 
 def _value(field: Column, empty: Mapping[str, Any], text: str) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -13,6 +16,7 @@ from prototrain.system.terminal import announcing
 
 PARTS = ("x", "y", "sample_weight")
 """The names of a tuple's parts."""
+_LOOKED_AT = 2  # data points, to detect which dimensions vary
 _LIVE = "is_live_for_prototrain"  # an attribute of the dataset's Python object
 
 
@@ -27,7 +31,7 @@ def dataflow(
     """Read a tensorpack DataFlow, or any other iterable of data points.
 
     As in tensorpack, `reset_state()` is called once, if the flow has it, and each pass iterates over the flow again.
-    The first data point is read to find the dtypes and shapes, unless `spec` gives them. Create the flow in
+    The first two data points are read to find the dtypes and shapes, unless `spec` gives them. Create the flow in
     `datasets()` and seed its random generators: a resumed run reads the pass again, or all passes if the flow continues
     its random numbers.
 
@@ -43,8 +47,8 @@ def dataflow(
         live: whether the data is new each time it is read; requires `spec`.
 
     Returns:
-        A dataset of dictionaries name -> tensor, with the dtypes and shapes of the first data point or of `spec`, and
-        with `len(flow)` elements if the flow has a length.
+        A dataset of dictionaries name -> tensor, with the dtypes and shapes of the first data points or of `spec`,
+        and with `len(flow)` elements if the flow has a length.
 
     Raises:
         DataError: the flow is empty or an iterator, the names do not fit its data points, or it is live without `spec`.
@@ -52,24 +56,18 @@ def dataflow(
     kind = type(flow).__name__
     if live and spec is None:
         raise DataError(f"{kind} is live, so it cannot be looked at: give spec={{name: tf.TensorSpec}}")
-    if not (isinstance(flow, Iterable) or hasattr(flow, "__getitem__")):
-        raise DataError(f"a {kind} is not iterable: give a DataFlow, or an iterable of data points")
     if isinstance(flow, Iterator):
         raise DataError(f"a {kind} can be read once only: give what it was made of, or a DataFlow")
-    names = list(spec) if names is None and spec is not None else names
     if hasattr(flow, "reset_state"):
         flow.reset_state()
-    signature = dict(spec) if spec is not None else _look_at(flow, names, batched)
-
-    def points() -> Iterator[dict[str, Any]]:
-        for point in flow:
-            named = named_parts(point, names)
-            for name, one in signature.items():
-                if isinstance(one, tf.TensorSpec):
-                    named[name] = _checked(f"{name!r} of {kind}", named.get(name), one)
-            yield named
-
-    dataset = tf.data.Dataset.from_generator(points, output_signature=signature)
+    names = list(spec) if names is None and spec is not None else names
+    with announcing(f"waiting for the first data points of {kind} (with spec=... none are read here)"):
+        dataset = dataset_of_points(
+            lambda: (named_parts(point, names) for point in flow),
+            f"a data point of {kind}",
+            batched=batched,
+            signature=None if spec is None else dict(spec),
+        )
     setattr(dataset, _LIVE, live)
     try:
         length = len(flow)  # type: ignore[arg-type]
@@ -107,33 +105,49 @@ def named_parts(point: Any, names: Sequence[str] | None = None) -> dict[str, Any
     return {key: part for key, part in zip(PARTS, parts, strict=False) if part is not None}
 
 
-def _look_at(flow: Iterable[Any], names: Sequence[str] | None, batched: bool) -> dict[str, tf.TensorSpec]:
-    """Return the specs of a flow's first data point by name."""
-    kind = type(flow).__name__
-    with announcing(f"waiting for the first data point of {kind} (with spec=... none is read here)"):
-        first = next(iter(flow), None)
-    if first is None:
-        raise DataError(f"{kind} gave no data point")
-    found = {}
-    for name, value in named_parts(first, names).items():
-        array = np.asarray(value)
-        found[name] = tf.TensorSpec([None, *array.shape[1:]] if batched else array.shape, _dtype(array))
+def dataset_of_points(
+    points: Callable[[], Iterator[Any]], what: str, *, batched: bool, signature: Any = None
+) -> tf.data.Dataset:
+    """Return a dataset of the data points that Python code makes, which are nested structures of arrays and numbers.
+
+    Args:
+        points: called for each pass.
+        what: begins error messages, such as "a data point of Flow".
+        batched: whether the first axis of all arrays may vary in length.
+        signature: the specs of a data point; None for those of the first two, with None for sizes that differ.
+
+    Raises:
+        DataError: there is no data point, or the first two are not alike.
+    """
+    if signature is None:
+        specs = [keras.tree.map_structure(partial(_spec, batched), point) for point in islice(points(), _LOOKED_AT)]
+        if not specs:
+            raise DataError(f"the data is empty: there is not even {what}")
+        signature = keras.tree.map_structure(_common, *specs)
+
+    def converted() -> Iterator[Any]:  # TensorFlow would truncate floats after integers
+        return (keras.tree.map_structure(partial(_convert, what), signature, point) for point in points())
+
+    return tf.data.Dataset.from_generator(converted, output_signature=signature)
+
+
+def _spec(batched: bool, value: Any) -> tf.TypeSpec:
+    spec = tf.type_spec_from_value(value if tf.is_tensor(value) else tf.convert_to_tensor(np.asarray(value)))
+    is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if batched and is_dense else spec
+
+
+def _common(*specs: tf.TypeSpec) -> Any:
+    found = specs[0].most_specific_common_supertype(specs[1:])
+    if found is None:
+        raise DataError(f"the first data points are not alike: {' and '.join(map(str, specs))}; give spec=")
     return found
 
 
-def _dtype(array: np.ndarray[Any, Any]) -> tf.DType:
-    return tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
-
-
-def _checked(what: str, value: Any, spec: tf.TensorSpec) -> np.ndarray[Any, Any]:
-    """Return an array that fits its spec, or raise a DataError."""
-    if value is None:
-        raise DataError(f"{what} is missing in a data point")
-    value = np.asarray(value)
-    shape, expected = value.shape, f"data points of {spec.dtype.name} {spec.shape}"
-    if not spec.shape.is_compatible_with(shape):
-        raise DataError(f"{what} has shape {list(shape)} after {expected}: give spec= with None for sizes that vary")
-    return without_loss(f"{what}, after {expected},", value, spec.dtype)
+def _convert(what: str, spec: tf.TypeSpec, value: Any) -> Any:
+    if not isinstance(spec, tf.TensorSpec) or (tf.is_tensor(value) and value.dtype == spec.dtype):
+        return value
+    return without_loss(what, value, spec.dtype)
 
 
 def without_loss(what: str, value: Any, dtype: tf.DType) -> np.ndarray[Any, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.order import PARALLEL, Order, Shuffle, is_by_index, random_order
+from prototrain.readers.order import PARALLEL, Shuffle, is_by_index, random_order
 from prototrain.readers.paths import display_path
 from prototrain.system.files import PathLike, joined, local_path, url_of
 from prototrain.system.storage import Storage, downloaded_all
@@ -57,7 +57,6 @@ def image_folder(
     channels: int = 3,
     classes: Sequence[str] | None = None,
     shuffle: Shuffle = None,
-    seed: int | None = None,
 ) -> tf.data.Dataset:
     """Read a directory that has one subdirectory of images for each class.
 
@@ -71,7 +70,6 @@ def image_folder(
         classes: the directory names in the order of their labels, such as `class_names("data/trn")`. Set it to make the
             labels of several folders agree even if one lacks a class. By default, the sorted directory names.
         shuffle: "index" returns a new order in every epoch. By default, class after class, sorted by name.
-        seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of `{"image": float32 [height, width, channels] in 0..1, "label": int32 []}`.
@@ -80,8 +78,6 @@ def image_folder(
         DataError: the directory or one of its classes is missing or empty, or `classes` does not fit.
         StorageError: images at a URL cannot be downloaded.
     """
-    if isinstance(classes, str):
-        raise DataError(f"classes must be a list of directory names, not the text {classes!r}")
     if not isinstance(size, Sequence) or len(size) != 2 or channels not in (1, 3, 4):
         raise DataError(f"size must be (height, width) and channels 1, 3 or 4, not {size!r} and {channels!r}")
     files: list[str] = []
@@ -103,10 +99,11 @@ def image_folder(
     if is_by_index(shuffle):
         with tf.device("/cpu:0"):
             all_files, all_labels = tf.constant(files), tf.constant(labels)
-        order = Order(len(files), seed)
-        return random_order(
-            order, lambda number: decode(all_files[number], all_labels[number]), about="images", files=files, each=None
-        )
+
+        def read(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            return decode(all_files[number], all_labels[number])
+
+        return random_order(len(files), read, about="images", files=files, each=None)
     return tf.data.Dataset.from_tensor_slices((files, labels)).map(decode, **PARALLEL)
 
 

@@ -20,7 +20,6 @@ def json_lines(
     *,
     features: Features,
     shuffle: Shuffle = None,
-    seed: int | None = None,
 ) -> tf.data.Dataset:
     """Read files that hold one JSON object per line.
 
@@ -32,7 +31,6 @@ def json_lines(
         features: name -> (dtype, shape) of every feature, e.g. `{"example": ("uint8", [64]), "label": ("int32", [])}`.
             The dtype is an integer or float type, `bool` or `string`; the shape is fixed, `[]` for a scalar.
         shuffle: "index" returns all examples in a new random order in each pass.
-        seed: seed of the order; None for the run's seed.
 
     Returns:
         A dataset of dictionaries name -> tensor of that dtype and shape, one per line, in the order of the files.
@@ -62,4 +60,4 @@ def json_lines(
             filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
             yield from arrays_of(name, filled, columns, parse)
 
-    return dataset_of(paths, columns, read, shuffle=shuffle, seed=seed)
+    return dataset_of(paths, columns, read, shuffle=shuffle)

@@ -52,16 +52,13 @@ def making_pass(number: int) -> Iterator[Callable[[], bool]]:
 
 
 class Order:
-    """The random orders of a dataset's examples, one for each iteration, derived from a seed.
+    """The random orders of the examples of a dataset of `length`, one for each iteration.
 
-    Args:
-        length: number of examples.
-        seed: seed of the orders. None draws one from Python's global generator, which `datasets` seeds by the run.
+    The seed comes from Python's global generator, which is seeded by the run while `datasets` is called.
     """
 
-    def __init__(self, length: int, seed: int | None) -> None:
-        self.length = length
-        self.seed = random.getrandbits(31) if seed is None else seed
+    def __init__(self, length: int) -> None:
+        self.length, self.seed = length, random.getrandbits(31)
         self._made_in = pass_being_made()
         self._lock = threading.Lock()
         self._reading, self._start, self._is_cut = 0, 0, False
@@ -92,7 +89,7 @@ def order_of(stage: Any) -> Order | None:
 
 
 def random_order(
-    order: Order,
+    length: int,
     read: Callable[[tf.Tensor], dict[str, Any]],
     *,
     about: str,
@@ -102,22 +99,22 @@ def random_order(
     """Return a dataset of examples in random order.
 
     Args:
-        order: the order.
+        length: number of examples.
         read: returns the examples at several indices, or the example at one index if `each` is None; traced.
         about: a noun for the examples, such as "rows".
         files: the files that the examples are read from.
         each: approximate size of an example in bytes, to read several at once; None to read one by one.
     """
-    block = _BLOCK if each is None else block_of(each, _BLOCK)
+    order, block = Order(length), _BLOCK if each is None else block_of(each, _BLOCK)
 
     def places(_: tf.Tensor) -> tf.data.Dataset:
         start, seed = tf.numpy_function(order.begin, [], [tf.int64, tf.int32])
         start, seed = tf.ensure_shape(start, []), tf.ensure_shape(seed, [3])
-        numbers = tf.data.Dataset.range(start, order.length).batch(block)
-        return numbers.map(_as_it_is(lambda block: _permuted(block, seed, order.length)))
+        numbers = tf.data.Dataset.range(start, length).batch(block)
+        return numbers.map(_as_it_is(lambda block: _permuted(block, seed, length)))
 
     source = tf.data.Dataset.range(1)
-    setattr(source, ABOUT, ([f"shuffle by index({order.length} {about}, seed {order.seed})"], files))
+    setattr(source, ABOUT, ([f"shuffle by index({length} {about}, seed {order.seed})"], files))
     numbers = source.flat_map(_as_it_is(places))
     if each is None:
         examples = numbers.unbatch().map(_as_it_is(read), **PARALLEL)
@@ -125,7 +122,7 @@ def random_order(
         examples = numbers.map(_as_it_is(read), **PARALLEL).unbatch()
     # `take` gives TensorFlow a static length, although an iteration that starts in the middle has fewer examples.
     # The endless `repeat` ends when an iteration has no examples; see `Order.begin`.
-    found = examples.repeat().take(order.length)
+    found = examples.repeat().take(length)
     setattr(found, _ORDER, order)
     return found
 

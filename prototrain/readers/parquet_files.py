@@ -21,14 +21,13 @@ def parquet(
     *,
     features: Features,
     shuffle: Shuffle = None,
-    seed: int | None = None,
 ) -> tf.data.Dataset:
     """Read Parquet files. Requires pyarrow, which the extra `parquet` installs.
 
     The columns of the features are read and checked completely when this is called, and kept in memory.
 
     Args:
-        paths, shuffle, seed: see `json_lines`.
+        paths, shuffle: see `json_lines`.
         features: name -> (dtype, shape) of every feature, read from the column with its name, e.g.
             `{"example": ("float32", [64]), "label": ("int32", [])}`. The dtype is an integer or float type, `bool` or
             `string` (strings and bytes). A shape other than `[]` requires (nested) lists of these fixed lengths.
@@ -46,7 +45,7 @@ def parquet(
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
         raise DataError("Parquet files need pyarrow: pip install 'prototrain[parquet]'") from error
-    return dataset_of(paths, columns, partial(_read, columns), shuffle=shuffle, seed=seed)
+    return dataset_of(paths, columns, partial(_read, columns), shuffle=shuffle)
 
 
 def _read(columns: list[Column], name: str, path: str) -> Iterator[Arrays]:

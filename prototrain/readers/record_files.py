@@ -10,7 +10,7 @@ import tensorflow as tf
 from prototrain.errors import DataError
 from prototrain.readers.order import PARALLEL, block_of
 from prototrain.readers.paths import display_path, matching_files, several
-from prototrain.readers.tables import dtype_and_shape, dtype_of, require_features
+from prototrain.readers.tables import dtype_and_shape, require_features
 from prototrain.system.files import PathLike, url_of
 
 _PARSED = 256  # maximum records parsed at once in file order; more is not faster, and checkpoints contain the block
@@ -70,8 +70,7 @@ def _record_feature(name: str, feature: Any) -> Any:
     if hasattr(feature, "_fields"):  # `tf.io` features are named tuples
         return feature
     dtype, shape = dtype_and_shape(name, feature)
-    found = dtype_of(name, dtype)
-    if found not in (tf.float32, tf.int64, tf.string) or not tf.TensorShape(shape).is_fully_defined():
+    if dtype not in (tf.float32, tf.int64, tf.string) or not tf.TensorShape(shape).is_fully_defined():
         cure = "use float32, int64 or string with a fixed shape, and tf.cast; or a feature of tf.io"
-        raise DataError(f"features: a TFRecord has no {found.name} of shape {shape} for {name!r}; {cure}")
-    return tf.io.FixedLenFeature(shape, found)
+        raise DataError(f"features: a TFRecord has no {dtype.name} of shape {shape} for {name!r}; {cure}")
+    return tf.io.FixedLenFeature(shape, dtype)

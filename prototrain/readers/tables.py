@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.order import ABOUT, Order, Shuffle, is_by_index, random_order
+from prototrain.readers.order import ABOUT, Shuffle, is_by_index, random_order
 from prototrain.readers.paths import display_path, several
 from prototrain.system.files import PathLike, local_path, url_of
 from prototrain.system.storage import downloaded
@@ -27,10 +27,8 @@ CHUNK = 4096  # number of rows to parse and check at once
 class Column:
     """One feature as a column of a table: an integer or float type, `bool` or `string`, with a fixed shape."""
 
-    def __init__(self, name: str, dtype: Any, shape: Sequence[int]) -> None:
-        self.name = name
-        self.dtype = dtype_of(name, dtype)
-        self.shape = tuple(shape)
+    def __init__(self, name: str, dtype: tf.DType, shape: Sequence[int]) -> None:
+        self.name, self.dtype, self.shape = name, dtype, tuple(shape)
         self.is_text = self.dtype == tf.string
         self.is_number = self.dtype.is_integer or self.dtype.is_floating
         if None in self.shape:
@@ -70,14 +68,6 @@ class Column:
         return found.reshape((rows, *self.shape))
 
 
-def dtype_of(name: str, given: Any) -> tf.DType:
-    """Return the dtype of a feature; raises a DataError if there is no such dtype."""
-    try:
-        return tf.as_dtype(given)
-    except TypeError as error:
-        raise DataError(f"features: {name!r} has the unknown dtype {given!r}") from error
-
-
 def columns_of(features: Features) -> list[Column]:
     """Return the columns of features; raises a DataError if a dtype is not supported."""
     require_features(features)
@@ -90,12 +80,15 @@ def require_features(features: Any) -> None:
         raise DataError("features must be a dict {name: (dtype, shape)} with at least one name")
 
 
-def dtype_and_shape(name: str, given: Any) -> tuple[Any, Sequence[int]]:
+def dtype_and_shape(name: str, given: Any) -> tuple[tf.DType, Sequence[int]]:
     """Return the dtype and the shape of a feature; raises a DataError if they are not given so."""
     dtype, shape = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
     if not isinstance(shape, tuple | list | tf.TensorShape):
         raise DataError(f"features: {name!r} must be (dtype, shape), such as ('float32', [2]), not {given!r}")
-    return dtype, shape
+    try:
+        return tf.as_dtype(dtype), shape
+    except TypeError as error:
+        raise DataError(f"features: {name!r} has the unknown dtype {dtype!r}") from error
 
 
 def arrays_of(
@@ -129,7 +122,6 @@ def dataset_of(
     read: Callable[[str, str], Iterable[Arrays]],
     *,
     shuffle: Shuffle,
-    seed: int | None,
 ) -> tf.data.Dataset:
     """Read files into memory and return a dataset of their rows; raises a DataError for an empty or unreadable file.
 
@@ -168,7 +160,7 @@ def dataset_of(
 
     length = len(arrays[0])
     size = sum(sum(map(len, array.ravel())) if array.dtype == object else array.nbytes for array in arrays)
-    return random_order(Order(length, seed), take, about="rows", files=local, each=size / length)
+    return random_order(length, take, about="rows", files=local, each=size / length)
 
 
 def short(value: Any) -> str:

@@ -65,7 +65,7 @@ def test_dataflow_without_length() -> None:
 )
 def test_values_that_the_dtype_cannot_hold(value: Any, dtype: str) -> None:
     spec = {"x": tf.TensorSpec([], dtype)}
-    with pytest.raises(tf.errors.OpError, match=f"'x' of Flow.* {dtype}"):
+    with pytest.raises(tf.errors.OpError, match=f"a data point of Flow .* {dtype}"):
         list(readers.dataflow(Flow([{"x": 1}, {"x": value}], None), spec=spec))
 
 
