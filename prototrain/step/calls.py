@@ -124,6 +124,7 @@ class StepCalls(ABC):
 
     def __init__(self, iteration: Iteration) -> None:
         self._iteration = iteration
+        self._packer = ScalarPacker()
         self.max_steps = 1  # maximum number of steps of the next call, to take about `CALL_SECONDS`
         self._has_run = False
 
@@ -168,21 +169,35 @@ class StepCalls(ABC):
         """Run one step and also return its watched tensors and summary events."""
         return self.run(start, 1)
 
+    def _result(
+        self, done: Any, scalars: Any, waited: Any, finite: Any = True, kept: Any = True, ended: Any = False
+    ) -> StepResult:
+        """Return the result of a call from its tensors; `scalars` are packed, of one step or of several."""
+        steps, is_finite = int(done), bool(finite)
+        found, last = self._packer.unpack(scalars), steps - is_finite
+        return StepResult(
+            steps=steps,
+            scalars={name: values[:steps] for name, values in found.items()},
+            # A call without a completed step has scalars only if a step was not finite.
+            outputs={name: values[last] for name, values in found.items()} if last >= 0 else {},
+            is_finite=is_finite,
+            is_undone=self._iteration.guard.undoes_calls and not kept,
+            data_ended=bool(ended),
+            waiting=float(waited),
+        )
+
     def _checked(self, result: StepResult, start: int) -> StepResult:
         if result.is_undone:
-            return self._undone()
+            self._iteration.guard.restore()
+            return StepResult(steps=0, is_undone=True)
         if not result.is_finite:
             result.error = _non_finite(start + result.steps, result.outputs)
         return result
 
-    def _undone(self) -> StepResult:
-        self._iteration.guard.restore()
-        return StepResult(steps=0, is_undone=True)
-
     def _failed(self, error: tf.errors.OpError, start: int) -> StepResult:
         """Return the result of a call that raised a TensorFlow error."""
         if self._iteration.guard.undoes_calls and not self._iteration.guard.end_call():
-            return self._undone()
+            return self._checked(StepResult(steps=0, is_undone=True), start)
         completed = self.completed()
         steps = completed - start
         scalars = self.scalars_so_far(steps) if steps else {}

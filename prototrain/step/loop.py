@@ -13,7 +13,6 @@ step. If a callback runs after every step, a call is a single iteration without 
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,14 +26,13 @@ from prototrain.errors import ModelError
 from prototrain.step.calls import (
     MOST_STEPS,
     ConcreteCall,
-    ScalarPacker,
     StepCalls,
     StepResult,
     as_scalar,
     whole_number,
 )
 from prototrain.step.nonfinite import AssertFinite, Guard, SkipNonFinite, UndoCalls
-from prototrain.step.trace import SummaryFile, TowerTrace, detect_summaries, tracing
+from prototrain.step.trace import SummaryFile, TowerTrace, compiled, detect_summaries, tracing
 from prototrain.step.update import weighted_outputs, without_weight
 from prototrain.step.variables import StopVariable, scratch_variable
 from prototrain.tf_private import KerasVariable, is_op_determinism_enabled, next_synchronously
@@ -45,10 +43,8 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 """The loop variables by name."""
-_SMALL = 2**22
-"""Maximum total size of variables that are copied before each call, in bytes, at 8 bytes per element."""
-_ASSIGNMENTS = ("Assign", "ResourceScatter")
-"""Beginnings of the types of ops that assign to a variable."""
+_SMALL = 2**22  # bytes, at 8 per element: maximum total size of variables that are copied before each call
+_ASSIGNMENTS = ("Assign", "ResourceScatter")  # beginnings of the types of ops that assign to a variable
 
 
 class Iteration:
@@ -84,19 +80,12 @@ class Iteration:
         if not trainer.check_finite:
             return Guard()
         # To undo a call, its batches must be at hand or be read again quickly, and all state be in small variables.
-        has_variables_only = StateEntries(trainer.state).saveables.keys() <= {"data"}
-        elements = [variable.shape.num_elements() for variable in self.changed]
-        is_small = None not in elements and 8 * sum(elements) <= _SMALL
-        has_batches = bool(self.data.block) or self.data.mode == "iterator"
-        if (
-            may_undo
-            and trainer.towers == 1
-            and has_batches
-            and has_variables_only
-            and is_small
-            and not self.is_single_step
-        ):
-            return UndoCalls(checks_gradients=trainer.has_own_train_step)
+        may_undo = may_undo and trainer.towers == 1 and not self.is_single_step
+        may_undo = may_undo and (bool(self.data.block) or self.data.mode == "iterator")
+        if may_undo and StateEntries(trainer.state).saveables.keys() <= {"data"}:
+            elements = [variable.shape.num_elements() for variable in self.changed]
+            if None not in elements and 8 * sum(elements) <= _SMALL:
+                return UndoCalls(checks_gradients=trainer.has_own_train_step)
         return AssertFinite() if may_fail else SkipNonFinite()
 
     def changed_early(self) -> list[Any]:
@@ -206,17 +195,12 @@ class CompiledCalls(StepCalls):
     def __init__(self, iteration: Iteration, stop: StopVariable, *, stride: int = 1, towers: int | None = None) -> None:
         super().__init__(iteration)
         self.has_summaries = None if iteration.may_be_watched else False
-        self._packer = ScalarPacker()
         self._stop, self._stride = stop, stride
         self._completed = scratch_variable(0, dtype=tf.int64, name="completed")  # correct even after a failed call
         self._rows: Any = None  # the packed scalars of each step of a call, in a variable, since a call may fail
         self._counted = -1  # the value of `_completed`, or -1 if unknown
         self._call = ConcreteCall(self._iterate, towers=iteration.placement.towers if towers is None else towers)
-        self._watched = tf.function(
-            functools.partial(self._iterate_watched),  # as in `compiled`
-            input_signature=(dict(iteration.data.element_spec), tf.TensorSpec([], tf.int64)),
-            autograph=False,
-        )
+        self._watched = compiled(self._iterate_watched, dict(iteration.data.element_spec), tf.TensorSpec([], tf.int64))
         self._file: SummaryFile | None = None
 
     def completed(self) -> int:
@@ -239,7 +223,7 @@ class CompiledCalls(StepCalls):
     def run_loop(self, iterator: Any, n: int) -> StepResult:
         """Run up to `n` steps; raises a `tf.errors.OpError` if one fails."""
         results = self._call(iterator, whole_number(n))
-        return self._result(dict(zip(self._returned, results, strict=True)))
+        return self._result(**dict(zip(self._returned, results, strict=True)))
 
     def _run(self, iterator: Any, n: int, start: int) -> StepResult:
         self.count_from(start)
@@ -249,21 +233,6 @@ class CompiledCalls(StepCalls):
 
     def scalars_so_far(self, steps: int) -> dict[str, list[float]]:
         return {} if self._rows is None else self._packer.unpack(self._rows[:steps])  # None without scalars
-
-    def _result(self, state: State) -> StepResult:
-        steps, is_finite = int(state["done"]), bool(state.get("finite", True))
-        found = self._packer.unpack(state["scalars"])
-        last = steps - is_finite
-        return StepResult(
-            steps=steps,
-            scalars={name: values[:steps] for name, values in found.items()} if steps else {},
-            # A call without a completed step has scalars only if a step was not finite.
-            outputs={name: values[last] for name, values in found.items()} if last >= 0 else {},
-            is_finite=is_finite,
-            is_undone=self._iteration.guard.undoes_calls and not state["counts"],
-            data_ended=bool(state.get("ended", False)),
-            waiting=float(state["waited"]),
-        )
 
     @property
     def may_be_watched(self) -> bool:
@@ -284,7 +253,7 @@ class CompiledCalls(StepCalls):
             if not batch.has_value():
                 return StepResult(steps=0, data_ended=True)
             state, tensors = self._watched(batch.get_value(), tf.constant(np.int64(start)))
-            result = self._result(state)
+            result = self._result(**state)
             result.watched, result.summary_events = tensors, self._file.take()
         except tf.errors.OpError as error:
             self._file.take()
@@ -299,7 +268,7 @@ class CompiledCalls(StepCalls):
         guard.begin_call(self._iteration.changed)
         with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):
             state, seen = self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched=True)
-        return {**state, "counts": guard.end_call(state["finite"])}, seen
+        return {**state, "kept": guard.end_call(state["finite"])}, seen
 
     def _iterate(self, iterator: Any, n: tf.Tensor) -> State:
         first, body = self._first_state(), self._body(iterator)
@@ -319,7 +288,7 @@ class CompiledCalls(StepCalls):
                 made = state["done"] + (1 - tf.cast(state["finite"], tf.int32) if "finite" in state else 0)
                 state["scalars"] = tf.zeros([0], tf.float64) if self._rows is None else self._rows[:made]
                 if self._iteration.guard.undoes_calls:
-                    state["counts"] = self._iteration.guard.end_call(state["finite"])
+                    state["kept"] = self._iteration.guard.end_call(state["finite"])
         self.has_summaries = self._iteration.may_be_watched and has_summaries()
         self._returned = sorted(state)  # TensorFlow flattens a dict in this order
         return state

@@ -63,7 +63,7 @@ class Guard:
     undoes_calls = False  # whether a call that was not finite is undone by `restore`, and its steps must be repeated
 
     def __init__(self) -> None:
-        self._copies = _Copies()
+        self._copies: dict[int, tuple[tf.Variable, tf.Variable]] = {}  # variables and copies of them
 
     def begin_call(self, variables: Sequence[tf.Variable]) -> None:
         """Start a call; traced. `variables` are all that its steps may change."""
@@ -97,7 +97,19 @@ class Guard:
 
     def restore(self) -> None:
         """Undo the changes of a failed step, after `failed_with` has recognized its error."""
-        self._copies.restore()
+        for variable, copy in self._copies.values():
+            variable.assign(copy)
+
+    def _copy(self, variables: Sequence[tf.Variable]) -> list[Any]:
+        """Copy the values of variables, for `restore`; traced. Returns the ops."""
+        copied = []
+        for variable in variables:
+            if id(variable) not in self._copies:
+                with tf.init_scope(), tf.device(variable.device):
+                    self._copies[id(variable)] = (variable, scratch_variable(variable, name="copy"))
+            with tf.device(variable.device):
+                copied.append(self._copies[id(variable)][1].assign(tf.identity(variable)))
+        return copied
 
 
 class AssertFinite(Guard):
@@ -116,7 +128,7 @@ class AssertFinite(Guard):
         self._graph: Any = None
 
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        self._begun, self._checks, self._graph = self._copies.take(variables), [], step.graph
+        self._begun, self._checks, self._graph = self._copy(variables), [], step.graph
 
     def apply(self, trace: TowerTrace, update: Update) -> None:
         rate = tf.convert_to_tensor(update.optimizer.learning_rate)
@@ -142,8 +154,7 @@ class AssertFinite(Guard):
         """Create an op that fails unless the step is finite; its message shows the scalars."""
         with tf.control_dependencies(self._begun):
             values = tf.stack([tf.cast(value, tf.float32) for value in shown.values()])
-            number = tf.constant(len(self._shown))
-            data = [tf.constant(_MARK), number, values]
+            data = [tf.constant(_MARK), tf.constant(len(self._shown)), values]
             check = tf.raw_ops.Assert(condition=finite, data=data, summarize=len(shown))
         self._shown.append(list(shown))
         self._checks.append(check)
@@ -177,7 +188,7 @@ class UndoCalls(Guard):
         self._slots: dict[int, Any] = {}
 
     def begin_call(self, variables: Sequence[tf.Variable]) -> None:
-        self._copies.take(variables)
+        self._copy(variables)
 
     def apply(self, trace: TowerTrace, update: Update) -> None:
         checked = [update.loss, tf.convert_to_tensor(update.optimizer.learning_rate)]
@@ -199,29 +210,6 @@ class UndoCalls(Guard):
 
     def end_call(self, finite: tf.Tensor | bool = True) -> tf.Tensor:
         return tf.convert_to_tensor(finite) & all_finite(list(self._slots.values()))
-
-
-class _Copies:
-    """Copies of variables."""
-
-    def __init__(self) -> None:
-        self._copies: dict[int, tuple[tf.Variable, tf.Variable]] = {}
-
-    def take(self, variables: Sequence[tf.Variable]) -> list[Any]:
-        """Copy the values of variables; traced. Returns the ops."""
-        taken = []
-        for variable in variables:
-            if id(variable) not in self._copies:
-                with tf.init_scope(), tf.device(variable.device):
-                    self._copies[id(variable)] = (variable, scratch_variable(variable, name="copy"))
-            with tf.device(variable.device):
-                taken.append(self._copies[id(variable)][1].assign(tf.identity(variable)))
-        return taken
-
-    def restore(self) -> None:
-        """Assign the copied values; eager."""
-        for variable, copy in self._copies.values():
-            variable.assign(copy)
 
 
 class SkipNonFinite(Guard):
@@ -247,24 +235,19 @@ class SkipNonFinite(Guard):
         def apply_everywhere(
             strategy: tf.distribute.Strategy, finite: Any, gradients: list[Any], loss: Any, wanted: Any
         ) -> tf.Tensor:
+            finite, loss, wanted = (strategy.experimental_local_results(one)[0] for one in (finite, loss, wanted))
+
             def apply() -> tf.Tensor:
                 strategy.run(lambda given: update_with(update.optimizer, given, update.variables), args=(gradients,))
                 return tf.constant(True)
 
-            # The condition is outside the towers: an update inside a tower cannot be conditional.
-            good = strategy.experimental_local_results(finite)[0]
-
-            def apply_if_good() -> tf.Tensor:
-                applied = tf.cond(good, apply, lambda: tf.constant(False))
-                if scale is not None:
-                    applied |= scale.is_overflow(strategy.experimental_local_results(loss)[0])
-                    scale.adjust(good, applied if self.reports_non_finite else tf.constant(True))
-                return applied
-
-            if update.when is None:
-                return apply_if_good()
-            # Gradients that are not applied may be non-finite.
-            return tf.cond(strategy.experimental_local_results(wanted)[0], apply_if_good, lambda: tf.constant(True))
+            # The condition is outside the towers: an update inside a tower cannot be conditional. Gradients that are
+            # not wanted may be non-finite.
+            applied = tf.cond(finite & wanted, apply, lambda: ~wanted)
+            if scale is not None:
+                applied |= scale.is_overflow(loss)
+                scale.adjust(finite, wanted & applied if self.reports_non_finite else wanted)
+            return applied
 
         if self.reports_non_finite:
             # Add the rate to the loss, so that a non-finite rate does not count as an overflow of the gradients.

@@ -57,10 +57,10 @@ def tracing(trace: TowerTrace) -> Iterator[None]:
         _tracing.trace = outer
 
 
-def compiled(function: Callable[..., Any]) -> Any:
-    """Return a `tf.function` without AutoGraph, for a method or an inner function."""
+def compiled(function: Callable[..., Any], *specs: Any) -> Any:
+    """Return a `tf.function` without AutoGraph, for a method or an inner function; `specs` are its signature."""
     # TensorFlow counts traces by code object and warns at the fifth; a `partial` is counted separately.
-    return tf.function(functools.partial(function), autograph=False)
+    return tf.function(functools.partial(function), autograph=False, input_signature=specs or None)
 
 
 class SummaryFile:

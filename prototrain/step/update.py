@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from prototrain.gradient_processors import divide, drop_missing, global_norm, on
 from prototrain.optimizers import update_if, updates_all_rows
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace, tower_trace
+from prototrain.system.terminal import shorten_list
 from prototrain.tf_private import expect_averages
 
 Pairs = Sequence[tuple[Any, Any]]
@@ -163,30 +163,27 @@ class GradientNotes:
     """Records which variables have a gradient in any update of a step."""
 
     def __init__(self) -> None:
-        self._found: set[str] = set()
-        self._missing: dict[str, None] = {}
+        self._has_gradient: dict[str, bool] = {}  # by the name of the variable
 
     def take(self, pairs: Pairs) -> None:
         """Record the (gradient, variable) pairs of an update; traced."""
         for gradient, variable in pairs:
-            if gradient is None:
-                self._missing[variable_name(variable)] = None
-            else:
-                self._found.add(variable_name(variable))
+            name = variable_name(variable)
+            self._has_gradient[name] = self._has_gradient.get(name, False) or gradient is not None
 
     def lines(self, processors: Sequence[Any]) -> list[str]:
         """Return warnings about variables without a gradient and processor patterns without a match."""
-        said = [
+        found = [name for name, has_gradient in self._has_gradient.items() if has_gradient]
+        missing = [name for name, has_gradient in self._has_gradient.items() if not has_gradient]
+        lines = [
             f"WARNING: {type(processor).__name__}: {pattern!r} matches no variable that has a gradient; it must match "
-            f"whole names, such as {', '.join(sorted(self._found)[:3])}"
-            for processor in (processors if self._found else ())
+            f"whole names, such as {', '.join(sorted(found)[:3])}"
+            for processor in (processors if found else ())
             for pattern in getattr(processor, "unmatched", ())
         ]
-        missing = [name for name in self._missing if name not in self._found]
         if missing:
-            names = textwrap.shorten(", ".join(missing), 300, placeholder=" ...")
-            said.append(f"WARNING: the loss does not depend on {names}: not trained")
-        return said
+            lines.append(f"WARNING: the loss does not depend on {shorten_list(missing, 10)}: not trained")
+        return lines
 
 
 def apply_gradients(

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from prototrain.data.batches import Batch
 from prototrain.errors import ConfigError
-from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult, whole_number
+from prototrain.step.calls import ConcreteCall, StepCalls, StepResult, whole_number
 from prototrain.step.loop import Iteration, State
 from prototrain.step.trace import detect_summaries
 from prototrain.system.tracebacks import cause
@@ -34,7 +34,6 @@ class XlaLoop(StepCalls):
                 f"{KEY} returns scalars only, and a callback watches {', '.join(sorted(iteration.watched_names))}; "
                 "use another value, or leave the callback out"
             )
-        self._packer = ScalarPacker()
         self._programs: dict[int, ConcreteCall] = {}  # by the number of batches in a block
         self._completed = 0
 
@@ -54,18 +53,10 @@ class XlaLoop(StepCalls):
             return StepResult(steps=0, data_ended=True, waiting=waiting)
         block, row, left = found
         arguments = (block, whole_number(row), whole_number(min(n, left)), tf.constant(np.int64(start)))
-        done, finite, counts, vectors = self._call(row + left, arguments)
-        steps, is_finite = int(done), bool(finite)
-        self._completed = start + steps
-        values, last = self._packer.unpack(vectors), steps - is_finite
-        return StepResult(
-            steps=steps,
-            scalars={name: of_steps[:steps] for name, of_steps in values.items()},
-            outputs={name: of_steps[last] for name, of_steps in values.items()},
-            is_finite=is_finite,
-            is_undone=self._iteration.guard.undoes_calls and not counts,
-            waiting=waiting,
-        )
+        done, finite, kept, vectors = self._call(row + left, arguments)
+        result = self._result(done, vectors, waiting, finite, kept)
+        self._completed = start + result.steps
+        return result
 
     def _call(self, size: int, arguments: tuple[Any, ...]) -> Any:
         if size in self._programs:
