@@ -20,7 +20,6 @@ from prototrain.system.storage import downloaded
 Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # name -> (dtype or its name, shape)
 Arrays: TypeAlias = list[np.ndarray[Any, Any]]  # one for each column, with the same number of rows
 
-_GZIP = b"\x1f\x8b"  # the first bytes of a file
 CHUNK = 4096  # number of rows to parse and check at once
 
 
@@ -135,9 +134,6 @@ def dataset_of(
     for name, path in zip(map(display_path, files), local, strict=True):
         before = len(chunks)
         try:
-            with open(path, "rb") as file:
-                if file.read(2) == _GZIP:
-                    raise DataError(f"{name}: is compressed with gzip; decompress it first")
             chunks += read(name, path)
         except OSError as error:
             raise DataError(f"{name}: cannot be read ({error.strerror})") from error
