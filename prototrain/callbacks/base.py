@@ -315,10 +315,8 @@ def require_same_steps(callback: Callback) -> None:
     outer = [one for one in trainer.callbacks if innermost(one) is callback] if trainer.workers > 1 else []
     for one in (part for whole in outer for part in chain(whole)):
         if one.chief_only or (isinstance(one, PeriodicTrigger) and "seconds" in one.intervals):
-            raise CallbackError(
-                f"{callback.name} must run at the same steps on all workers: leave chief_only False, and use steps= or "
-                "epochs="
-            )
+            rule = "leave chief_only False, and use steps= or epochs="
+            raise CallbackError(f"{callback.name} must run at the same steps on all workers: {rule}")
 
 
 def chain(callback: Callback) -> Iterator[Callback]:

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class CallbackGroup:
-    """Callbacks of one run, ordered by priority and then by the user's list.
-
-    Args:
-        trainer: the trainer of the run.
-        callbacks: the user's list.
+    """Callbacks of one run, ordered by priority and then by the user's list `callbacks`.
 
     Attributes:
         callbacks: the callbacks in execution order. Workers other than the chief skip `chief_only` callbacks.

@@ -126,10 +126,8 @@ class HyperParamSetter(Callback):
             raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
         for other in takewhile(lambda one: one is not self, map(innermost, self.trainer.callbacks)):
             if isinstance(other, HyperParamSetter) and other.param.name == self.param.name:
-                raise CallbackError(
-                    f"{other.name} and {self.name} both record hyper/{self.param.name}: leave one of them out, or give "
-                    "another value its own name with HyperParam(..., name=)"
-                )
+                both = f"{other.name} and {self.name} both record hyper/{self.param.name}"
+                raise CallbackError(f"{both}; leave one of them out, or use HyperParam(..., name=)")
 
     def before_train(self) -> None:
         if self._restored is not None:
@@ -292,9 +290,8 @@ class HumanHyperParamSetter(HyperParamSetter):
             if math.isfinite(found) and self.param.takes(found):
                 value = found
             else:
-                self.trainer.run.log_once(
-                    f"WARNING: {self._path}: ignored the line {line!r}; write it like {self.param.name}: 0.001"
-                )
+                text = f"ignored the line {line!r}; write it like {self.param.name}: 0.001"
+                self.trainer.run.log_once(f"WARNING: {self._path}: {text}")
         return value
 
 
@@ -397,10 +394,8 @@ class LearningRate(Callback):
             raise CallbackError("LearningRate: the optimizer was made with a schedule; make it with a number")
         earlier = takewhile(lambda one: one is not self, map(innermost, self.trainer.callbacks))
         if any(isinstance(one, LearningRate) and one.optimizer is self.optimizer for one in earlier):
-            raise CallbackError(
-                "two LearningRate callbacks set the same learning rate; leave one of them out (default_callbacks() has "
-                "one if the config has a schedule)"
-            )
+            text = "two LearningRate callbacks set the same learning rate; leave one of them out"
+            raise CallbackError(f"{text} (default_callbacks() has one if the config has a schedule)")
 
     def before_train(self) -> None:
         self._assign(self.trainer.global_step)

@@ -145,9 +145,8 @@ class PeriodicCallback(EnableCallbackIf):
         super().__init__(callback, lambda trainer: self._fits(trainer.global_step, trainer.epoch_num))
         given = [interval for interval in (every_k_steps, every_k_epochs) if interval is not None]
         if not given or not all(isinstance(k, Integral) and k > 0 for k in given):
-            raise CallbackError(
-                f"PeriodicCallback of {callback.name}: give every_k_steps or every_k_epochs, a positive whole number"
-            )
+            what = "give every_k_steps or every_k_epochs, a positive whole number"
+            raise CallbackError(f"PeriodicCallback of {callback.name}: {what}")
         self._every_k_steps, self._every_k_epochs = every_k_steps, every_k_epochs
 
     def overrides(self, hook: str) -> bool:

@@ -37,8 +37,8 @@ class Summaries(_StepSums):
     recorded without averaging; see `Trainer.unaveraged`. `trainer.outputs` holds the last step's values.
 
     The model may call `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` in a compiled step, without a
-    writer and a step. Only the calls of the last step are recorded, of the first micro-batch on the first tower. With
-    asynchronous towers or several workers, only returned scalars are recorded.
+    writer and a step. Only the calls of the last step are recorded, of the first micro-batch on the first tower; two
+    scalars of one name are an error. With asynchronous towers or several workers, only returned scalars are recorded.
     """
 
     def __init__(self) -> None:
