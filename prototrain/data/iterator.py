@@ -238,8 +238,6 @@ class DataIterator:
 
     def write(self, prefix: str) -> Callable[[], Position]:
         """Capture the position; returns a function that writes it as part of a checkpoint, from any thread."""
-        if self._reads_ahead:
-            self.rewind()
         about = {"fingerprint": self.fingerprint, "first batch": self._first, "total": self.total}
         finish = self._write(prefix)
         return lambda: {**finish(), **about}
@@ -321,14 +319,14 @@ class DataIterator:
                 try:
                     for _ in self._read_again(position, first_pass):
                         if stop_requested():
-                            self._seek(position)
+                            self._seek_later(position)
                             return False
                         batches += self.block or 1
                     caveat = None if self._repeats() else OTHER_BATCHES
                 except tf.errors.OutOfRangeError:
                     caveat = FEWER_BATCHES
                 except tf.errors.OpError as error:
-                    self._seek(position)
+                    self._seek_later(position)
                     raise DataError(f"reading the training data again failed: {cause(error)}") from error
                 if caveat is None:
                     break
@@ -356,6 +354,11 @@ class DataIterator:
         if self.behind:  # the position is within the block
             self._read_block()
             self._row, self.behind = self.behind, 0
+
+    def _seek_later(self, position: Position) -> None:
+        """Set the position now, and move to it in `catch_up`: a stop must not wait for the data."""
+        self.number, self.offset, self._expected = position["pass"], position["offset"], position.get("digest")
+        self.behind, self._reads_ahead = self.offset, True
 
     def _repeats(self) -> bool:
         """Return whether the batches that were read again are equal to those trained on."""

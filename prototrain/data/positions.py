@@ -141,6 +141,8 @@ class StateIterator(DataIterator):
         super()._read_block()
 
     def _write(self, prefix: str) -> Callable[[], Position]:
+        if self._reads_ahead:
+            self.rewind()
         position, block = self._position(), self.block
         in_block = self._rows_left > 0
         new = self._before_block if in_block else (iterator_state(self.iterator), self.offset - self.behind)

@@ -253,7 +253,7 @@ def test_indivisible_batch() -> None:
         arrays = {name: array[:11] for name, array in tiny_arrays().items()}
         return {"trn": tf.data.Dataset.from_tensor_slices(arrays).batch(8)}
 
-    with pytest.raises(StepError, match=r"step 2 failed in the model: .*divide evenly into 2 parts.*drop_remainder"):
+    with pytest.raises(StepError, match=r"step 2 failed in the model: .*not divide into 2 equal parts.*drop_remainder"):
         SyncReplicatedTrainer(tiny_model(datasets=datasets), 2).train(max_steps=5)
 
 
