@@ -50,8 +50,11 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
     )
     printing = intervals(config["trainer.print_interval"])
     saving = config["trainer.checkpoint_save_interval"]
-    automatic = {"seconds": "auto", "failures_per_day": config["trainer.failures_per_day"]}
     saver = ModelSaver(max_to_keep=config["trainer.max_checkpoints_to_keep"], asynchronous=True)
+    if saving == "auto":
+        saves = saver.every(seconds="auto", failures_per_day=config["trainer.failures_per_day"])
+    else:
+        saves = saver.every(**intervals(saving))
     schedule = from_config(config)
     found: list[Callback] = [
         *([] if schedule is None else [LearningRate(schedule)]),
@@ -61,7 +64,7 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         JSONWriter(),
         ScalarPrinter().every(**(printing if config["model.num_epochs"] is None else {"epochs": 1, **printing})),
         ProgressBar(scalars=config["trainer.progress_scalars"]),
-        saver.every(**(automatic if saving == "auto" else intervals(saving))),
+        saves,
         SaveOnExit(),
         StopOnNaN(),
     ]

@@ -166,12 +166,11 @@ class Callback:
         steps: int | None = None,
         epochs: int | None = None,
         seconds: float | None = None,
-        **options: Any,
+        before_train: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> PeriodicTrigger:
-        """Return a callback that runs `trigger` at an interval. `options` are `before_train` and `clock`.
-
-        See `PeriodicTrigger`.
-        """
+        """Return a callback that runs `trigger` at an interval; see `PeriodicTrigger` for the arguments."""
+        options: dict[str, Any] = {"before_train": before_train, "clock": clock}
         return PeriodicTrigger(self, every_k_steps=steps, every_k_epochs=epochs, every_n_seconds=seconds, **options)
 
     def overrides(self, hook: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import keras
@@ -100,7 +101,7 @@ def _named_dataset(callback: Callback, dataset: Any, batches: int) -> Any:
     known = callback.trainer.datasets or {}
     if isinstance(dataset, str) and dataset not in known:
         raise DataError(f"{callback.name}: {_no_such_dataset(dataset, known)}")
-    if batches < 0:
+    if not isinstance(batches, Integral) or batches < 0:
         raise CallbackError(f"{callback.name}: batches must be a whole number, 0 for all, got {batches!r}")
     found = known[dataset] if isinstance(dataset, str) else dataset
     if not batches:

@@ -52,6 +52,7 @@ class CallbackGroup:
         self._used: set[Callback] = set()  # callbacks with the state of another trainer's run
         self._restored: set[Callback] = set()  # callbacks whose state was in the checkpoint
         self._stepped = False  # whether this run has completed a step or called callbacks of the restored one
+        self._begun_at = -1  # the step of the last `before_epoch`
         self._done: set[tuple[str, str]] = set()  # labels and hooks of the calls since the last step; each is made once
         self._outer = sys.exception()  # an unrelated error that the caller may be handling
         self.unfinished = self.watching = self.has_ended = False
@@ -154,8 +155,9 @@ class CallbackGroup:
         A run that is resumed within an epoch calls only the callbacks without state in the checkpoint and undoes their
         changes to the trainer's state, which the checkpoint already holds.
         """
-        due = self._overriding["before_epoch"]
-        if self._trainer.local_step == 0:
+        step, due = self._trainer.counter.step, self._overriding["before_epoch"]
+        if self._trainer.local_step == 0 and step != self._begun_at:
+            self._begun_at = step
             self._run("before_epoch", due)
             return
         with self._trainer.run.undoing_changes():
@@ -181,8 +183,10 @@ class CallbackGroup:
             self.watching = any(callback in self.watchers for callback in watching)
         return nearest
 
-    def trigger_step(self) -> None:
-        """Run the callbacks that requested the current step."""
+    def trigger_step(self, *, is_repeated: bool = False) -> None:
+        """Run the callbacks that requested the current step; if `is_repeated`, those that a checkpoint has not."""
+        if not is_repeated:
+            self._done.clear()
         step = self._trainer.counter.step
         self._stepped = self.unfinished = True
         is_within_epoch = step < self._trainer.run.next_boundary
@@ -197,7 +201,7 @@ class CallbackGroup:
         """Run the callbacks of the restored step that had not run when it was saved."""
         if self.unfinished:
             self.next_step(self._trainer.counter.step - 1)
-            self.trigger_step()
+            self.trigger_step(is_repeated=True)
 
     def after_epoch(self) -> None:
         """Call `after_epoch`. If the run ends within the epoch, skip callbacks whose `at_end` is False."""
@@ -247,6 +251,7 @@ class CallbackGroup:
             except StopTraining as request:
                 stop = stop or request
             except BaseException:
+                self._begun_at = -1 if hook == "before_epoch" else self._begun_at
                 self._done.discard(call)
                 self.unfinished = self.unfinished or not is_before
                 raise
@@ -284,7 +289,12 @@ class CallbackGroup:
         """Return the callbacks' states by key, and the progress within the current step and epoch."""
         with announcing("collecting the callbacks' states", self._trainer.log):
             states = {key: callback.state_dict() for key, callback in self.by_key.items()}
-        return {"states": states, "unfinished": self.unfinished, "done": sorted(self._done) if self.unfinished else []}
+        return {
+            "states": states,
+            "unfinished": self.unfinished,
+            "done": sorted(self._done) if self.unfinished else [],
+            "epoch_begun_at": self._begun_at,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the callbacks whose state is in the checkpoint."""
@@ -298,6 +308,7 @@ class CallbackGroup:
                 if callback.overrides("state_dict"):
                     self._restored.add(callback)
         self.unfinished, self._done = bool(state["unfinished"]), set(map(tuple, state["done"]))
+        self._begun_at = int(state["epoch_begun_at"])
 
     def times(self) -> dict[str, float]:
         """Return the seconds spent in each callback, by name, longest first."""

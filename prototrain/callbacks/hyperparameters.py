@@ -216,6 +216,11 @@ class ScheduledHyperParamSetter(HyperParamSetter):
             raise CallbackError(f'{self.state_key}: interp must be "linear" or None, got {interp!r}')
         self._is_linear, self._step_based = interp == "linear", step_based
 
+    def setup(self) -> None:
+        super().setup()
+        if not all(map(self.param.takes, [value for _, value in self.points] + [0.5] * self._is_linear)):
+            raise CallbackError(f"{self.param.name} is a whole number: give whole values, without interp")
+
     def new_value(self) -> float | None:
         step = self.trainer.global_step
         now = step if self._step_based else step // self.trainer.steps_per_epoch

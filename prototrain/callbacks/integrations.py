@@ -85,7 +85,7 @@ class SendMonitorData(Callback):
         names: names of the scalars, without dots. The command runs only once all of them have a value.
 
     Raises:
-        CallbackError: the command has a field that is not in `names`.
+        CallbackError: the command has a field that is not in `names`, or other braces that are not doubled.
     """
 
     priority = Priority.WRITE
@@ -95,8 +95,10 @@ class SendMonitorData(Callback):
         self.names = [names] if isinstance(names, str) else list(names)
         try:
             command.format_map(dict.fromkeys(self.names, 0.0))
-        except KeyError as error:
-            raise CallbackError(f"SendMonitorData: the command has a field {error} that is not in names") from None
+        except (AttributeError, IndexError, KeyError, ValueError) as error:
+            raise CallbackError(
+                f"SendMonitorData: a field does not fit names={self.names} ({error}); double other braces"
+            ) from None
         self._has_failed = False
 
     def trigger(self) -> None:

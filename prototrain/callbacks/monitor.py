@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
@@ -23,7 +22,6 @@ Mode = Literal["min", "max"]
 
 HISTORY_LENGTH = 1000
 _RESERVED = ("step", "time")
-_PICTURES = "prototrain.callbacks.pictures"
 
 
 class Best:
@@ -173,7 +171,6 @@ class Monitors:
         for monitor in self._attached:
             monitor.put_scalars(numbers, step)
 
-    # The next three methods import the code of pictures, which few runs need.
     def put_image(self, name: str, images: Any) -> None:
         """Record images at the current step, for monitors such as `TensorBoardWriter`.
 
@@ -185,15 +182,21 @@ class Monitors:
         Raises:
             CallbackError: the shape is not supported, or the name is not allowed.
         """
-        self.put_summary(import_module(_PICTURES).image_summary(name, images))
+        from prototrain.callbacks.pictures import image_summary  # few runs have pictures
+
+        self.put_summary(image_summary(name, images))
 
     def put_histogram(self, name: str, values: Any) -> None:
         """Record a histogram of an array of any shape."""
-        self.put_summary(import_module(_PICTURES).histogram_summary(name, values))
+        from prototrain.callbacks.pictures import histogram_summary
+
+        self.put_summary(histogram_summary(name, values))
 
     def put_text(self, name: str, text: str) -> None:
         """Record Markdown text."""
-        self.put_summary(import_module(_PICTURES).text_summary(name, text))
+        from prototrain.callbacks.pictures import text_summary
+
+        self.put_summary(text_summary(name, text))
 
     def put_summary(self, summary: Any, prefix: str = "") -> None:
         """Record a `Summary` protocol buffer at the current step. Values that are not scalars become events."""

@@ -103,7 +103,9 @@ class EnableCallbackIf(ProxyCallback):
     def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
         super().__init__(callback)
         if any(map(callback.overrides, ("before_run", "after_run", "after_steps"))):
-            raise CallbackError(f"{type(self).__name__}: {callback.name} runs in every step; use tf.cond in it")
+            raise CallbackError(
+                f"{type(self).__name__}: {callback.name} runs in every step, which cannot be switched off"
+            )
         if not any(map(callback.overrides, _CONDITIONAL)):
             raise CallbackError(f"{type(self).__name__}: {callback.name} has no hook of steps or epochs")
         self.condition = condition

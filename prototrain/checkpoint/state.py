@@ -148,7 +148,7 @@ class StateEntries:
         yield
         self._put(data)
         variables.reverse()
-        while variables:  # in order: the values of single towers come after those for all towers
+        while variables:
             variable, value = variables.pop()  # frees each value early, since the model may be large
             variable.assign(value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -34,6 +35,7 @@ from prototrain.tf_private import (
 )
 
 LARGE_STATE = 100 * 2**20  # bytes
+SECONDS_BETWEEN_STATES = 5.0  # of blocks: a resumed run reads at most this much again
 _NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
 _KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
 _KEPT_STATES = 2048  # of a Grain iterator; more than are ever read in a call and prefetched
@@ -102,7 +104,7 @@ class StateIterator(DataIterator):
 
     Between two passes the state is incomplete: TensorFlow has dropped the shuffle, and a restored iterator would start
     the next one in the order of the first pass. In this case the last complete state is written, with the number of
-    batches to read again after it. Within a block, the state before a block since the last save is written. If the data
+    batches to read again after it. Within a block, the state before an earlier block is written. If the data
     reshuffles, a complete state contains the generator of the shuffle.
     """
 
@@ -114,6 +116,7 @@ class StateIterator(DataIterator):
         self._held: Any = None  # the last complete state, and the number of batches of the pass before it
         self._reshuffles = reshuffles(source.training)
         self._is_warned = False
+        self._captured_at = 0.0
         super().__init__(source)
 
     def use_blocks(self) -> None:
@@ -136,8 +139,10 @@ class StateIterator(DataIterator):
         self._before_block = self._held
 
     def _read_block(self) -> None:
-        if self._before_block is self._held:  # the first block after a save, since capturing a state takes long
+        # Not before each block, since capturing a state takes long.
+        if self._before_block is self._held or time.monotonic() - self._captured_at > SECONDS_BETWEEN_STATES:
             self._before_block = iterator_state(self.iterator), self.offset - self.behind
+            self._captured_at = time.monotonic()
         super()._read_block()
 
     def _write(self, prefix: str) -> Callable[[], Position]:

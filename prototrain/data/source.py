@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.values import preserve_global_random
 from prototrain.data.batches import Datasets, check_dataset
-from prototrain.data.pipeline import describe_sources, is_random, operations, stages
+from prototrain.data.pipeline import describe_sources, is_random, operations, reshuffles, stages
 from prototrain.errors import ConfigError, DataError
 from prototrain.readers.order import making_pass
 from prototrain.system.terminal import announcing
@@ -112,7 +112,7 @@ class Source:
 
     def training_of(self, number: int) -> tf.data.Dataset:
         """Return the training dataset of a pass, counted from 0; builds it again if it depends on the pass."""
-        if self._repeats_itself and not self.is_made_once:
+        if self._repeats_itself and self._depends_on_pass:
             with taking_python_functions() as functions:
                 dataset = self._call(number)["trn"]
             self._functions.append(functions)
@@ -140,8 +140,10 @@ class Source:
         # Whether all passes read one dataset, whose Python code and shuffles continue across passes. Random ops in a
         # function would repeat their numbers, since their seeds are set when the function is traced.
         found = [op for stage in stages(checked["trn"]) for op in operations(stage)]
-        depends_on_pass = is_asked() or any(map(is_random, found))
-        self.is_made_once = not depends_on_pass and any("PyFunc" in op.type for op in found)
+        is_drawn = is_asked() or any(map(is_random, found))
+        self.is_made_once = not is_drawn and any("PyFunc" in op.type for op in found)
+        is_shuffled = reshuffles(checked["trn"]) or any(op.type.startswith("ShuffleDataset") for op in found)
+        self._depends_on_pass = is_drawn or (is_shuffled and not self.is_made_once)
         return checked
 
     @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prototrain.errors import ExperimentError
+from prototrain.experiment.rows import last_row
 from prototrain.system.files import write_atomic
 
 State = Literal["running", "finished", "interrupted", "failed"]
@@ -126,10 +127,14 @@ def has_finished(path: Path) -> bool:
 
 
 def has_saved(path: Path) -> bool:
-    """Return whether there was a checkpoint since the run last began at step 0; see `has_finished`."""
-    found = False
+    """Return whether there was a checkpoint since the run last began at step 0.
+
+    Without a record, or with a damaged one, there may have been one if there are rows in the metrics.jsonl beside it.
+    """
+    found, attempts = False, []
     with suppress(ExperimentError):
-        for attempt in read_attempts(path):
-            resumed = (attempt.start or "").startswith("resumed")
-            found = attempt.has_saved or resumed or (found and attempt.first_step != 0)
-    return found
+        attempts = read_attempts(path)
+    for attempt in attempts:
+        resumed = (attempt.start or "").startswith("resumed")
+        found = attempt.has_saved or resumed or (found and attempt.first_step != 0)
+    return found or (not attempts and last_row(path.with_name("metrics.jsonl"))[0] is not None)

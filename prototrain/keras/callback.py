@@ -72,7 +72,7 @@ class KerasCallback(Callback):
         self._logs: tuple[tuple[str, int], dict[str, Any]] = (("", -1), {})
         self._model = trainer.keras_model
         if self._model is None:
-            self._model = TrainerWithoutKerasModel(optimizer=trainer.optimizer)
+            self._model = TrainerWithoutKerasModel(optimizer=trainer.optimizer, stop_training=False)
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
         self.callback.set_model(self._model)
 

@@ -138,14 +138,12 @@ class LayerCache:
                 if isinstance(variable, KerasVariable):
                     self._weights.setdefault(id(variable.value), variable)
 
+        prefixes = _model_names([item for item in named if isinstance(item, Functional)])
         owners: dict[int, Any] = {}  # the innermost layer with a given name, by the id of each variable
-        models: dict[int, list[str]] = {}  # the names of functional models around it, which Keras makes after it
         of_layers = [item for item in named if isinstance(item, keras.layers.Layer)]  # metrics may have equal names
-        for layer in sorted(of_layers, key=lambda one: len(one.variables)):  # inner ones are smaller, or made before
+        for layer in sorted(of_layers, key=lambda one: len(one.variables)):
             for weight in layer.variables:
                 owners.setdefault(id(weight.value), layer)
-                if isinstance(layer, Functional):
-                    models.setdefault(id(weight.value), []).insert(0, layer.name)
         # Layers that existed before come last, whether the first call or an earlier trainer has built them.
         self._outer = {
             id(v.value): v.value for key, layer in called.items() if key not in made for v in layer.variables
@@ -154,7 +152,7 @@ class LayerCache:
         last = self._outer | {id(variable): variable for variable in before}
         for variable in [*mine, *last.values()]:
             own_name = _name_with_layers(variable, self._weights.get(id(variable)))
-            wanted = "/".join([*models.get(id(variable), ()), own_name])
+            wanted = "/".join(filter(None, (prefixes.get(id(variable)), own_name)))
             owner, first = owners.get(id(variable)), owners.get(id(self.variables.get(wanted)))
             if owner is not None and first is not None and owner is not first:
                 raise ModelError(
@@ -245,3 +243,28 @@ def _place_again(variable: Any) -> None:
         synchronization=held.synchronization,
     )
     hold(variable, new)
+
+
+def _model_names(models: list[Any]) -> dict[int, str]:
+    """Return the path of functional models around each variable, such as ``outer/inner``, by the variable's id.
+
+    Keras creates these variables when a layer is called, before the model exists. A layer of several models gets the
+    path of the first.
+    """
+    found: dict[int, str] = {}
+
+    def walk(model: Any, path: str) -> None:
+        for layer in model.layers:
+            longer = f"{path}/{layer.name}" if id(layer) in mine else path
+            if isinstance(layer, Functional):
+                walk(layer, longer)
+            else:
+                for weight in layer.variables:
+                    found.setdefault(id(weight.value), path)
+
+    mine = set(map(id, models))
+    inner = {id(layer) for model in models for layer in model.layers}
+    for model in models:
+        if id(model) not in inner:
+            walk(model, model.name)
+    return found

@@ -52,6 +52,8 @@ def csv(
         StorageError: a file at a URL cannot be downloaded.
     """
     made = columns_of(features)
+    if texts := [name for name, given in (columns or {}).items() if isinstance(given, str)]:
+        raise DataError(f"columns: {texts[0]!r} needs a list of column names, not a text")
     sources = {column.name: list((columns or {}).get(column.name, [column.name])) for column in made}
     for column in made:
         name, size = column.name, math.prod(column.shape)

@@ -61,9 +61,18 @@ def dataflow(
     if hasattr(flow, "reset_state"):
         flow.reset_state()
     names = list(spec) if names is None and spec is not None else names
+
+    def named(point: Any) -> dict[str, Any]:
+        parts = named_parts(point, names)
+        as_is = {name for name, one in (spec or {}).items() if not isinstance(one, tf.TensorSpec)}  # a nested structure
+        return {
+            name: np.asarray(part) if isinstance(part, list | tuple) and name not in as_is else part
+            for name, part in parts.items()
+        }
+
     with announcing(f"waiting for the first data points of {kind} (with spec=... none are read here)"):
         dataset = dataset_of_points(
-            lambda: (named_parts(point, names) for point in flow),
+            lambda: map(named, flow),
             f"a data point of {kind}",
             batched=batched,
             signature=None if spec is None else dict(spec),
@@ -139,7 +148,7 @@ def _spec(batched: bool, value: Any) -> tf.TypeSpec:
 
 def _common(*specs: tf.TypeSpec) -> Any:
     found = specs[0].most_specific_common_supertype(specs[1:])
-    if found is None:
+    if found is None or (isinstance(found, tf.TensorSpec) and found.shape.rank is None):
         raise DataError(f"the first data points are not alike: {' and '.join(map(str, specs))}; give spec=")
     return found
 

@@ -12,11 +12,13 @@ continue, and SIGQUIT prints the stacks of all threads. A forked child inherits 
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -71,16 +73,17 @@ os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_afte
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 _SAVE = signal.SIGUSR1
+_AGAIN_SECONDS = 1.0
 _STDERR = 2
 
 
 class StopRequest:
     """Context manager that turns signals into flags: one to stop, and one to save and continue.
 
-    The first stop signal asks the run to stop after the current step. Ctrl-C (SIGINT) after it leaves at once: it
-    raises KeyboardInterrupt in an interactive session and ends the process otherwise. Other signals count once, since
-    programs such as `timeout` send them twice. Ignored signals stay ignored, as under ``nohup``. Outside of the main
-    thread no handlers are installed, and only `request` sets the flag.
+    The first stop signal asks the run to stop after the current step. Ctrl-C (SIGINT) a second or more after it leaves
+    at once: it raises KeyboardInterrupt in an interactive session and ends the process otherwise. Other signals count
+    once, since programs such as `timeout` send them twice. Ignored signals stay ignored, as under ``nohup``. Outside of
+    the main thread no handlers are installed, and only `request` sets the flag.
 
     `announce` is called with lines for the user. With `saves`, SIGUSR1 is handled, too, and the owner calls
     `pop_save_request`. `signum` is the signal that asked for a stop, or None.
@@ -98,7 +101,7 @@ class StopRequest:
 
     def _reset(self) -> None:
         self.signum: int | None = None
-        self._has_received = False  # a stop signal
+        self._stopped_at = math.inf  # the time of the first stop signal
         self._save_asked = False
 
     def __enter__(self) -> StopRequest:
@@ -191,8 +194,8 @@ class StopRequest:
             self._save_asked = True
             return
         self.request(signum)
-        if is_interactive():
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # the next one raises KeyboardInterrupt
+        if signum == signal.SIGINT and is_interactive() and self._is_second():
+            raise KeyboardInterrupt
 
     def _wait(self, receiver: socket.socket) -> None:
         while received := receiver.recv(64):
@@ -204,12 +207,16 @@ class StopRequest:
         name = signal.Signals(signum).name
         if signum == _SAVE:
             self.announce(f"{name}: saving after this step")
-        elif not self._has_received:
-            self._has_received = True
+        elif self._stopped_at == math.inf:
+            self._stopped_at = time.monotonic()
             self.request(signum)
             self.announce(f"{name}: stopping after this step and saving; Ctrl-C now exits at once")
-        elif signum == signal.SIGINT and not is_interactive():
+        elif signum == signal.SIGINT and not is_interactive() and self._is_second():
             os._exit(128 + signum)
+
+    def _is_second(self) -> bool:
+        # Programs that pass on the Ctrl-C of their terminal deliver it twice.
+        return time.monotonic() - self._stopped_at > _AGAIN_SECONDS
 
     def _tell(self, stop: bool) -> None:
         for listener in self._listeners:
@@ -237,22 +244,26 @@ class LeavingAtOnce(StopRequest):
 
 @contextmanager
 def ignore_save_signals() -> Iterator[None]:
-    """Context manager in which SIGUSR1 and SIGQUIT do not end the process, unless it handles SIGUSR1 already.
+    """Context manager in which SIGUSR1 and SIGQUIT do not end the process. It does nothing outside of the main thread.
 
     SIGUSR1 prints a line if there is nothing to save. SIGQUIT prints the stacks of all threads, even during a
-    TensorFlow call. Outside of the main thread it does nothing.
+    TensorFlow call.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(_SAVE) is not signal.SIG_DFL:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(_SAVE, _nothing_to_save)
+    is_free = signal.getsignal(_SAVE) is signal.SIG_DFL
+    if is_free:
+        signal.signal(_SAVE, _nothing_to_save)
+    had_stacks = faulthandler.unregister(signal.SIGQUIT)  # type: ignore[func-returns-value]
     faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
     try:
         yield
     finally:
-        faulthandler.unregister(signal.SIGQUIT)
-        signal.signal(_SAVE, signal.SIG_DFL)
+        if not had_stacks:
+            faulthandler.unregister(signal.SIGQUIT)
+        if is_free:
+            signal.signal(_SAVE, signal.SIG_DFL)
 
 
 def _nothing_to_save(signum: int, frame: FrameType | None) -> None:

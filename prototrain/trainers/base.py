@@ -243,7 +243,6 @@ class Trainer:
             completed = self.global_step - self.callbacks.unfinished
             self._set_step(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
             self.stop.check()
-            self._save_if_asked()  # before `before_epoch`, which a run that resumes from here calls again
             self.callbacks.before_epoch()
             self.callbacks.repeat_step()
             while (step := self.counter.step) < self.run.next_boundary:
@@ -317,7 +316,7 @@ class Trainer:
                 raise ConfigError(f"{name} must be a whole number and not negative, got {value!r}")
         if steps_per_epoch == 0:
             raise ConfigError("steps_per_epoch must be at least 1")
-        if max_steps is None and max_epoch is None and self.config is not None:
+        if max_steps is None and max_epoch is None and self.config is not None and self.datasets is not None:
             max_epoch = self.config["model.num_epochs"]
             max_steps = self.config["model.num_steps"] if max_epoch is None else None
         if steps_per_epoch is None:

@@ -31,8 +31,10 @@ def describe_optimizer(config: Config, optimizer: Any) -> str:
     return f"{type(optimizer).__name__}, learning rate {words}{follows}"
 
 
-def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> str | None:
+def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback], *, is_used: bool) -> str | None:
     """Return a warning if the config has a schedule that no callback follows, after the callbacks' setup.
+
+    `is_used` says whether the step is known to update with the optimizer.
 
     Raises:
         ConfigError: neither the config nor a callback sets a learning rate, or it would be 0 in all steps.
@@ -54,7 +56,8 @@ def check_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) ->
         return None
     text = f"no LearningRate is among the callbacks, so model.lr_schedule ({schedule}) is not followed"
     cure = "add LearningRate(schedules.from_config(config))"
-    if rate(optimizer) == 0.0:  # of a warmup
+    may_set = any(one.overrides("before_run") or one.overrides("before_epoch") for one in callbacks)
+    if rate(optimizer) == 0.0 and is_used and not may_set:  # of a warmup
         raise ConfigError(f"{text} and the learning rate would stay at 0; {cure}")
     return f"WARNING: {text}: the learning rate stays at {rate(optimizer):.6g} unless another callback sets it; {cure}"
 

@@ -408,8 +408,10 @@ class TowerTrainer(Trainer):
         if not self.data.catch_up(self.should_stop):
             return 0
         calls, start = self.calls, self.counter.step
-        is_watched = self.is_compiled and self.callbacks.watching and calls.may_be_watched  # the last step is
-        result = calls.run_watched(start) if is_watched and n == 1 else calls.run(start, n - is_watched)
+        if self.is_compiled and self.callbacks.watching and calls.may_be_watched:  # the last step runs separately
+            result = calls.run_watched(start) if n == 1 else calls.run(start, n - 1)
+        else:
+            result = calls.run(start, n)
         if result.is_undone:  # repeat the call, and stop right at the step that is not finite
             self.log(f"the loss or a gradient is not finite in a step after {start}; repeating the steps up to it")
             self.data.count(0, reads_ahead=not self.data.block)  # a block is kept
@@ -485,7 +487,7 @@ class TowerTrainer(Trainer):
     def _check_rate(self) -> None:
         """Check before the first step that the config or a callback sets the learning rate."""
         if self.counter.step == self.run.began_at:
-            unused = check_rate(self.config, self.optimizer, self.callbacks)
+            unused = check_rate(self.config, self.optimizer, self.callbacks, is_used=not self.has_own_train_step)
             if unused is not None and self.is_chief:
                 self.run.log_once(unused)
 

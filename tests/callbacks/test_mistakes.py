@@ -79,8 +79,9 @@ def halves(step: Any) -> Any:
         ),
         (tiny_trainer, [HyperParamSetterWithFunc("fc0/kernel", min)], r"has the shape \[4, 6\]; it must be a scalar"),
         (tiny_trainer, [HyperParamSetterWithFunc(HyperParam(np, "phi"), min)], "no attribute 'phi'"),
-        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1.5)])], "cannot become 1.5"),
+        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1.5)])], "give whole values"),
         (tiny_trainer, [HyperParamSetterWithFunc(whole(), lambda *_: math.nan).every(steps=1)], "cannot become nan"),
+        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1), (2, 2)], interp="linear")], "without interp"),
         (
             tiny_trainer,
             [HyperParamSetterWithFunc(whole(), lambda epoch, value: 0.5).every(steps=1)],

@@ -71,6 +71,14 @@ def of_models(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     return keras.layers.Dense(2, name="fc")(outer(x))
 
 
+def models_with_a_shared_layer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    given = keras.Input((4,))
+    code = keras.layers.Dense(2, name="e")(given)
+    encoder = keras.Model(given, code, name="encoder")
+    whole = keras.Model(given, keras.layers.Dense(4, name="d")(code), name="whole")
+    return whole(inputs["x"]) + tf.reduce_sum(encoder(inputs["x"]))
+
+
 def by_hand(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     scale = tf.Variable(tf.ones([4]), name="scale")
     with tf.name_scope("inside"):
@@ -122,6 +130,7 @@ def with_optimizer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
             "a/fc/kernel a/fc/bias b/fc/kernel b/fc/bias outer/inner/fc/kernel outer/inner/fc/bias "
             "outer/out/kernel outer/out/bias fc/kernel fc/bias",
         ),
+        (models_with_a_shared_layer, "encoder/e/kernel encoder/e/bias whole/d/kernel whole/d/bias"),
         (by_hand, "scale inside/shift Variable"),
         (in_control_flow, "yes/kernel yes/bias"),
         (auxiliary_head, "head_1/kernel head_1/bias head_2/kernel head_2/bias"),

@@ -38,6 +38,7 @@ class Flow:
         ([{"x": np.float32([1, 2]), "y": 3}, {"x": np.float32([4, 5]), "y": 6}], {"names": ["y"]}, ["y"]),
         ([{"y": np.arange(3)}, {"y": np.arange(2)}], {"batched": True}, ["y"]),
         ([{"y": "text"}, {"y": b"longer text"}], {}, ["y"]),
+        ([([[1.5, 2.5]], (1, 2)), ([[3.5, 4.5]], (3, 4))], {}, ["x", "y"]),
     ],
 )
 def test_dataflow(points: list[Any], options: dict[str, Any], names: list[str]) -> None:

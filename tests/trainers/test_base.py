@@ -192,7 +192,7 @@ EPOCH_HOOKS = ("before_epoch", "trigger_step", "after_epoch", "trigger_epoch")
 
 @pytest.mark.parametrize("error", [None, StopTraining("enough")], ids=["signal", "StopTraining"])
 @pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize(("hook", "step"), [*((hook, 3) for hook in EPOCH_HOOKS[1:]), ("trigger_step", 4)])
+@pytest.mark.parametrize(("hook", "step"), [*((hook, 3) for hook in EPOCH_HOOKS), ("trigger_step", 4)])
 def test_hooks_run_once_for_a_stopped_epoch(
     tmp_path: Path, hook: str, step: int, is_first: bool, error: BaseException | None
 ) -> None:
@@ -220,6 +220,19 @@ def test_callbacks_of_a_failed_step_run_once(tmp_path: Path, step: int, error: B
     CountingTrainer(experiment=tmp_path).train([Recorder(calls).every(steps=1), SaveOnExit()], **length)
     triggered = [at for hook, at in calls if hook == "trigger"]
     assert triggered == [1, 2, 3, 4, 5]
+
+
+def test_callbacks_of_a_trainer_with_its_own_run_steps() -> None:
+    class Own(CountingTrainer):
+        def run_steps(self, n: int) -> int:
+            for _ in range(n):
+                self.run_step()
+            self._set_step(self.global_step + n)
+            return n
+
+    calls: list[tuple[str, int]] = []
+    Own().train([Recorder(calls).every(steps=2)], max_steps=5)
+    assert [at for hook, at in calls if hook == "trigger"] == [2, 4, 5]
 
 
 @pytest.mark.parametrize("hook", ["run_step", "after_run"])

@@ -41,6 +41,8 @@ def empty(experiment: Path) -> None:
 LOST: dict[str, Callable[[Path], object]] = {
     "deleted": lambda experiment: shutil.rmtree(experiment / "checkpoints"),
     "deleted after a kill": lambda experiment: (killed(experiment), empty(experiment)),
+    "with the record": lambda experiment: (empty(experiment), (experiment / "run.json").unlink()),
+    "with a damaged record": lambda experiment: (empty(experiment), (experiment / "run.json").write_text("{")),
 }
 
 
