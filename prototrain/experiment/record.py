@@ -71,8 +71,14 @@ class RunRecord:
         self._path = path
         self._announce = announce
         self._earlier: list[Attempt] = []
-        with suppress(ExperimentError):  # a damaged record is replaced
+        with suppress(ExperimentError, OSError):  # a damaged record is replaced
             self._earlier = read_attempts(path)
+            row, *_ = last_row(path.with_name("metrics.jsonl"))
+            time_of_row = None if row is None else row.get("time")
+            # A killed attempt lasted until its last row.
+            if self._earlier and self._earlier[-1].seconds is None and isinstance(time_of_row, int | float):
+                seconds = round(max(0.0, time_of_row - self._earlier[-1].started), 3)
+                self._earlier[-1] = replace(self._earlier[-1], seconds=seconds)
         self._attempt = Attempt(started=round(time.time() - setup, 3), **facts)
         self._began = time.monotonic() - setup
         self._lock = threading.Lock()

@@ -252,7 +252,7 @@ class Run:
         except (StorageError, ExperimentError) as failure:
             if not isinstance(error, Exception):
                 raise
-            if failure is not error:
+            if not isinstance(error, StorageError):
                 self.log_once(f"WARNING: {failure}")
 
     def directory_is_gone(self) -> bool:
