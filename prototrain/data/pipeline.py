@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import dropwhile, zip_longest
 from typing import Any
 
 import numpy as np
@@ -163,7 +163,7 @@ _HARMLESS_OPTIONS = ("autotune", "deterministic", "threading", "experimental_dis
 def choose_mode(dataset: tf.data.Dataset, wanted: str = "auto") -> tuple[str, str]:
     """Return how a run returns to its position in a dataset, and the reason if it is not "iterator".
 
-    - "iterator": plain stages with at most one shuffle, whose iterator state is complete if TensorFlow can save it;
+    - "iterator": plain stages with at most one shuffle, whose iterator state TensorFlow saves completely;
     - "replay": other data that repeats under its seed;
     - "restart": data that does not repeat.
     """
@@ -192,26 +192,39 @@ def _why_replay(dataset: tf.data.Dataset) -> Iterator[str]:
     for name in set_options(dataset.options()):
         if name not in _HARMLESS_OPTIONS:
             yield f"it has the option {name}"
-    names = [stage_name(stage) for stage in stages(dataset)]
+    shuffles = 0
     for stage in stages(dataset):
+        shuffles += stage_name(stage) == "_Shuffle"
         if stage_name(stage) not in PLAIN:
             yield f"stage {stage_label(stage)}"
         if is_file_cache(stage):
             yield "it is cached in a file"  # restoring the iterator without that file would kill the process
+        is_parallel = stage_name(stage).startswith("_Parallel")
+        if is_parallel and (op := next(filter(_has_order, operations(stage)), None)) is not None:
+            yield f"parallel calls of {stage_label(stage)} run {op.type} in any order, so the data may not repeat"
         for op in operations(stage):
-            if "PyFunc" in op.type or op.type == "GeneratorDataset":
+            if is_random(op):
+                yield f"{stage_label(stage)} draws random numbers ({op.type}); tf.random.stateless_* keep the position"
+            elif "PyFunc" in op.type or op.type == "GeneratorDataset":
                 yield "Python code produces it"
-            elif "Dataset" in op.type and op.type not in _IN_FUNCTIONS:
+            elif op.type not in _IN_FUNCTIONS and ("Dataset" in op.type or _has_state(op)):
                 yield f"the function of {stage_label(stage)} runs {op.type}"
         if any(tensor.dtype == tf.variant for one in stage_functions(stage) for tensor in one.captured_inputs):
             yield f"the function of {stage_label(stage)} reads another dataset"
-    if (shuffles := names.count("_Shuffle")) > 1:
+    if shuffles > 1:
         yield f"{shuffles} shuffles"
-    # These stages above a shuffle make its saved state incomplete.
-    above = names[names.index("_Shuffle") :] if shuffles else []
-    yield from (f"a shuffle below {name.strip('_')}" for name in above if name in _SPREAD)
-    if "_Repeat" in above and any(name in _ENDS_EARLY for name in above[above.index("_Repeat") :]):
-        yield "a shuffle that is repeated and cut off"  # threads decide how far it is read past the cut
+    yield from _above_shuffle(dataset)
+
+
+def _above_shuffle(stage: Any, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the reasons why the stages above a shuffle, the last one first, make its saved state incomplete."""
+    name = stage_name(stage)
+    if name == "_Shuffle":
+        yield from (f"a shuffle below {other.strip('_')}" for other in above if other in _SPREAD)
+        if "_Repeat" in dropwhile(lambda other: other not in _ENDS_EARLY, above):
+            yield "a shuffle that is repeated and cut off"  # threads decide how far it is read past the cut
+    for source in sources(stage):
+        yield from _above_shuffle(source, (*above, name))
 
 
 def is_random(op: Any) -> bool:
@@ -219,26 +232,53 @@ def is_random(op: Any) -> bool:
     return bool(op.op_def is not None and op.op_def.is_stateful and "seed2" in op.node_def.attr)
 
 
+def _has_order(op: Any) -> bool:
+    """Return whether the results of an op depend on its earlier calls: it is random, or changes a variable."""
+    return is_random(op) or op.type.startswith(("Assign", "RngReadAndSkip"))
+
+
+def is_python(dataset: tf.data.Dataset) -> bool:
+    """Return whether Python code produces the data."""
+    return any("PyFunc" in op.type for stage in stages(dataset) for op in operations(stage))
+
+
 def reshuffles(dataset: tf.data.Dataset) -> bool:
     """Return whether each iteration over a dataset has a different order."""
+    return any(map(_is_reshuffled, stages(dataset)))
+
+
+def _is_reshuffled(stage: Any) -> bool:
+    if stage_name(stage) in ("_Shuffle", "_Random"):
+        return reshuffles_each_pass(stage)
     # The choices of `choose_from_datasets` have no Python object, and may be shuffled.
-    return any(
-        reshuffles_each_pass(stage)
-        if stage_name(stage) in ("_Shuffle", "_Random")
-        else order_of(stage) is not None or stage_name(stage) == "_DirectedInterleave"
-        for stage in stages(dataset)
-    )
+    return order_of(stage) is not None or stage_name(stage) == "_DirectedInterleave"
+
+
+def draws(stage: Any) -> bool:
+    """Return whether a stage or its functions have a random generator."""
+    if _is_reshuffled(stage) or stage_name(stage) in ("_Shuffle", "_Random"):
+        return True
+    return any(is_random(op) or op.type.startswith("ShuffleDataset") for op in operations(stage))
+
+
+def shares_generators(one: tf.data.Dataset, other: tf.data.Dataset) -> bool:
+    """Return whether two datasets share a stage that draws random numbers."""
+    known = {id(stage) for stage in stages(other)}
+    return any(id(stage) in known and draws(stage) for stage in stages(one))
 
 
 def is_function_of_element(stage: Any) -> bool:
     """Return whether a stage keeps the order, and its output depends on the element only."""
-    stateful = (op.type for op in operations(stage) if op.op_def is None or op.op_def.is_stateful)
-    return not _is_unordered(stage) and all(name in _WITHOUT_STATE for name in stateful)
+    return not _is_unordered(stage) and not any(map(_has_state, operations(stage)))
 
 
 def is_file_cache(stage: Any) -> bool:
     """Return whether a stage is a `cache(filename)`."""
     return stage_name(stage) == "Cache" and tf.get_static_value(cache_file(stage)) != b""
+
+
+def _has_state(op: Any) -> bool:
+    return op.type not in _WITHOUT_STATE and (op.op_def is None or op.op_def.is_stateful)
 
 
 def _is_unordered(stage: Any) -> bool:

@@ -19,7 +19,15 @@ from prototrain.checkpoint.store import READ_ERRORS
 from prototrain.data.adapters import GRAIN, named_batch, read_grain
 from prototrain.data.batches import Datasets, RollingDigest
 from prototrain.data.iterator import DataIterator, Position
-from prototrain.data.pipeline import choose_mode, is_file_cache, is_function_of_element, reshuffles, sources, stages
+from prototrain.data.pipeline import (
+    choose_mode,
+    is_file_cache,
+    is_function_of_element,
+    reshuffles,
+    shares_generators,
+    sources,
+    stages,
+)
 from prototrain.data.source import Share, Source
 from prototrain.errors import CheckpointError, DataError
 from prototrain.readers.order import Order, order_of
@@ -80,8 +88,13 @@ def training_data(
             reason = f"TensorFlow cannot save its iterator: {cause(error)}"
             if data_position == "iterator":
                 raise DataError(f"trainer.data_position: {reason}") from error
-    kind = DataIterator if mode == "restart" else ReplayIterator
-    return kind(source, reason, batch_size=batch_size)
+    if mode != "restart":
+        looked_at = source.training
+        data = ReplayIterator(source, reason, batch_size=batch_size)
+        if not (source.repeats_itself and shares_generators(data.training, looked_at)):
+            return data
+        reason = "it has a shuffle that was made outside of datasets()"
+    return DataIterator(source, reason, batch_size=batch_size)
 
 
 def write_state(prefix: str, state: tf.Tensor) -> Path:
@@ -288,13 +301,16 @@ class ReplayIterator(DataIterator):
 
     A dataset of Python code is built once for all passes. Its current pass is read again first. If the batches differ,
     such as from a generator that continues its random numbers across passes, all earlier passes are read again too.
+
+    Attributes:
+        training: the training dataset of the pass.
     """
 
     mode = "replay"
 
     def __init__(self, source: Source, reason: str, *, batch_size: int) -> None:
         self._digest = RollingDigest()
-        self._training: Any = None
+        self.training: Any = None
         self._next = 0  # the pass that the next iteration over a dataset built once starts
         super().__init__(source, reason, batch_size=batch_size)
 
@@ -306,8 +322,8 @@ class ReplayIterator(DataIterator):
                 iter(self._source.training)  # a shuffle draws its seeds when an iteration starts
         self._next = number + 1
         dataset = self._source.training_of(number)
-        if dataset is not self._training:
-            self._training, self._digested = dataset, self._digest.over(dataset)
+        if dataset is not self.training:
+            self.training, self._digested = dataset, self._digest.over(dataset)
         return self._digested, 0
 
     def _position(self) -> Position:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.values import preserve_global_random
 from prototrain.data.batches import Datasets, check_dataset
-from prototrain.data.pipeline import describe_sources, is_random, operations, reshuffles, stages
+from prototrain.data.pipeline import describe_sources, draws, is_python, is_random, operations, stages
 from prototrain.errors import ConfigError, DataError
 from prototrain.readers.order import making_pass
 from prototrain.system.terminal import announcing
@@ -94,7 +94,7 @@ class Source:
     ) -> None:
         self._make = make
         self.seed, self.announce, self.share = seed, announce, share
-        self._repeats_itself = True
+        self.repeats_itself = True  # whether all calls of `datasets()` have returned the same data
         # Python functions of the last two passes: an iterator over the earlier one may still be ending.
         self._functions: deque[list[Any]] = deque(maxlen=2)
         self.rebuild()
@@ -110,15 +110,20 @@ class Source:
         """The training dataset of the first pass."""
         return self.datasets["trn"]
 
+    @property
+    def is_made_once(self) -> bool:
+        """Whether all passes read one dataset, whose Python code and shuffles continue across passes."""
+        return not self._follows_pass and is_python(self.training)
+
     def training_of(self, number: int) -> tf.data.Dataset:
         """Return the training dataset of a pass, counted from 0; builds it again if it depends on the pass."""
-        if self._repeats_itself and self._depends_on_pass:
+        if self.repeats_itself and self._follows_pass:
             with taking_python_functions() as functions:
                 dataset = self._call(number)["trn"]
             self._functions.append(functions)
             if describe_sources(dataset) == describe_sources(self.training):
                 return dataset
-            self._repeats_itself = False
+            self.repeats_itself = False
             self.announce(
                 "datasets() returns different data in each call; the run continues with the data of the first call "
                 "(seed every random generator in datasets())"
@@ -129,6 +134,7 @@ class Source:
         waiting = announcing("waiting for the model's datasets()", self.announce)
         with waiting, making_pass(number) as is_asked, self._seeded(number):
             datasets = self._make()
+            self._follows_pass = is_asked()
         is_dict = isinstance(datasets, dict)
         if not is_dict or "trn" not in datasets:
             given = (", ".join(map(repr, datasets)) or "nothing") if is_dict else type(datasets).__name__
@@ -137,13 +143,11 @@ class Source:
                 'return {"trn": ..., "vld": ...}'
             )
         checked = {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
-        # Whether all passes read one dataset, whose Python code and shuffles continue across passes. Random ops in a
-        # function would repeat their numbers, since their seeds are set when the function is traced.
-        found = [op for stage in stages(checked["trn"]) for op in operations(stage)]
-        is_drawn = is_asked() or any(map(is_random, found))
-        self.is_made_once = not is_drawn and any("PyFunc" in op.type for op in found)
-        is_shuffled = reshuffles(checked["trn"]) or any(op.type.startswith("ShuffleDataset") for op in found)
-        self._depends_on_pass = is_drawn or (is_shuffled and not self.is_made_once)
+        # A shuffle draws new numbers each time one dataset is iterated. Random ops in a function repeat theirs, since
+        # their seeds are set when the function is traced.
+        training = checked["trn"]
+        in_functions = any(is_random(op) for stage in stages(training) for op in operations(stage))
+        self._follows_pass |= in_functions or (not is_python(training) and any(map(draws, stages(training))))
         return checked
 
     @contextmanager

@@ -177,6 +177,8 @@ class BuildCall:
         found, is_new = self._find_or_make(f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), outline, make)
         if is_new:
             self._new[id(found)] = found
+        elif kind is keras.layers.Lambda:  # the variables of the first function may have other values now
+            found.function = kwargs.get("function", *args[:1])
         return found
 
     def is_new(self, made: Any) -> bool:

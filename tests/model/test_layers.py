@@ -465,3 +465,17 @@ def test_adapters_are_added_once() -> None:
 
     trainer = tiny_trainer(build=classifier(network))
     assert moved(trainer) == {"out/bias", "out/lora_kernel_a", "out/lora_kernel_b"}
+
+
+def test_lambda_layers_of_a_loop() -> None:
+    def build(inputs: Any, train_phase: bool) -> dict[str, Any]:
+        x = inputs["x"]
+        for number in range(1, 4):
+            x = keras.layers.Lambda(lambda z: z + number)(x)  # noqa: B023
+        loss = tf.reduce_mean(keras.layers.Dense(1)(x) ** 2)
+        return {"loss": loss, "added": tf.reduce_mean(x - inputs["x"])}
+
+    trainer = SimpleTrainer(tiny_model(build=build))
+    trainer.train(max_steps=2)
+    assert trainer.outputs["added"] == pytest.approx(6.0, abs=1e-4)
+    assert trainer.evaluate("vld")["added"] == pytest.approx(6.0, abs=1e-4)
