@@ -19,7 +19,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table as RichTable
 
 # Control characters, including those that begin escape sequences; marks that change the direction of writing;
 # characters that only some programs treat as line ends; lone surrogates, which cannot be encoded.
@@ -65,18 +65,14 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-WIDTH = 80  # the width of folded text in characters, if the output is not a terminal
+WIDTH = 80  # the width of tables in characters, if the output is not a terminal
 _UNLIMITED = 10_000
-_SHORT = 10  # the length of a cell that is cut, at least
+_SHORT = 10  # width of a cell that is cut, at least
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with headers. Columns of numbers are aligned to the right.
-
-    On a terminal, or with columns in `cut`, which give room first, the table fits the width. Otherwise each row is one
-    line.
-    """
+    """A table with headers. Columns of numbers are aligned to the right."""
 
     rows: Sequence[Sequence[Any]]  # cells are strings, numbers or None
     headers: Sequence[str]
@@ -85,42 +81,60 @@ class Table:
     number_format: str = ""  # such as ","
 
     def __str__(self) -> str:
+        return self.text(_UNLIMITED)
+
+    def text(self, width: int) -> str:
+        """Format the table as plain text with lines of `width` characters, or more if names would not be whole."""
         from rich.console import Console
 
-        lines, width = io.StringIO(), shutil.get_terminal_size((WIDTH, 24)).columns if self.cut else _UNLIMITED
-        Console(file=lines, width=width, highlight=False, no_color=True).print(self)
+        lines = io.StringIO()
+        console = Console(file=lines, width=_UNLIMITED, highlight=False, no_color=True)
+        console.print(self.fitted(width, folds_names=False))
         return "\n".join(line.rstrip() for line in lines.getvalue().splitlines())
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def fitted(self, width: int, *, folds_names: bool = True) -> RichTable:
+        """Return a rich table for a width."""
         from rich.box import Box
         from rich.table import Table as RichTable
         from rich.text import Text
 
         box = Box("    \n    \n -  \n" + 5 * "    \n")  # a rule below the headers
         made = RichTable(box=box, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
-        rows = [[Text(self._text(cell)) for cell in row] for row in self.rows]
-        headers = [Text(one_line(header)) for header in self.headers]
-        lengths = [max(text.cell_len for text in column) for column in zip(headers, *rows, strict=True)]
-        cut = [column for column, header in enumerate(self.headers) if header in self.cut]
-        room = options.max_width - sum(lengths) - 2 * (len(lengths) - 1) + sum(lengths[column] for column in cut)
-        most = max((lengths[column] for column in cut), default=0)
-        while most > _SHORT and sum(min(lengths[column], most) for column in cut) > room:
-            most -= 1
-        for column, header in enumerate(headers):
-            is_cut = column in cut
+        rows = [[self._text(cell) for cell in row] for row in self.rows]
+        widths = self._widths(rows, width, folds_names)
+        for column, header in enumerate(self.headers):
             are_numbers = all(isinstance(row[column], int | float | None) for row in self.rows)
+            is_cut = header in self.cut
             made.add_column(
-                header,
+                Text(one_line(header)),
                 overflow="ellipsis" if is_cut else "fold",
                 no_wrap=is_cut,
-                max_width=most if is_cut else None,
+                width=widths[column],
                 justify="right" if are_numbers else "left",
             )
         for row in rows:
-            for cell in row:
-                cell.style = self.colors.get(cell.plain.partition(":")[0], "")
-            made.add_row(*row)
-        yield made
+            made.add_row(*(Text(text, style=self.colors.get(text.partition(":")[0], "")) for text in row))
+        return made
+
+    def _widths(self, rows: Sequence[Sequence[str]], width: int, folds_names: bool) -> list[int]:
+        """Return the widths of the columns: first those in `cut` give room, then others fold at spaces, then all."""
+        from rich.cells import cell_len
+
+        columns = list(zip(self.headers, *rows, strict=True))
+        found = [max(map(cell_len, cells)) for cells in columns]
+        words = [max(cell_len(word) for cell in cells for word in (cell.split() or [cell])) for cells in columns]
+        words[0] = found[0]  # a name is folded last
+        cut = [column for column, header in enumerate(self.headers) if header in self.cut]
+        first = [max(_SHORT, len(self.headers[column])) if column in cut else full for column, full in enumerate(found)]
+        then = [first[column] if column in cut else word for column, word in enumerate(words)]
+        last = [len(header) if column in cut else then[column] for column, header in enumerate(self.headers)]
+        stages = [first, then, *([last, [1] * len(found)] if folds_names else [])]
+        lacking = sum(found) + 2 * (len(found) - 1) - width
+        for least in stages:
+            while lacking > 0 and (wider := [column for column, low in enumerate(least) if found[column] > low]):
+                found[max(wider, key=lambda column: (found[column], column))] -= 1
+                lacking -= 1
+        return found
 
     def _text(self, cell: Any) -> str:
         if isinstance(cell, bool) or not isinstance(cell, int | float):
@@ -134,17 +148,17 @@ def is_terminal(stream: Any) -> bool:
 
 
 def print_tables(*parts: Table | str, end: str = "\n") -> None:
-    """Print tables and text. On a terminal, tables are colored and fit its width."""
-    for part in parts[:-1]:
-        print_tables(part)
-    part = parts[-1]
-    if isinstance(part, Table) and is_terminal(sys.stdout):
-        from rich.console import Console
+    """Print tables and text. Tables are folded to the width of the terminal, or else of COLUMNS, or to `WIDTH`."""
+    for number, part in enumerate(parts):
+        last = end if number == len(parts) - 1 else "\n"
+        if isinstance(part, Table) and is_terminal(sys.stdout):
+            from rich.console import Console
 
-        Console(file=sys.stdout, highlight=False).print(part)
-        say("", end=end.removeprefix("\n"))
-    else:
-        say(part, end=end)
+            terminal = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+            terminal.print(part.fitted(terminal.width))
+            say("", end=last.removeprefix("\n"))
+        else:
+            say(part if isinstance(part, str) else part.text(shutil.get_terminal_size((WIDTH, 24)).columns), end=last)
 
 
 def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:

@@ -43,7 +43,7 @@ WIDE = Table(
 
 def drawn(table: Table, width: int) -> list[str]:
     file = io.StringIO()
-    Console(file=file, width=width).print(table)
+    Console(file=file, width=width).print(table.fitted(width))
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
