@@ -155,14 +155,18 @@ class PeriodicCallback(EnableCallbackIf):
         return hook == "next_step" or super().overrides(hook)
 
     def next_step(self, step: int) -> int | None:
-        """Return the callback's next step, but none before the next matching one."""
-        due = self.callback.next_step(step)
-        if due is None or self._fits(due, (due - 1) // self.trainer.steps_per_epoch + 1):
+        """Return the callback's next step, but none before the next matching step or epoch."""
+        due, length = self.callback.next_step(step), self.trainer.steps_per_epoch
+        if due is None:
+            return None
+        epoch, matching = (due - 1) // length + 1, []
+        if self._fits(due, epoch):
             return due
-        matching = [] if self._every_k_steps is None else [due + -due % self._every_k_steps]
+        if self._every_k_steps is not None:
+            matching.append(due + -due % self._every_k_steps)
         if self._every_k_epochs is not None:
-            ended = (due - 1) // self.trainer.steps_per_epoch + 1  # the number of epochs that are over by then
-            matching.append((ended + -(ended + 1) % self._every_k_epochs) * self.trainer.steps_per_epoch + 1)
+            next_epoch = epoch + -epoch % self._every_k_epochs
+            matching.append((next_epoch - 1) * length + 1)
         return self.callback.next_step(min(matching) - 1)
 
     def _fits(self, step: int, epoch: int) -> bool:

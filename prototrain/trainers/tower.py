@@ -142,10 +142,11 @@ class TowerTrainer(Trainer):
             self.state.update(self.loss_scale.variables())
         self.placement.attach(self.variables, self.built.layers)
         self._xla = XlaChoice(self.config["model.jit_compile"], self.log)
-        can_loop = self.towers == 1 and self.measures_xla and self.is_compiled
-        if (self._xla.is_measured and not self.measures_xla) or (self._xla.chosen == "loop" and not can_loop):
-            needs = '"loop" needs one tower and a compiled step' if self._xla.chosen else '"auto" cannot time its steps'
-            raise ConfigError(f"model.jit_compile: {needs}; this {type(self).__name__} takes true or false")
+        kind = type(self).__name__
+        if self._xla.is_measured and not self.measures_xla:
+            raise ConfigError(f'model.jit_compile: {kind} cannot time its steps for "auto"; use true or false')
+        if self._xla.chosen == "loop" and not (self.towers == 1 and self.measures_xla and self.is_compiled):
+            raise ConfigError(f'model.jit_compile: "loop" needs one tower and a compiled step, not {kind}; use true')
         self._stop_variable = StopVariable()
         self._may_undo = True
         self._notes = update.GradientNotes()
