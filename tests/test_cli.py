@@ -76,8 +76,8 @@ def test_closed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(sys, "stdin", None)
         assert main(["run", "m"]) == 0 and main(["runs"]) == 0
         sys.stdout.close()  # what main() has opened
-        trainer = tiny_trainer(Path("experiments/tiny"))
         patch.setattr(sys, "stdout", None)  # in a script
+        trainer = tiny_trainer(Path("experiments/tiny"))
         trainer.train([ScalarPrinter().every(steps=1), SaveOnExit()], max_steps=2)
     assert "step" in Path("experiments/tiny/train.log").read_text()
 
