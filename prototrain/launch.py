@@ -22,7 +22,7 @@ from prototrain.callbacks import (
     TensorBoardWriter,
     Validation,
 )
-from prototrain.callbacks.group import checked
+from prototrain.callbacks.group import as_list
 from prototrain.callbacks.integrations import DebugShell
 from prototrain.config.schema import intervals
 from prototrain.errors import CallbackError, ConfigError
@@ -79,7 +79,7 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
     if not callable(of_model):
         kind = type(of_model).__name__
         raise CallbackError(f"the model's callbacks must be a function that returns a list, not {kind}")
-    return [*found, *checked(of_model(), "the model's callbacks() must return a list of callbacks")]
+    return [*found, *as_list(of_model(), "the model's callbacks() must return a list of callbacks")]
 
 
 @ignore_save_signals()
@@ -127,7 +127,7 @@ def launch(
         if experiment.exists() and confirm is not None and not confirm(f"delete everything in {experiment}?"):
             raise ConfigError(f"{experiment} was not deleted, so the run was not started")
     made = _make_trainer(trainer, towers)(model, experiment=experiment)
-    chosen = checked(default_callbacks(model) if callbacks is None else callbacks)
+    chosen = as_list(default_callbacks(model) if callbacks is None else callbacks)
     # The old run is deleted only in `train`, after the model was built without an error.
     options = {"fresh": fresh, "allow_changed_data": allow_changed_data}
     asked_for = {name: value for name, value in options.items() if value}  # an overridden `train` may not accept them

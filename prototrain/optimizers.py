@@ -75,7 +75,10 @@ def make_optimizer(config: Config, *, without_schedule: float | None = None) -> 
     if isinstance(method, str):
         rate = without_schedule if schedule is None else float(schedule(0))
         if rate is None:
-            raise ConfigError(f"model.lr_schedule.method is not set; the optimizer {method!r} needs a learning rate")
+            raise ConfigError(
+                f"model.lr_schedule.method is not set; the optimizer {method!r} needs a learning rate: set the method, "
+                "or give make_optimizer(without_schedule=) a rate if a LearningRate callback sets it"
+            )
         kind, arguments = _METHODS[method]
         options = {argument: config[f"model.optimizer.{method}.{key}"] for key, argument in arguments.items()}
         return kind(rate, **options)

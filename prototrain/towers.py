@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from glob import glob
@@ -191,6 +191,12 @@ def is_seed(name: str, variable: Any) -> bool:
 def seed_of_tower(seed: tf.Tensor, index: int) -> tf.Tensor:
     """Return a tower's own [seed, counter], from one that all towers have drawn; traced."""
     return seed + tf.constant([index * _GOLDEN % 2**31, 0], seed.dtype) if index else seed
+
+
+def used_devices(variables: Iterable[Any]) -> list[str]:
+    """Return the names of the devices that hold variables."""
+    copies = {copy.device for variable in variables for copy in components(variable)}
+    return sorted(":".join(device.split(":")[-2:]) for device in copies)
 
 
 def describe_devices(devices: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ def test_dqn_learns_and_resumes_its_memory(tmp_path: Path) -> None:
         run(1200, PressesCtrlC(400))
     made = Checkpoints(tmp_path / "checkpoints", print).newest().variables()["callbacks/replay/made"]
     trainer = run(1200)
-    assert trainer.run.resume_line().startswith("resumed at step 400; data: restart")
+    assert trainer.run.start_row().startswith("resumed at step 400; data: restart")
     remembered = trainer.state["callbacks/replay/made"]
     assert made[0] >= 390 * dqn.MOVES_PER_BATCH and remembered[0] >= made[0] + 780 * dqn.MOVES_PER_BATCH
     assert trainer.monitors.latest("score/mean") > 0.2  # chance gives -0.6

@@ -110,7 +110,7 @@ def test_run_resume_and_fresh_start(model: Callable[..., Any], tmp_path: Path) -
     with pytest.raises(ConfigError, match="was not deleted, so the run was not started"):
         launch(model(), fresh=True, confirm=say_no)
     assert asked == [f"delete everything in {tmp_path / 'experiments/tiny'}?"]
-    assert launch(model(model__num_steps=6)).run.resume_line().startswith("resumed at step 4")
+    assert launch(model(model__num_steps=6)).run.start_row().startswith("resumed at step 4")
     assert steps(tmp_path) == ["step-0000000004", "step-0000000006"]
     thesis = tmp_path / "experiments/tiny/thesis.txt"
     thesis.touch()
@@ -119,7 +119,7 @@ def test_run_resume_and_fresh_start(model: Callable[..., Any], tmp_path: Path) -
     assert len(asked) == 1
     thesis.unlink()
     fresh = launch(model(), fresh=True)
-    assert fresh.run.resume_line() == "fresh" and steps(tmp_path) == ["step-0000000004"]
+    assert fresh.run.start_row() == "fresh" and steps(tmp_path) == ["step-0000000004"]
 
 
 def test_no_steps_and_a_missing_key(model: Callable[..., Any]) -> None:

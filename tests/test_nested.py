@@ -119,7 +119,7 @@ def test_replay_on_towers_with_micro_batches(tmp_path: Path) -> None:
         trainer = SyncReplicatedTrainer(model, "cpu:2", experiment=tmp_path)
         trainer.train([ModelSaver().every(steps=3)], max_steps=steps)
         assert trainer.data.mode == "replay" and trainer.data.caveat is None
-    assert trainer.run.resume_line().startswith("resumed at step 3")
+    assert trainer.run.start_row().startswith("resumed at step 3")
     plain = SimpleTrainer(tiny_model(build=build, datasets=generated))
     plain.train(max_steps=6)
     assert trainer.outputs["loss"] == pytest.approx(plain.outputs["loss"], rel=1e-5)

@@ -110,13 +110,13 @@ def stopped(once_stopped: Path, tmp_path: Path) -> Path:
 
 def test_accepted_changes(stopped: Path, straight: dict[str, bytes]) -> None:
     trainer = train(stopped, END, **{key: value for change in UNSAID.values() for key, value in change.items()})
-    assert trainer.run.resume_line() == f"resumed at step {STOP}; data: {trainer.data.mode}"
+    assert trainer.run.start_row() == f"resumed at step {STOP}; data: {trainer.data.mode}"
     assert values(trainer) == straight
 
 
 def test_changes_are_named_with_both_values(stopped: Path) -> None:
     changes = {key: value for change, _ in SAID.values() for key, value in change.items()}
-    line = train(stopped, END, **changes).run.resume_line()
+    line = train(stopped, END, **changes).run.start_row()
     assert line.startswith(f"resumed at step {STOP}; data: ") and "; changed: " in line
     assert [words for _, words in SAID.values() if words not in line] == []
 
@@ -129,7 +129,7 @@ def test_refused_changes_lose_nothing(stopped: Path, straight: dict[str, bytes])
         assert "\n" not in str(caught.value), name
         assert contents(stopped) == before, name
     trainer = train(stopped, END)
-    assert trainer.run.resume_line().startswith(f"resumed at step {STOP}") and values(trainer) == straight
+    assert trainer.run.start_row().startswith(f"resumed at step {STOP}") and values(trainer) == straight
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -167,7 +167,7 @@ def test_changed_data_can_be_allowed(stopped: Path) -> None:
     trainer = SimpleTrainer(tiny_model(**{**BASE, **changed}), experiment=stopped)
     trainer.train([SaveOnExit()], max_steps=END, steps_per_epoch=5, allow_changed_data=True)
     assert trainer.global_step == END
-    assert "the training data has changed" in trainer.run.resume_line()
+    assert "the training data has changed" in trainer.run.start_row()
 
 
 def test_other_changed_facts_are_named(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_other_changed_facts_are_named(tmp_path: Path) -> None:
     source.write_text("# another way\n")
     trainer = Elsewhere(model, experiment=tmp_path / "run")
     trainer.train([kept, new, SaveOnExit()], max_steps=END, steps_per_epoch=5)
-    line = trainer.run.resume_line()
+    line = trainer.run.start_row()
     for words in (
         *(r"numpy \S+ -> 9\.9", "towers 1 -> 2", "trainer SimpleTrainer -> Elsewhere"),
         *("definition.py", "callback new added", "callback gone gone"),

@@ -41,6 +41,7 @@ class Callback:
     """Base class of callbacks. Override the hooks you need; by default they do nothing.
 
         setup                         the model is built, no step has run
+        check_run                     the newest checkpoint is restored, nothing is written
         before_train
           before_epoch                right before the steps; keep it cheap
             before_run                traced into the compiled step (TensorFlow ops only)

@@ -37,7 +37,7 @@ class CallbackGroup:
 
     def __init__(self, trainer: Trainer, callbacks: Iterable[Callback] = ()) -> None:
         self._trainer = trainer
-        mine = [callback for callback in checked(callbacks) if trainer.is_chief or not callback.chief_only]
+        mine = [callback for callback in as_list(callbacks) if trainer.is_chief or not callback.chief_only]
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
         self._labels = _labels(self.callbacks)
         self.by_key = _by_state_key(self.callbacks)
@@ -241,10 +241,10 @@ class CallbackGroup:
         is_before = hook.startswith("before")
         at_start = is_before and not self._stepped
         calls = [(one, call) for one in callbacks if (call := self._call_of(one, hook)) not in self._done or is_before]
-        savers = next((i for i, (one, _) in enumerate(calls[::-1]) if one.priority < Priority.SAVE), len(calls))
+        last = max((i for i, (one, _) in enumerate(calls) if one.priority < Priority.SAVE), default=-1)
         for index, (callback, call) in enumerate(calls):
             if completes_step:
-                self.unfinished = len(calls) - index - 1 > savers
+                self.unfinished = index < last
             self._done.add(call)
             try:
                 self._call(callback, hook, at_start=at_start)
@@ -333,10 +333,10 @@ def _runs_each_step(callback: Callback) -> bool:
     return callback.overrides("trigger_step") and not callback.overrides("next_step")
 
 
-def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a list") -> list[Callback]:
-    """Return the callbacks as a list; raise CallbackError, starting with `of`, if they are not a list of callbacks."""
+def as_list(callbacks: Iterable[Callback], error: str = "the callbacks must be a list") -> list[Callback]:
+    """Return callbacks as a list; raise a CallbackError, which begins with `error`, if they are none."""
     if not isinstance(callbacks, Iterable):
-        raise CallbackError(f"{of}, not {callbacks!r}; use [] for none")
+        raise CallbackError(f"{error}, not {callbacks!r}; use [] for none")
     found = list(callbacks)
     for callback in found:
         if not isinstance(callback, Callback):

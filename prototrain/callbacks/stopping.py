@@ -199,7 +199,7 @@ class StopOnNaN(Callback):
         trainer, run = self.trainer, self.trainer.run
         if trainer.global_step == run.began_at or not run.state_is_sound or not (found := run.find_not_finite()):
             return
-        run.reject_state()
+        run.mark_failed()
         text = f"after step {trainer.global_step}, {found}; {run.resume_point()}"
         if trainer.callbacks.failure is None:
             raise NonFiniteError(text)
@@ -216,5 +216,5 @@ class CheckNumerics(Callback):
     def trigger(self) -> None:
         run = self.trainer.run
         if found := run.find_not_finite():
-            run.reject_state()
+            run.mark_failed()
             raise NonFiniteError(f"after step {self.trainer.global_step}, {found}")

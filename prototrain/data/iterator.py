@@ -77,7 +77,7 @@ class DataIterator:
         self.number = self.offset = self.total = self.behind = 0
         self.block = self._row = 0
         self._current: Any = None  # the current block; `_row` is that of its next batch
-        self._expected: str | None = None  # the digest at the position, while batches are read again
+        self._expected_digest: str | None = None  # the digest at the position, while batches are read again
         self._reads_ahead = False
         self.allow_changes = False  # whether a restore accepts data that has changed since the position was saved
         self.caveat: str | None = None  # why the last restored position is not exact
@@ -106,7 +106,7 @@ class DataIterator:
             **described,
         }
         # Every run reads the first batch anyway, so comparing its digest detects changed data at no cost.
-        self._first = None if self.is_live_data or self.mode == "restart" else digest_of(self.first_batch)
+        self._first_digest = None if self.is_live_data or self.mode == "restart" else digest_of(self.first_batch)
         _alive.add(self)
 
     def require_batch_size(self, size: int, configured: int) -> None:
@@ -189,14 +189,14 @@ class DataIterator:
             dataset = dataset.repeat()
         # The last block of a pass may be shorter.
         self.iterator = iter(dataset.batch(self.block).prefetch(1) if self.block else dataset.prefetch(PREFETCH))
-        self.number, self.offset, self._expected = position["pass"], position["offset"], position.get("digest")
+        self.number, self.offset, self._expected_digest = position["pass"], position["offset"], position.get("digest")
         self.behind = self.offset - passed
 
     def _open(self, position: Position) -> tuple[tf.data.Dataset, int]:
         """Return a dataset that starts at a position or before it, and the number of batches of the pass before it."""
         return self._source.training_of(position["pass"]), 0
 
-    def fits_blocks(self) -> str | None:
+    def why_no_blocks(self) -> str | None:
         """Return why batches cannot be stacked into blocks, or None if they can."""
         for path, spec in by_path(self.element_spec).items():
             if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined() or spec.dtype == tf.string:
@@ -205,7 +205,7 @@ class DataIterator:
 
     def use_blocks(self) -> None:
         """Read stacked batches with `next_block`, about 16 MB at a time; call this before training starts."""
-        if (reason := self.fits_blocks()) is not None:
+        if (reason := self.why_no_blocks()) is not None:
             raise ConfigError(f'model.jit_compile: "loop" does not work with this training data: {reason}')
         size = sum(part.shape.num_elements() * part.dtype.size for part in tf.nest.flatten(dict(self.element_spec)))
         self.block = max(1, min(LONGEST_BLOCK, _BLOCK_BYTES // max(size, 1)))
@@ -238,7 +238,7 @@ class DataIterator:
 
     def write(self, prefix: str) -> Callable[[], Position]:
         """Capture the position; returns a function that writes it as part of a checkpoint, from any thread."""
-        about = {"fingerprint": self.fingerprint, "first batch": self._first, "total": self.total}
+        about = {"fingerprint": self.fingerprint, "first batch": self._first_digest, "total": self.total}
         finish = self._write(prefix)
         return lambda: {**finish(), **about}
 
@@ -264,7 +264,7 @@ class DataIterator:
             self._seek({"pass": meta["pass"], "offset": meta["offset"]})
         else:
             self._restore(prefix, meta)
-            if meta["first batch"] != self._first:
+            if meta["first batch"] != self._first_digest:
                 self.caveat = OTHER_FIRST_BATCH
             elif then["file sizes"] != now["file sizes"]:
                 self.caveat = OTHER_SIZES
@@ -357,7 +357,7 @@ class DataIterator:
 
     def _seek_later(self, position: Position) -> None:
         """Set the position now, and move to it in `catch_up`: a stop must not wait for the data."""
-        self.number, self.offset, self._expected = position["pass"], position["offset"], position.get("digest")
+        self.number, self.offset, self._expected_digest = position["pass"], position["offset"], position.get("digest")
         self.behind, self._reads_ahead = self.offset, True
 
     def _repeats(self) -> bool:

@@ -141,12 +141,12 @@ PLAIN = frozenset(
         *("_Map", "_ParallelMap", "_Filter", "_ParseExample", "_Unbatch", "_Zip", "_Restructured"),
         *("_Batch", "_ParallelBatch", "_PaddedBatch", "_MapAndBatch"),
         *("_Prefetch", "_Repeat", "_Take", "_Skip", "_Shard", "_AutoShard", "_Options", "_AssertCardinality"),
-        *("_FlatMap", "_Interleave", "_ParallelInterleave", "Cache", "_Shuffle"),
+        *("_FlatMap", "_Interleave", "_ParallelInterleave", "_Concatenate", "Cache", "_Shuffle"),
         "_Variant",  # the numbers of enumerate()
     )
 )
 """Class names of the stages whose state TensorFlow saves completely."""
-_SPREAD = ("_FlatMap", "_Interleave", "_ParallelInterleave", "Cache")  # drop a shuffle before the end of the pass
+_DROPS_SOURCES = ("_FlatMap", "_Interleave", "_ParallelInterleave", "_Concatenate", "Cache")  # within a pass
 _ENDS_EARLY = ("_Take", "_Zip")  # may end before their sources
 _IN_FUNCTIONS = (
     *("RangeDataset", "TensorDataset", "TensorSliceDataset", "TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2"),
@@ -220,7 +220,7 @@ def _above_shuffle(stage: Any, above: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield the reasons why the stages above a shuffle, the last one first, make its saved state incomplete."""
     name = stage_name(stage)
     if name == "_Shuffle":
-        yield from (f"a shuffle below {other.strip('_')}" for other in above if other in _SPREAD)
+        yield from (f"a shuffle below {other.strip('_')}" for other in above if other in _DROPS_SOURCES)
         if "_Repeat" in dropwhile(lambda other: other not in _ENDS_EARLY, above):
             yield "a shuffle that is repeated and cut off"  # threads decide how far it is read past the cut
     for source in sources(stage):

@@ -55,11 +55,11 @@ def training_data(
     make: Callable[[], Datasets],
     *,
     seed: int,
-    announce: Callable[[str], None] = print,
-    batch_size: int = 1,
-    repeat: bool = True,
-    share: Share = Share(),  # noqa: B008 - it is frozen
-    data_position: str = "auto",
+    announce: Callable[[str], None],
+    batch_size: int,
+    repeat: bool,
+    share: Share,
+    data_position: str,
 ) -> DataIterator:
     """Return the training data of a run.
 
@@ -76,7 +76,7 @@ def training_data(
         if (shared := indexed(source.training)) is not None:
             dataset = source.training_of(0)  # used only here: each iteration has a new order
             if (own := indexed(dataset)) is not None and own[0] is not shared[0]:
-                return NumberIterator(source, dataset)
+                return IndexedIterator(source, dataset)
             if source.is_made_once:
                 return DataIterator(source, "its reader was made outside of datasets()")
     if mode == "iterator":
@@ -226,7 +226,7 @@ def indexed(dataset: tf.data.Dataset) -> tuple[Order, int, int] | None:
     return order, size, order.length if is_endless else batches * size
 
 
-class NumberIterator(DataIterator):
+class IndexedIterator(DataIterator):
     """Training data whose position is a number of batches; the pipeline starts at the matching example.
 
     Nothing else may read `dataset`, the training dataset of the first pass.
@@ -327,7 +327,8 @@ class ReplayIterator(DataIterator):
         return self._digested, 0
 
     def _position(self) -> Position:
-        return {**super()._position(), "digest": self._expected if self.behind else self._digest.after(self.offset)}
+        digest = self._expected_digest if self.behind else self._digest.after(self.offset)
+        return {**super()._position(), "digest": digest}
 
     def _repeats(self) -> bool:
-        return self._expected in (None, self._digest.after(self.offset))
+        return self._expected_digest in (None, self._digest.after(self.offset))

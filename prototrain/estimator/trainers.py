@@ -20,7 +20,6 @@ from prototrain.estimator.program import Program
 from prototrain.estimator.specs import OptimizerSpec
 from prototrain.model.built import BuiltModel
 from prototrain.optimizers import ClipByGlobalNorm
-from prototrain.step import update
 from prototrain.towers import components
 from prototrain.trainers.optimization import recreate_optimizer
 
@@ -53,26 +52,15 @@ class ProgramTrainer(TowerTrainer):
         self.trainable = {name: v for name, v in self.built.trainable.items() if name in self.trainable}
         self.optimizer = self.parts[0].optimizer
 
-    def apply_gradients(
-        self,
-        gradients_and_variables: Any,
-        *,
-        loss: tf.Tensor,
-        optimizer: keras.optimizers.Optimizer | None = None,
-        when: tf.Tensor | bool | None = None,
-    ) -> None:
+    def apply_gradients(self, gradients_and_variables: Any, **options: Any) -> None:
         """Update the variables of each optimizer; see `TowerTrainer.apply_gradients`."""
         for part in self.parts:
             clipping = [] if part.spec.clip_norm is None else [ClipByGlobalNorm(part.spec.clip_norm)]
-            of_part: list[Any] = [*clipping, *part.spec.processors]
-            update.apply_gradients(
+            super().apply_gradients(
                 [(gradient, variable) for gradient, variable in gradients_and_variables if id(variable) in part.ids],
-                loss,
-                part.optimizer,
-                placement=self.placement,
-                processors=[*self.gradient_processors, *of_part, self.built.with_keras_variables],
-                record_norm=self.record_gradient_norm,
-                when=when,
+                optimizer=part.optimizer,
+                processors=[*clipping, *part.spec.processors],
+                **options,
             )
 
     def _check_data(self, built: BuiltModel) -> None:

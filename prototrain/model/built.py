@@ -25,7 +25,7 @@ from prototrain.experiment.facts import Facts, file_digests
 from prototrain.model.evaluation import Evaluation, require_end
 from prototrain.model.layer_cache import LayerCache
 from prototrain.model.loading import Model
-from prototrain.model.net import check_net, explain_key_errors, loss_weight, scalars
+from prototrain.model.net import check_net, describing_batch, loss_weight, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select
 from prototrain.predictor import Predictor
@@ -125,8 +125,8 @@ class BuiltModel:
         parts = self.placement.parts * self.config["model.accumulate_steps"]
         first = first_part(self.data.first_batch, parts)
         spec = self.element_spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
-        creating = self.layers.creating(self.placement.strategy, self.placement.declare_variable)
-        with self._building(True), creating, explain_key_errors(first):
+        creating = self.layers.creating(self.placement.strategy, self.placement.make_variable)
+        with self._building(True), creating, describing_batch(first):
             net = self.model.build(first, True)
         check(net)
 
@@ -134,7 +134,7 @@ class BuiltModel:
             check(self.model.build(inputs, True))
             return []
 
-        with self._building(True):
+        with self._building(True), describing_batch(spec):
             self.layers.add_used(build, spec)
         if loss_weight(net) is None or self.placement.towers == 1:
             return
@@ -163,10 +163,10 @@ class BuiltModel:
                 variables than its first call.
         """
         tower = self.placement.tower_to_build()
-        with self._building(train_phase, tower), self.layers.sharing(), explain_key_errors(inputs):
+        with self._building(train_phase, tower), self.layers.sharing(), describing_batch(inputs):
             return check_net(self.model.build(inputs, train_phase))
 
-    def check_trained(self) -> None:
+    def check_trainable(self) -> None:
         """Raise a ModelError if `trainable` of a layer has changed since the model was built."""
         if changed := sorted(self.layers.trainable.keys() ^ self._weights.keys()):
             raise ModelError(

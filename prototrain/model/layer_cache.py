@@ -50,16 +50,12 @@ class LayerCache:
         self._thread = threading.local()  # towers are traced in threads
 
     @contextmanager
-    def creating(
-        self, strategy: tf.distribute.Strategy | None = None, declare: Callable[..., dict[str, Any]] = dict
-    ) -> Iterator[None]:
+    def creating(self, strategy: tf.distribute.Strategy, make_variable: Callable[..., tf.Variable]) -> Iterator[None]:
         """Context manager for the first call of `build`, which creates layers and variables.
 
         On exit, variables that changed by running on a batch are restored. One-time assignments of `build`, by
-        `load_weights`, `set_weights` or `assign` of an array, are kept. `declare` maps the arguments of a new variable
-        to those that the strategy needs.
+        `load_weights`, `set_weights` or `assign` of an array, are kept. `make_variable` is that of a `Placement`.
         """
-        strategy = strategy if strategy is not None else tf.distribute.get_strategy()
 
         def take_over(layer: keras.layers.Layer) -> None:
             """Place the variables of an existing layer on the towers."""
@@ -74,7 +70,7 @@ class LayerCache:
             def place() -> tf.Variable:
                 # Only the variable is in the scope, since synchronized layers cannot run there.
                 with setting(self, "_is_placing", True), strategy.scope():
-                    variable = tf.Variable(**declare(**arguments))
+                    variable = make_variable(tf.Variable, **arguments)
                 self._created.append(variable)
                 return variable
 

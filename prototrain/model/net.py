@@ -39,17 +39,21 @@ def check_names(net: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def explain_key_errors(inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Context manager that converts a KeyError in `build` to a ModelError that lists the tensors of the batch."""
+def describing_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Context manager around `build` that adds the tensors of the batch to errors; a KeyError becomes a ModelError."""
     try:
         yield
+    except PrototrainError:
+        raise
     except KeyError as error:
-        if isinstance(error, PrototrainError):  # an unknown key of the config
-            raise
         name = error.args[0] if error.args else error
         line = user_line(error)
         where = f"build() ({line})" if line else "build()"
         raise ModelError(f"KeyError in {where}: {name!r}; a batch has: {', '.join(by_path(inputs))}") from error
+    except Exception as error:
+        of = ", ".join(f"{path} {value.dtype.name}{value.shape}" for path, value in by_path(inputs).items())
+        error.add_note(f"in build() with a batch of: {of}")
+        raise
 
 
 def loss_weight(net: Mapping[str, Any]) -> tf.Tensor | None:

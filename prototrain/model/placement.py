@@ -28,7 +28,6 @@ class Placement:
     Attributes:
         strategy: the TensorFlow strategy.
         towers: number of towers in all processes.
-        first_tower: index of this process's first tower.
         parts: number of towers that a batch of this process is divided among.
         may_fail: whether a step may run after a failed one; False if collective ops would wait forever.
     """
@@ -43,16 +42,15 @@ class Placement:
     ) -> None:
         self.strategy = tf.distribute.get_strategy() if strategy is None else strategy
         self.towers: int = self.strategy.num_replicas_in_sync
-        self.first_tower = first_tower
         self.parts: int = self.towers if own_towers is None else own_towers
         self.may_fail = self.towers == 1 or combines_by_copies
         self._first_part = 0 if own_towers is None else first_tower
         self._cache = LayerCache()
         self._variables: Mapping[str, tf.Variable] = {}
 
-    def declare_variable(self, **arguments: Any) -> dict[str, Any]:
-        """Return the arguments of `tf.Variable` for a variable of the model or of an optimizer."""
-        return arguments
+    def make_variable(self, make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
+        """Make a variable of the model or of an optimizer: call `make` with arguments of `tf.Variable`."""
+        return make(**arguments)
 
     def tower_to_build(self) -> int | None:
         """Return the index of the tower that `build` is called for, or None to ask TensorFlow's strategy."""
@@ -75,7 +73,10 @@ class Placement:
         return self.strategy.run(lambda part: function(_copied(part)), args=(of_towers,))
 
     def mean(self, values: list[Any]) -> list[Any]:
-        """Average dense or sparse tensors over all towers, from inside a tower; traced. Results are bitwise equal."""
+        """Average tensors over all towers, from inside a tower; traced. The results are bitwise equal on all of them.
+
+        Called with lists of gradients, dense or sparse, and with scalars, float64 weights and moving statistics.
+        """
         return values if self.towers == 1 or not values else _all_reduce_mean(values)
 
     def moving_statistics(self) -> list[tf.Variable]:
@@ -90,13 +91,13 @@ class CentralPlacement(Placement):
     def __init__(self, devices: Sequence[str], parameter_device: str) -> None:
         super().__init__(tf.distribute.experimental.CentralStorageStrategy(list(devices), parameter_device))
 
-    def declare_variable(self, **arguments: Any) -> dict[str, Any]:
+    def make_variable(self, make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         # All towers assign to one copy, so TensorFlow must know how to combine their values.
         if arguments.get("aggregation") in (None, tf.VariableAggregation.NONE):
             kind = tf.as_dtype(arguments.get("dtype") or tf.float32)
             mean, first = tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA
             arguments["aggregation"] = mean if kind.is_floating else first
-        return arguments
+        return make(**arguments)
 
 
 class AsyncPlacement(Placement):

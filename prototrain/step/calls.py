@@ -170,11 +170,11 @@ class StepCalls(ABC):
         return self.run(start, 1)
 
     def _result(
-        self, done: Any, scalars: Any, waited: Any, finite: Any = True, kept: Any = True, ended: Any = False
+        self, *, done: Any, scalars: Any, waited: Any, finite: Any = True, kept: Any = True, ended: Any = False
     ) -> StepResult:
         """Return the result of a call from its tensors; `scalars` are packed, of one step or of several."""
         steps, is_finite = int(done), bool(finite)
-        found, last = self._packer.unpack(scalars), steps - is_finite
+        found, last = self._packer.unpack(scalars), steps - 1 if is_finite else steps
         return StepResult(
             steps=steps,
             scalars={name: values[:steps] for name, values in found.items()},

@@ -82,7 +82,7 @@ def scale_for_towers(found: BatchGradients, placement: Any) -> tuple[dict[str, A
     """Scale scalars and gradients of a tower, to make their means over towers those of the whole batch; traced."""
     outputs, gradients = found.outputs, found.gradients
     if found.weight is not None:
-        share = _share(found.weight, placement)
+        share = _fraction(found.weight, placement)
         outputs = {name: _weighted(value, share) for name, value in outputs.items()}
         gradients = [_weighted(gradient, share) for gradient in gradients]
         if found.added:
@@ -100,7 +100,7 @@ def weighted_outputs(trace: TowerTrace, outputs: Mapping[str, Any], placement: A
     """Return the scalars of a `train_step` multiplied by the tower's share of the weight; traced."""
     if trace.weight is None:
         return dict(outputs)
-    share = _share(trace.weight, placement)
+    share = _fraction(trace.weight, placement)
     return {name: value if name in SHARED_SCALARS else _weighted(value, share) for name, value in outputs.items()}
 
 
@@ -117,7 +117,7 @@ def without_weight(trace: TowerTrace, outputs: Mapping[str, Any]) -> dict[str, A
     return {name: value if name in SHARED_SCALARS else or_nan(value) for name, value in outputs.items()}
 
 
-def _share(weight: tf.Tensor, placement: Any) -> tf.Tensor:
+def _fraction(weight: tf.Tensor, placement: Any) -> tf.Tensor:
     """Return the weight of this tower divided by the mean weight of all towers, or 0 if all weights are 0; traced.
 
     The plain mean over the towers of values multiplied by it is their weighted mean.
@@ -186,6 +186,21 @@ class GradientNotes:
         return lines
 
 
+def _condition(when: tf.Tensor | bool | None, placement: Any) -> tuple[tf.Tensor | None, list[tf.Operation]]:
+    """Return `when` as a tensor, and the ops that check that it is the same in all towers; traced."""
+    if when is None:
+        return None, []
+    condition = tf.convert_to_tensor(when)
+    if condition.dtype != tf.bool or condition.shape.rank != 0:
+        found = f"{condition.dtype.name} of shape {condition.shape}"
+        raise ModelError(f"apply_gradients: when must be a scalar bool, not {found}")
+    if placement.towers == 1:
+        return condition, []
+    (agreement,) = placement.mean([tf.cast(condition, tf.float32)])
+    message = "apply_gradients: `when` differs between the towers; average what it depends on over them first"
+    return condition, [tf.debugging.Assert((agreement == 0.0) | (agreement == 1.0), [message])]
+
+
 def apply_gradients(
     gradients_and_variables: Pairs,
     loss: tf.Tensor,
@@ -194,8 +209,8 @@ def apply_gradients(
     placement: Any,
     processors: Sequence[Callable[[Pairs], Pairs]],
     record_norm: bool,
-    notes: GradientNotes | None = None,
-    when: tf.Tensor | bool | None = None,
+    notes: GradientNotes,
+    when: tf.Tensor | bool | None,
 ) -> None:
     """Update variables with the mean of all towers' gradients; see `TowerTrainer.apply_gradients`. Traced."""
     trace = tower_trace()
@@ -205,23 +220,14 @@ def apply_gradients(
             "condition as apply_gradients(..., when=condition)"
         )
     gradients_and_variables = list(gradients_and_variables)
-    condition = None if when is None else tf.convert_to_tensor(when)
-    if condition is not None and (condition.dtype != tf.bool or condition.shape.rank != 0):
-        found = f"{condition.dtype.name} of shape {condition.shape}"
-        raise ModelError(f"apply_gradients: when must be a scalar bool, not {found}")
-    checks = []
-    if condition is not None and placement.towers > 1:
-        (share,) = placement.mean([tf.cast(condition, tf.float32)])
-        message = "apply_gradients: `when` differs between the towers; average what it depends on over them first"
-        checks = [tf.debugging.Assert((share == 0.0) | (share == 1.0), [message])]
+    condition, checks = _condition(when, placement)
     pairs: Pairs = drop_missing(gradients_and_variables)
-    if notes is not None:
-        notes.take(gradients_and_variables)
+    notes.take(gradients_and_variables)
     if not pairs:
         raise ModelError("apply_gradients: the loss does not depend on any trainable variable")
     values = [*(gradient for gradient, _ in pairs), loss]
     if trace is not None and trace.weight is not None:
-        share = _share(trace.weight, placement)
+        share = _fraction(trace.weight, placement)
         values = [_weighted(value, share) for value in values]
     with tf.control_dependencies(checks):  # before the towers wait for each other's gradients
         *gradients, loss = placement.mean(values)

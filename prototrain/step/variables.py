@@ -72,11 +72,11 @@ class StepCounter:
     @property
     def begun(self) -> Any:
         """The number of completed steps at the start of the iteration; a tensor while it is traced."""
-        traced = self.in_iteration
+        traced = self.traced_step
         return self._begun if traced is None else traced
 
     @property
-    def in_iteration(self) -> Any:
+    def traced_step(self) -> Any:
         """The step tensor of the iteration being traced, also in its inner graphs; None outside an iteration."""
         if self.traced is None or tf.executing_eagerly():
             return None
@@ -89,7 +89,7 @@ class StepCounter:
         """Return the number of completed steps; an int64 scalar tensor during tracing."""
         if tf.executing_eagerly():
             return self._step
-        if (traced := self.in_iteration) is not None:
+        if (traced := self.traced_step) is not None:
             return traced
         self.prepare()
         if not self._is_read:

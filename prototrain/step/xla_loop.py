@@ -54,7 +54,7 @@ class XlaLoop(StepCalls):
         block, row, left = found
         arguments = (block, whole_number(row), whole_number(min(n, left)), tf.constant(np.int64(start)))
         done, finite, kept, vectors = self._call(row + left, arguments)
-        result = self._result(done, vectors, waiting, finite, kept)
+        result = self._result(done=done, scalars=vectors, waited=waiting, finite=finite, kept=kept)
         self._completed = start + result.steps
         return result
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.group import checked
+from prototrain.callbacks.group import as_list
 from prototrain.config.config import UNSET_TEXT
 from prototrain.config.schema import NEEDS, REFERENCE
 from prototrain.config.values import as_text
@@ -162,7 +162,7 @@ def _run_here(
         name = {"trainer.experiment_name": trial.experiment.directory.name}
         config.update({**study.plan.config, **trial.values, **name})
         try:
-            launch(model, callbacks=[*checked(callbacks(model)), reporter(trial.report, config)], **options)
+            launch(model, callbacks=[*as_list(callbacks(model)), reporter(trial.report, config)], **options)
             ending = trial.finish()
         except SweepError:
             raise

@@ -43,7 +43,7 @@ ENDLESS = sys.maxsize
 class Trainer:
     """Base class of all trainers: the loop and its callbacks. Subclass it and override `run_step`.
 
-        setup callbacks, restore the newest checkpoint
+        setup of the callbacks, restore the newest checkpoint, check_run
         before_train
         for epoch_num in 1..max_epoch:
             before_epoch
@@ -131,6 +131,7 @@ class Trainer:
         """Call `run_step`, with the callbacks' hooks before and after it."""
         self.counter.begin()
         self.step_is_whole = False  # `_set_step` sets it to True
+        before = self.outputs
         try:
             self.callbacks.before_run()
             outputs = self.run_step()
@@ -140,11 +141,12 @@ class Trainer:
         outputs = {} if outputs is None else outputs
         if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
             raise ModelError(f"run_step() must return a dict of scalars by name, or None; it returned {outputs!r}")
-        compiled, self.outputs = self.outputs, dict(outputs)
+        # A compiled step within this one has set `outputs`, and checked them.
+        checked = {} if self.outputs is before else self.outputs
+        self.outputs = dict(outputs)
         if self.check_finite:
             for name, value in outputs.items():
-                # A compiled step within this one has checked its own scalars.
-                if value is not compiled.get(name) and not math.isfinite(float(value)):
+                if value is not checked.get(name) and not math.isfinite(float(value)):
                     raise NonFiniteError(f"{name} is {float(value)} in step {step}")
         stop: StopTraining | None = None
         try:
@@ -203,9 +205,9 @@ class Trainer:
                 self.callbacks.setup()
                 self.run.restore(resume)
                 self.callbacks.check()
-                self._measure()
+                self._prepare_step()
                 self.run.accept()
-                self.step_is_whole, self.run.is_rejected = True, False
+                self.step_is_whole, self.run.is_failed = True, False
                 self.log(opening(self))
                 if not self.global_step and (layers := self._describe_layers()) is not None:
                     self.log(layers + "\n")
@@ -217,7 +219,7 @@ class Trainer:
                 self.total_steps = self.global_step
                 self.callbacks.trigger_last()
             finally:
-                if os.getpid() != process:
+                if os.getpid() != process:  # a fork, made by the user's code: it must neither save nor upload
                     end_child()
                 self.callbacks.after_train()
                 if self.stop.pop_save_request():
@@ -261,7 +263,7 @@ class Trainer:
         self._save_if_asked()
         start, begin = self.counter.step, self.times.clock()
         self.stop.check()
-        self.run.check(begin)
+        self.run.check_between_steps(begin)
         self._set_step(start + self.run_steps(n))
         self.times.steps += self.times.clock() - begin
 
@@ -298,9 +300,9 @@ class Trainer:
         if tf.executing_eagerly():
             return self._epoch_num
         # In an iteration this is the epoch of the current step, elsewhere the epoch of the last completed step.
-        begun = self.counter.in_iteration
-        of = tf.maximum(self.global_step - 1, 0) if begun is None else begun
-        epoch: int = of // self.steps_per_epoch + 1
+        completed = self.counter.traced_step
+        completed = tf.maximum(self.global_step - 1, 0) if completed is None else completed
+        epoch: int = completed // self.steps_per_epoch + 1
         return epoch
 
     @property
@@ -455,7 +457,7 @@ class Trainer:
             "steps": "until something stops the run" if self.is_endless else self.total_steps,
             "epochs": None if self.is_endless else epochs,
             "directory": self.experiment,
-            "start": self.run.resume_line(),
+            "start": self.run.start_row(),
         }
 
     def _describe_layers(self) -> str | None:
@@ -477,8 +479,8 @@ class Trainer:
     def _load_first_weights(self) -> None:
         """Load the weights that a fresh run begins with, before its directory changes. Does nothing by default."""
 
-    def _measure(self) -> None:
-        """Choose what a run measures before its first step, such as XLA; results of an earlier attempt are restored."""
+    def _prepare_step(self) -> None:
+        """Check and choose, after the restore, what the first step needs, such as whether XLA is faster."""
 
     def _around_restore(self, facts: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Context manager around a restore; `facts` is of the run that wrote the checkpoint."""

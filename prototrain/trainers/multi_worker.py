@@ -130,7 +130,7 @@ class MultiWorkerTrainer(TowerTrainer):
             self._sync.stop_watching()
 
     def run_steps(self, n: int) -> int:
-        self._check_rate()
+        self._check_settings()
         if not self._is_under_way:
             self._is_under_way = launcher.has_begun = True
             if launcher.restarts:

@@ -125,8 +125,7 @@ class RegisteredOptimizers:
             )
         trained = {} if variables is None else trainer.built.keras_variables(variables)
         if variables is not None:
-            declare = trainer.placement.declare_variable
-            with tf.variable_creator_scope(lambda make, **arguments: make(**declare(**arguments))):
+            with tf.variable_creator_scope(trainer.placement.make_variable):
                 optimizer.build(list(trained.values()))
         self._optimizers[name] = optimizer
         self._facts[name] = {"class": type(optimizer).__name__}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Run:
     """Connects a trainer with its experiment directory during one call of `train()`.
 
-    Nothing in the directory changes before `accept`, so a rejected run leaves it untouched.
+    Nothing in the directory changes before `accept`, so a refused run leaves it untouched.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -43,13 +43,13 @@ class Run:
         self.stopped_by: str | None = None  # the reason why the run ended before its last step
         self.checkpoint: Checkpoint | None = None  # that the run resumed from
         self.began_at = 0  # the number of completed steps at the start of the run
-        self.is_rejected = False  # whether no run may resume from the state; it is then saved as ``failed-<step>``
+        self.is_failed = False  # whether the state is that of a failed step, from which no run may resume
         self.max_to_keep: int | None = None  # checkpoints, or None for all; a `ModelSaver` sets it
         self._not_finite: dict[str, bool] = {}  # by name, whether a variable was not finite at the first start
         self._outcome = Outcome("running")
         self._record: RunRecord | None = None
         self._facts: Facts = {}  # recorded in every checkpoint
-        self._fresh = False
+        self._deletes_first = False  # whether `accept` deletes what is in the directory
         self.is_accepted = False  # whether the run has started to write into the directory
         self.is_active = False  # whether `train` is running
         self._callback_states: dict[str, Any] | None = None  # at the end of the last accepted run
@@ -75,7 +75,7 @@ class Run:
             raise ExperimentError(
                 f"train(fresh=True): this trainer has already run {trainer.global_step} steps; create a new trainer"
             )
-        self._fresh = fresh
+        self._deletes_first = fresh
         with ExitStack() as stack:
             self.is_active = True
             stack.callback(setattr, self, "is_active", False)
@@ -116,7 +116,7 @@ class Run:
                 changed = changes(dict(self.checkpoint.meta["facts"]), self._facts)
             self._resumed += [f"changed: {', '.join(changed)}"] if changed else []
         if experiment is not None and not (self.has_nothing_to_do and has_finished(experiment.record)):
-            if self._fresh:
+            if self._deletes_first:
                 with announcing(f"deleting what is in {experiment}", trainer.log):
                     experiment.delete()
             config = self.config()
@@ -144,7 +144,7 @@ class Run:
             self.log_to_file(text)
         if experiment is not None:
             self._clean_up()
-        self.note(first_step=trainer.global_step, start=self.resume_line())
+        self.note(first_step=trainer.global_step, start=self.start_row())
         if (remote := self._remote) is not None:
             remote.begin(trainer.log)
 
@@ -260,8 +260,8 @@ class Run:
         experiment = self._trainer.experiment
         return experiment is not None and experiment.is_gone()
 
-    def check(self, now: float) -> None:
-        """Check between steps, cheaply, that the directory is there and the state of the last save was finite."""
+    def check_between_steps(self, now: float) -> None:
+        """Check cheaply that the directory is there and the state of the last save was finite."""
         writing = self._writing
         if writing is not None and writing.done() and isinstance(writing.exception(), NonFiniteError):
             self._result_of(writing)
@@ -336,17 +336,17 @@ class Run:
         try:
             return writing.result()
         except NonFiniteError as error:
-            self.reject_state()
+            self.mark_failed()
             raise NonFiniteError(f"{error}; {self.resume_point()}") from None
 
-    def reject_state(self) -> None:
-        """Mark the trainer's state as one that no run may resume from; later saves go to ``failed-<step>``."""
-        self.is_rejected = True
+    def mark_failed(self) -> None:
+        """Mark the state as that of a failed step: saves go to ``failed-<step>``, from which no run resumes."""
+        self.is_failed = True
 
     @property
     def state_is_sound(self) -> bool:
         """Whether a run may resume from the trainer's state: the last step is complete, and the state not rejected."""
-        return self._trainer.step_is_whole and not self.is_rejected
+        return self._trainer.step_is_whole and not self.is_failed
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written. The function that `start_save` returned raises its errors."""
@@ -425,7 +425,7 @@ class Run:
         After a step that failed halfway, it continues from the checkpoint.
         """
         trainer, experiment = self._trainer, self._trainer.experiment
-        resume = resume and not self._fresh
+        resume = resume and not self._deletes_first
         self.checkpoint, self._broken, self._sets_aside = None, [], False
         self.began_at = trainer.global_step
         self._resumed = [f"continues from step {self.began_at}" if self.began_at else "fresh"]
@@ -440,7 +440,7 @@ class Run:
         if experiment is not None:
             entries.values()  # raises an error for entries that cannot be saved
             self._registered = set(entries.variables)
-            self._sets_aside = not resume and not self._fresh
+            self._sets_aside = not resume and not self._deletes_first
         if experiment is not None and resume:
             with announcing("checking the newest checkpoint", trainer.log):
                 self.checkpoints.recover()
@@ -459,7 +459,9 @@ class Run:
             self._not_finite.update({name: name in found for name in new})
             if found:
                 trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training and not checked")
-        if newest is None or (newest.step < trainer.global_step + (states is not None) and self.state_is_sound):
+        step = trainer.global_step
+        is_older = newest is not None and (newest.step < step or (newest.step == step and states is not None))
+        if newest is None or (is_older and self.state_is_sound):
             if states is not None and experiment is not None and resume:
                 trainer.callbacks.load_state_dict(states)
             return
@@ -504,7 +506,7 @@ class Run:
             yield
             set_keras_random_state(keras_state)
 
-    def resume_line(self) -> str:
+    def start_row(self) -> str:
         """Return the row "start": the step of the resume, the data position, and changes since the checkpoint."""
         return "; ".join(self._resumed)
 

@@ -36,7 +36,7 @@ from prototrain.step.update import BatchGradients, Pairs, accumulate_micro_batch
 from prototrain.step.variables import StopVariable, is_scratch
 from prototrain.step.xla_loop import XlaLoop
 from prototrain.system.terminal import announcing, shorten_list
-from prototrain.towers import choose_devices, components, describe_devices
+from prototrain.towers import components, describe_devices, used_devices
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import (
     UNSET_RATE,
@@ -123,7 +123,7 @@ class TowerTrainer(Trainer):
             repeats_data=self.repeats_data,
             share=self.share,
             check_data=self._check_data,
-            check=self._check_trainable,
+            check=self._check_net,
             stop=self.stop,
             counter=self.counter,
             log=self.log,
@@ -181,13 +181,13 @@ class TowerTrainer(Trainer):
         """
         trace = tower_trace()
         self.config.mark_read("model.jit_compile")
-        outputs = self._update(
-            self._compute(inputs, self._xla.chosen is True and not (trace is not None and trace.is_watched))
+        outputs = self._update_from_gradients(
+            self._compute_gradients(inputs, self._xla.chosen is True and not (trace is not None and trace.is_watched))
         )
         outputs["learning_rate"] = tf.convert_to_tensor(self.optimizer.learning_rate)
         return outputs
 
-    def _update(self, found: BatchGradients) -> dict[str, tf.Tensor]:
+    def _update_from_gradients(self, found: BatchGradients) -> dict[str, tf.Tensor]:
         """Apply the gradients of one tower's batch and return its scalars. Traced."""
         outputs, gradients = scale_for_towers(found, self.placement)
         total = outputs.get("loss_total", outputs["loss"])
@@ -195,7 +195,7 @@ class TowerTrainer(Trainer):
         self.apply_gradients(pairs, loss=tf.cast(total, tf.float32))
         return outputs
 
-    def _compute(self, inputs: dict[str, Any], with_xla: bool) -> BatchGradients:
+    def _compute_gradients(self, inputs: dict[str, Any], with_xla: bool) -> BatchGradients:
         """Compute the forward pass and the gradients for one tower's batch. Traced."""
         variables = list(self.trainable.values())
 
@@ -221,15 +221,9 @@ class TowerTrainer(Trainer):
         if (path := self.config["model.weights_load_path"]) is not None:
             self.load_weights(path)
 
-    def _measure(self) -> None:
+    def _prepare_step(self) -> None:
         """Time XLA for ``model.jit_compile = "auto"``, unless an earlier part of the run did so."""
-        trained = self.built.layers.trained
-        if trained and not self.global_step and not self.continues_from_trained:
-            raise ModelError(
-                f"an earlier trainer of this process has trained {shorten_list(trained)}, so this would be no fresh "
-                "run; make the layers in build(), or a new model for each run (to continue from the trained weights, "
-                "call train() of the same trainer; to start from others, pass them to load_weights())"
-            )
+        self._check_untrained()
         if not self.is_compiled or self.has_own_train_step:
             self._xla.turn_off(f"{type(self).__name__} has its own step")
         if self._xla.is_measured or self._xla.chosen == "loop":
@@ -237,17 +231,27 @@ class TowerTrainer(Trainer):
 
         def step(with_xla: bool) -> Callable[[Any], list[Any]]:
             def one_tower(inputs: dict[str, Any]) -> Any:
-                return [self._update(self._compute(inputs, with_xla))["loss"]]
+                return [self._update_from_gradients(self._compute_gradients(inputs, with_xla))["loss"]]
 
             return lambda batch: self.strategy.experimental_local_results(self.placement.run(one_tower, batch))[0]
 
         # "loop" is slow if callbacks run in every step.
         with_loop = self.towers == 1 and not (self.callbacks.watched_names or self.callbacks.each_step)
-        with_loop = with_loop and not (self.data.block or self.data.total) and self.data.fits_blocks() is None
+        with_loop = with_loop and not (self.data.block or self.data.total) and self.data.why_no_blocks() is None
         begin, variables = self.times.clock(), variables_in(self.state).values()
         self._xla.measure(step, self.data.first_batch, with_loop=with_loop, variables=variables)
         self.times.tracing += self.times.clock() - begin
         self._read_blocks()
+
+    def _check_untrained(self) -> None:
+        """Raise a ModelError if a fresh run would begin with weights that an earlier trainer has trained."""
+        trained = self.built.layers.trained
+        if trained and not self.global_step and not self.continues_from_trained:
+            raise ModelError(
+                f"an earlier trainer of this process has trained {shorten_list(trained)}, so this would be no fresh "
+                "run; make the layers in build(), or a new model for each run (to continue from the trained weights, "
+                "call train() of the same trainer; to start from others, pass them to load_weights())"
+            )
 
     def _read_blocks(self) -> None:
         """Read the data in blocks, if XLA compiles whole calls."""
@@ -344,6 +348,7 @@ class TowerTrainer(Trainer):
         *,
         loss: tf.Tensor,
         optimizer: keras.optimizers.Optimizer | None = None,
+        processors: Sequence[Callable[[Pairs], Pairs]] = (),
         when: tf.Tensor | bool | None = None,
     ) -> None:
         """Average gradients over the towers, process them, and update the variables.
@@ -356,6 +361,7 @@ class TowerTrainer(Trainer):
             gradients_and_variables: pairs; a variable whose gradient is None is left out.
             loss: the scalar loss that the gradients belong to.
             optimizer: the optimizer to update with; `self.optimizer` if None.
+            processors: gradient processors of this update, applied after `gradient_processors`.
             when: a scalar bool, whether to update in this step; an error if it differs between towers. If it is false,
                 the optimizer's `iterations` do not change either. None updates in every step.
 
@@ -369,7 +375,7 @@ class TowerTrainer(Trainer):
             loss,
             self.optimizer if optimizer is None else optimizer,
             placement=self.placement,
-            processors=[*self.gradient_processors, self.built.with_keras_variables],
+            processors=[*self.gradient_processors, *processors, self.built.with_keras_variables],
             record_norm=self.record_gradient_norm,
             notes=self._notes,
             when=when,
@@ -462,9 +468,7 @@ class TowerTrainer(Trainer):
         return type(self).train_step is not TowerTrainer.train_step
 
     def run_steps(self, n: int) -> int:
-        self._check_rate()
-        if not self.local_step:
-            self._check_trained()
+        self._check_settings()
         if not self.is_compiled:
             done = super().run_steps(n)
             self._log_gradient_notes()
@@ -485,8 +489,10 @@ class TowerTrainer(Trainer):
             why = "run_step() runs in Python" if self._has_applied else "the step does not call self.apply_gradients()"
             self.run.log_once(f"WARNING: no effect of {', '.join(names)}: {why}")
 
-    def _check_rate(self) -> None:
-        """Check before the first step that the config or a callback sets the learning rate."""
+    def _check_settings(self) -> None:
+        """Check the learning rate before the first step, and in each epoch which variables are trained."""
+        if not self.local_step:
+            self._check_trainable()
         if self.counter.step == self.run.began_at:
             unused = check_rate(self.config, self.optimizer, self.callbacks, is_used=not self.has_own_train_step)
             if unused is not None and self.is_chief:
@@ -529,7 +535,7 @@ class TowerTrainer(Trainer):
                 )
 
     def should_stop(self) -> bool:
-        """Return whether compiled steps must end because a stop was requested."""
+        """Return whether a stop must end the reading of data now; not in steps in Python, which would read again."""
         return self.stop.signum is not None and self.is_compiled
 
     def _epoch_length(self, *, is_required: bool) -> int | None:
@@ -540,7 +546,7 @@ class TowerTrainer(Trainer):
         now = self._config_now()
         if changed := [key for key, value in self._config_at_start.items() if now[key] != value]:
             raise ConfigError(f"{changed[0]} was changed after the trainer was made; make a new trainer")
-        self.built.check_trained()
+        self.built.check_trainable()
         self.built.layers.note_names()
         self._forget_calls()  # the calls contain the callbacks of one run
         self.data.allow_changes = self.allow_changed_data
@@ -548,7 +554,7 @@ class TowerTrainer(Trainer):
             # A step in Python needs no stop variable, since `run_steps` checks for a stop after each step.
             with self.stop.notifying(self._stop_variable.set) if self.is_compiled else nullcontext():
                 yield
-            self._check_trained()
+            self._check_trainable()
             self._check_copies()
             if not self.is_compiled and self.global_step > self.run.began_at:
                 self._warn_of_unused_keys()
@@ -556,10 +562,10 @@ class TowerTrainer(Trainer):
             if self.global_step:
                 self.built.layers.mark_trained(self.trainable)
 
-    def _check_trained(self) -> None:
+    def _check_trainable(self) -> None:
         """Raise a ModelError if `trainable` of a layer has changed since the trainer was made."""
         if self.is_compiled and not self.has_own_train_step:  # such a step may change `trainable` while it runs
-            self.built.check_trained()
+            self.built.check_trainable()
 
     def next_batch(self) -> dict[str, Any]:
         """Read one batch of training data, for use in an overridden `run_step`.
@@ -657,7 +663,7 @@ class TowerTrainer(Trainer):
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
-            "devices": describe_devices(self.devices or choose_devices(None)[:1]),
+            "devices": describe_devices(self.devices or used_devices(self.trainable.values())),
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data position": self.data.describe(),
             "data": ", ".join(f"{name} {describe_length(one)}" for name, one in self.datasets.items()),
@@ -687,7 +693,7 @@ class TowerTrainer(Trainer):
         expected = self.global_batch * self.placement.parts // self.placement.towers
         built.data.require_batch_size(expected, self.config["model.batch_size"])
 
-    def _check_trainable(self, net: Any) -> None:
+    def _check_net(self, net: Any) -> None:
         """Check the result of `build`; the scalars are only checked for the default `train_step`."""
         check_net(net)
         has_own = type(self).build is not TowerTrainer.build or type(self).gradients is not TowerTrainer.gradients

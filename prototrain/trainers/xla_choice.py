@@ -25,7 +25,7 @@ Choice = bool | Literal["loop"]
 
 RECORDED_AS = "jit_compile"  # among the facts of a checkpoint
 MARGIN = 0.05  # a smaller gain is not worth XLA's compile time
-CALL_SECONDS = 0.05  # target duration of a timed call
+TIMED_CALL_SECONDS = 0.05  # target duration of a timed call
 LONGEST_CALL = 64  # steps
 ROUNDS = 15  # timed calls of each form
 BUDGET = 4.0  # seconds after which no further round is timed
@@ -103,7 +103,7 @@ class XlaChoice:
                 forms.pop("loop", None)
             if len(forms) == 1:
                 return self.turn_off(f"XLA cannot compile this model: {failed}")
-            steps = int(min(max(CALL_SECONDS / max(seconds(False, 1), 1e-6), 1), LONGEST_CALL))
+            steps = int(min(max(TIMED_CALL_SECONDS / max(seconds(False, 1), 1e-6), 1), LONGEST_CALL))
             times: dict[Choice, list[float]] = {choice: [] for choice in forms}
             end = self._clock() + BUDGET
             for _ in range(ROUNDS):  # alternate between the forms, so that other load affects all of them

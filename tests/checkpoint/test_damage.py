@@ -185,7 +185,7 @@ def test_moved_directory(bench: Bench, capsys: pytest.CaptureFixture[str], how: 
         environment.write_text("{") if "damaged" in how else environment.unlink()
     trainer = tiny_trainer(directory, trainer__random_seed=1)
     trainer.train([SaveOnExit()], max_steps=7)
-    assert trainer.run.resume_line().startswith("resumed at step 6")
+    assert trainer.run.start_row().startswith("resumed at step 6")
     assert "took over the lock" not in capsys.readouterr().out
     assert trainer.run.checkpoints.steps() == [3, 6, 7]
     ids = {verify(path).meta["run_id"] for path in (directory / "checkpoints").iterdir()}

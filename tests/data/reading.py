@@ -9,6 +9,7 @@ from typing import Any
 
 from prototrain.data.iterator import DataIterator
 from prototrain.data.positions import training_data
+from prototrain.data.source import Share
 
 
 def data(make: Callable[[], Any], lines: list[str] | None = None, **options: Any) -> DataIterator:
@@ -18,7 +19,9 @@ def data(make: Callable[[], Any], lines: list[str] | None = None, **options: Any
         found = make()
         return found if isinstance(found, dict) else {"trn": found}
 
-    return training_data(datasets, seed=5, announce=([] if lines is None else lines).append, **options)
+    usual = {"batch_size": 1, "repeat": True, "share": Share(), "data_position": "auto"}
+    announce = ([] if lines is None else lines).append
+    return training_data(datasets, seed=5, announce=announce, **{**usual, **options})
 
 
 def read(source: DataIterator, batches: int) -> list[Any]:

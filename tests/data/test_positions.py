@@ -62,6 +62,9 @@ def concatenated() -> D:
 ITERATOR: dict[str, Callable[[], D]] = {
     "a shuffle": numbers,
     "a filter": lambda: numbers().unbatch().filter(lambda batch: batch["x"] % 3 > 0).batch(4).prefetch(3),
+    "files one after the other": lambda: (
+        D.range(8).concatenate(D.range(8, 14)).map(lambda x: {"x": x}).shuffle(5).batch(3)
+    ),
     "two batches": lambda: D.range(6).shuffle(6).map(lambda x: {"x": x}).batch(3),
 }
 REPLAY: dict[str, Callable[[], D]] = {

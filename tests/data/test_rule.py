@@ -58,6 +58,7 @@ ITERATOR: dict[str, Make] = {
     "a shuffle that is limited": lambda: numbers().shuffle(3).prefetch(2).take(4),
     "threads": lambda: with_options(deterministic=True),
     "files in turns, then a shuffle": lambda: numbers().interleave(lambda x: D.range(x)).shuffle(9),
+    "concatenated": lambda: numbers().concatenate(D.range(5)).shuffle(3),
     "a cache in memory": lambda: numbers().cache().shuffle(3),
     "made before it is called": lambda: EARLIER,
 }
@@ -65,7 +66,7 @@ REPLAY: dict[str, tuple[Make, str]] = {
     "two shuffles": (lambda: numbers().shuffle(3).shuffle(2), "2 shuffles"),
     "shuffled files": (lambda: numbers().shuffle(9).interleave(lambda x: D.range(x)), "shuffle below Interleave"),
     "a shuffle below a cache": (lambda: numbers().shuffle(9).cache(), "shuffle below Cache"),
-    "concatenated": (lambda: numbers().shuffle(3).concatenate(numbers()), "stage Concatenate"),
+    "a shuffle below others": (lambda: numbers().shuffle(3).concatenate(numbers()), "shuffle below Concatenate"),
     "sampled": (lambda: D.sample_from_datasets([numbers(), numbers()]), "stage (Variant|Random|DirectedInterleave)"),
     "chosen": (lambda: chosen(D.range(2).repeat(6)), "stage (Variant|DirectedInterleave)"),
     "chosen at random": (lambda: chosen(D.range(2).shuffle(2).repeat(6)), "stage (Variant|DirectedInterleave)"),

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import estimator
-from prototrain.callbacks import CallbackFactory
+from prototrain.callbacks import CallbackFactory, GradientNorm
 from prototrain.checkpoint.store import read_tensors
 from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, ModeKeys, OptimizerSpec, RunConfig, TrainSpec
 from tests.estimator.programs import POINTS, SIDES, classifier, endless, linear_fn, named, plain
@@ -129,6 +129,16 @@ def test_optimizer_spec(tmp_path: Path) -> None:
     line = Estimator(build, tmp_path).train(lambda: plain().repeat(), steps=2)
     np.testing.assert_allclose(line.get_variable_value("line/kernel"), [[0.25], [0.25]])
     np.testing.assert_array_equal(line.get_variable_value("line/bias"), [0.0])
+
+
+def test_layer_without_gradient_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def build(features: Any, labels: Any, mode: str, params: Any, config: RunConfig) -> EstimatorSpec:
+        keras.layers.Dense(2, name="unused")(features)
+        return linear_fn(features, labels, mode)
+
+    Estimator(build, tmp_path).train(lambda: plain().repeat(), steps=2, hooks=[GradientNorm()])
+    said = capsys.readouterr().out
+    assert "the loss does not depend on unused/kernel, unused/bias" in said and "no effect" not in said
 
 
 def test_learning_rate_after_weights_are_frozen(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_run_continues_on_another_machine(
     assert f"checkpoints  {url}/checkpoints (newest: step-0000000010)" in said
     cache("second")
     second = train(url, 15)
-    assert second.run.resume_line().startswith("resumed at step 10") and second.state["total"] == 120
+    assert second.run.start_row().startswith("resumed at step 10") and second.state["total"] == 120
     assert second.experiment is not None and str(second.experiment) == url
     assert steps_of_rows(second.experiment.metrics) == list(range(1, 16))
     assert steps_at(url) == [12, 15]
@@ -131,9 +131,9 @@ def test_run_continues_on_another_machine(
     assert len(events) == 2  # the second file starts with the event that marks a resume
     # Back on the first machine, whose files are now older.
     cache("first")
-    assert train(url, 17).run.resume_line().startswith("resumed at step 15")
+    assert train(url, 17).run.start_row().startswith("resumed at step 15")
     # This machine ran last, so nothing is downloaded.
-    assert train(url, 18).run.resume_line().startswith("resumed at step 17")
+    assert train(url, 18).run.start_row().startswith("resumed at step 17")
     record = json.loads(str(Storage(url).read("run.json"), "utf-8"))
     assert [part["state"] for part in record["parts"]] == ["finished"] * 4
 
@@ -160,7 +160,7 @@ def test_reading_commands(url: str, cache: Callable[[str], Path], capsys: pytest
     assert url_of_copy(directory) == url and read_run(directory).state == "finished"
     # Only a run downloads checkpoints, even if the other files are already here.
     assert {path.name for path in directory.glob("checkpoints/*/*")} == {"meta.json"}
-    assert train(url, 6).run.resume_line().startswith("resumed at step 5")
+    assert train(url, 6).run.start_row().startswith("resumed at step 5")
 
 
 def test_parent_directory_is_not_an_experiment(
@@ -344,17 +344,17 @@ def test_failing_storage(url: str, cache: Callable[[str], Path], monkeypatch: py
     assert "the server is on fire" in str(failure.value) and steps_at(url)[-1] < 9
     broken.clear()
     # On this machine the same command has all files; on another one, the uploaded ones.
-    assert train(url, 9).run.resume_line().startswith("resumed at step 9") and steps_at(url)[-1] == 9
+    assert train(url, 9).run.start_row().startswith("resumed at step 9") and steps_at(url)[-1] == 9
     with pytest.raises(StorageError):
         train(url, 11, At(10, broken.set))
     broken.clear()
     cache("second")
-    assert train(url, 12).run.resume_line().startswith("resumed at step 9")
+    assert train(url, 12).run.start_row().startswith("resumed at step 9")
     cache("first")
     with pytest.raises(ExperimentError, match=r"step 11 in .* was not uploaded before; delete or move"):
         train(url, 13)
     shutil.rmtree(local_copy(url))
-    assert train(url, 13).run.resume_line().startswith("resumed at step 12")
+    assert train(url, 13).run.start_row().startswith("resumed at step 12")
 
 
 def test_hanging_storage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_run_killed_during_an_upload_continues_elsewhere(
     assert {name[1] for name in names if len(name) == 3 and name[0] == "checkpoints"} == {
         name[1] for name in names if name[-1] == "meta.json"
     }
-    assert trainer.run.resume_line().startswith(f"resumed at step {int(whole[5:])}")
+    assert trainer.run.start_row().startswith(f"resumed at step {int(whole[5:])}")
     straight = train(tmp_path / "straight", 24)
     assert values(trainer) == values(straight)
     assert trainer.experiment is not None and straight.experiment is not None

@@ -155,7 +155,7 @@ def test_resume_ignores_weights_restored_at_the_end(tmp_path: Path) -> None:
     for patience, resumed_at in ((1, 6), (9, 12)):
         trained(4, patience, f"parts {patience}")
         resumed = trained(6, 9, f"parts {patience}")
-        assert resumed.run.resume_line() == f"resumed at step {resumed_at}; data: iterator"
+        assert resumed.run.start_row() == f"resumed at step {resumed_at}; data: iterator"
         assert resumed.global_step == 18
         mine, theirs = (trainer.run.checkpoints.newest().variables() for trainer in (resumed, whole))
         for name in whole.variables:

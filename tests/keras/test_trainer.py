@@ -79,7 +79,7 @@ def test_resume_within_an_epoch_is_exact(tmp_path: Path) -> None:
     whole = run("whole", 9)
     run("parts", 7)
     parts = run("parts", 9)
-    assert parts.run.resume_line().startswith("resumed at step 7")
+    assert parts.run.start_row().startswith("resumed at step 7")
     assert values(parts) == values(whole) and "optimizer/iteration" in values(parts)
     assert {"of_hidden/iteration", "norm/total"} <= values(parts).keys()
     measured = [dict(trainer.monitors.history("vld/loss")) for trainer in (parts, whole)]
@@ -96,7 +96,7 @@ def test_data_of_unknown_length_resumes_exactly(tmp_path: Path) -> None:
     whole = run("whole")
     run("parts", stop=5)
     parts = run("parts")
-    assert parts.run.resume_line().startswith("resumed at step 5")
+    assert parts.run.start_row().startswith("resumed at step 5")
     assert values(parts) == values(whole) and parts.global_step == 12
     rows = [(tmp_path / f"{name}.csv").read_text() for name in ("whole", "parts")]
     assert rows[0] == rows[1] and rows[0].count("\n") == 4
@@ -112,12 +112,12 @@ def test_changes_of_the_script_are_reported(tmp_path: Path) -> None:
         trainer.train([SaveOnExit()], max_steps=steps)
         return trainer
 
-    assert run(2).run.resume_line() == "fresh"
+    assert run(2).run.start_row() == "fresh"
     with pytest.raises(CheckpointError, match="optimizer"):
         run(3, kind=keras.optimizers.SGD)
     for steps, named in ((3, "optimizer learning_rate 0.001 -> 0.0001"), (4, "")):
         trainer = run(steps, drop=0.9, rate=1e-4)
-        line = trainer.run.resume_line()
+        line = trainer.run.start_row()
         assert named in line and bool(named) == ("changed: " in line), line
         assert float(trainer.optimizer.learning_rate) == pytest.approx(1e-4)
 

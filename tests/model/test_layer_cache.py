@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from prototrain.errors import ModelError
 from prototrain.model.layer_cache import LayerCache
+from prototrain.model.placement import Placement
 
 Build = Callable[[dict[str, tf.Tensor], bool], Any]
 BATCH = {"x": tf.constant(np.random.default_rng(1).normal(size=(6, 4)), tf.float32)}
@@ -21,7 +22,7 @@ def fresh(build: Build) -> LayerCache:
     """A store after the calls that a trainer makes before training."""
     keras.utils.clear_session(free_memory=False)
     store = LayerCache()
-    with store.creating():
+    with store.creating(tf.distribute.get_strategy(), Placement().make_variable):
         build(BATCH, True)
     store.add_used(lambda inputs: build(inputs, True), SPEC)
     return store

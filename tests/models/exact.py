@@ -33,6 +33,6 @@ def assert_resumes_exactly(make: Callable[[Path], Any], directory: Path) -> Towe
             shutil.rmtree(checkpoint)
     resumed = train(make(directory), END)
     assert resumed.data.mode in ("iterator", "replay")
-    assert resumed.run.resume_line().startswith(f"resumed at step {CUT}")
+    assert resumed.run.start_row().startswith(f"resumed at step {CUT}")
     assert values_of_towers(resumed) == whole
     return resumed

@@ -475,7 +475,7 @@ def test_optimizers_of_a_subclass_are_saved(tmp_path: Path) -> None:
     TwoOptimizers(tiny_model(), experiment=tmp_path).train([SaveOnExit()], max_steps=5, steps_per_epoch=5)
     resumed = TwoOptimizers(tiny_model(), experiment=tmp_path)
     resumed.train([SaveOnExit()], max_steps=12, steps_per_epoch=5)
-    assert "not bit-exact" not in resumed.run.resume_line()
+    assert "not bit-exact" not in resumed.run.start_row()
     assert values(resumed) == values(straight)
     assert "second/logits_kernel_0_momentum" in resumed.state
 
@@ -573,4 +573,4 @@ def test_run_with_op_determinism_trains_and_resumes(tmp_path: Path) -> None:
         trainer = tiny_trainer(tmp_path, build=build, model__clip_gradients__global_norm=1.0, model__accumulate_steps=2)
         watching = [Validation().every(steps=4), Summaries().every(steps=2)]
         trainer.train([LearningRate(rate), *watching, StopOnNaN(), SaveOnExit()], max_steps=steps)
-    assert trainer.global_step == 6 and trainer.run.resume_line().startswith("resumed at step 4")
+    assert trainer.global_step == 6 and trainer.run.start_row().startswith("resumed at step 4")

@@ -100,7 +100,7 @@ def test_save_signal_changes_nothing_else(straight: Any, tmp_path: Path, capsys:
     again = Validated(tiny_model(), experiment=tmp_path)
     again.state["slow"] = WhileSaving(None)
     again.train(callbacks(At(7, lambda: None)), max_steps=STEPS)
-    assert again.run.resume_line().startswith("resumed at step 7")
+    assert again.run.start_row().startswith("resumed at step 7")
     assert values(again) == straight[0] and rows(tmp_path) == straight[1]
 
 

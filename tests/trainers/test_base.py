@@ -131,7 +131,7 @@ def test_changes_between_two_runs_are_kept(tmp_path: Path) -> None:
     kernel.assign(tf.fill(kernel.shape, 50.0))
     trainer.train(callbacks(), max_steps=9)
     assert trainer.global_step == 5 and np.all(np.abs(kernel.numpy() - 50) < 1)
-    assert trainer.run.resume_line() == "continues from step 3"
+    assert trainer.run.start_row() == "continues from step 3"
     trainer.config["model.optimizer.method"] = "sgd"
     with pytest.raises(ConfigError, match=r"model\.optimizer\.method was changed"):
         trainer.train(callbacks(), max_steps=9)
@@ -298,7 +298,7 @@ def test_stateless_callbacks_get_before_epoch_again(tmp_path: Path, hook: str, s
         prepared(tmp_path, [stop, Prepares()] if is_first else [Prepares(), stop])
     trainer = prepared(tmp_path, [Prepares()])
     assert counts(trainer) == [3, 3, 3]
-    assert trainer.run.resume_line().startswith(f"resumed at step {step}")
+    assert trainer.run.start_row().startswith(f"resumed at step {step}")
 
 
 def test_resume_with_another_epoch_length(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_fresh_start_deletes_after_the_checks(experiment: Path) -> None:
         assert files(experiment) == before
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([SaveOnExit()], max_steps=2, fresh=True, allow_changed_data=True)
-    assert trainer.run.resume_line() == "fresh" and trainer.run.checkpoints.steps() == [2]
+    assert trainer.run.start_row() == "fresh" and trainer.run.checkpoints.steps() == [2]
     assert trainer.state["total"] == 3
     assert not (experiment / "analysis").exists() and not (experiment / "metrics.jsonl").exists()
     with pytest.raises(ExperimentError, match=r"fresh=True\): this trainer has already run 2 steps"):
@@ -410,7 +410,7 @@ def test_step_number_in_each_step(tmp_path: Path) -> None:
     again, seen = tiny_trainer(tmp_path, build=stepping_build), InTrace()
     again.train([seen, Summaries(), Validation(), SaveOnExit()], steps_per_epoch=4, max_steps=10)
     assert seen.seen.numpy().tolist()[:10] == [[step, step // 4 + 1, step % 4] for step in range(10)]
-    assert again.run.resume_line().startswith("resumed at step 3")
+    assert again.run.start_row().startswith("resumed at step 3")
     assert again.monitors.latest("trn/now") == 8.5 and again.outputs["now"] == 9  # the mean of 8 and 9
     assert again.monitors.history("vld/now") == [(4, 4.0), (8, 8.0), (10, 10.0)]
 

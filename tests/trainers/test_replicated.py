@@ -111,7 +111,7 @@ def test_single_steps_and_resume_are_exact(kind: Any, experiment: Path) -> None:
     for steps in (3, 8):
         part = kind(tiny_model(), 2, experiment=experiment)
         part.train([rate(), StopOnNaN(), Losses(), SaveOnExit()], max_steps=steps)
-    assert part.run.resume_line().startswith("resumed at step 3") and values_of_towers(part) == whole
+    assert part.run.start_row().startswith("resumed at step 3") and values_of_towers(part) == whole
     for name in ("bn0/moving_mean", "bn0/moving_variance"):  # plain statistics are averaged over the towers
         assert len(set(whole[name])) == 1
 
@@ -235,7 +235,7 @@ def test_resume_with_another_number_of_towers(experiment: Path) -> None:
     SimpleTrainer(tiny_model(), experiment=experiment).train([SaveOnExit()], max_steps=5)
     trainer = SyncReplicatedTrainer(tiny_model(), 2, experiment=experiment)
     trainer.train([SaveOnExit()], max_steps=9)
-    assert "changed: " in trainer.run.resume_line() and "towers 1 -> 2" in trainer.run.resume_line()
+    assert "changed: " in trainer.run.start_row() and "towers 1 -> 2" in trainer.run.start_row()
     copies = [copy for name, one in trainer.variables.items() if "seed" in name for copy in components(one)]
     assert copies and {int(copy[1]) for copy in copies} == {9}
 
@@ -264,6 +264,18 @@ def test_towers_option(tmp_path: Path) -> None:
     assert trainer.describe()["devices"] == "CPU:1, CPU:3"
     with pytest.raises(ConfigError, match="SimpleTrainer has one tower only; derive it from SyncReplicatedTrainer"):
         launch(model, trainer=SimpleTrainer, towers=2)
+
+
+def test_devices_of_a_placement() -> None:
+    class OnSecond(Placement):
+        def make_variable(self, make: Any, **arguments: Any) -> tf.Variable:
+            with tf.device("CPU:1"):
+                return super().make_variable(make, **arguments)
+
+    trainer = TowerTrainer(tiny_model(), placement=OnSecond())
+    trainer.train(max_steps=2)
+    assert {variable.device[-5:] for variable in trainer.variables.values()} == {"CPU:1"}
+    assert trainer.describe()["devices"] == "CPU:1"
 
 
 def test_mean_of_tensors_of_all_shapes_and_dtypes(monkeypatch: Any) -> None:

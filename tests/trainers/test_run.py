@@ -58,7 +58,7 @@ def test_lost_checkpoints_are_an_error(lose: Callable[[Path], object], experimen
     assert (experiment / "metrics.jsonl").read_bytes() == rows
     fresh = CountingTrainer(experiment=experiment)
     fresh.train([*writers(), SaveOnExit()], max_steps=8, fresh=True)
-    assert fresh.run.resume_line() == "fresh"
+    assert fresh.run.start_row() == "fresh"
 
 
 def test_set_aside_checkpoints_are_not_missing(experiment: Path) -> None:
@@ -66,7 +66,7 @@ def test_set_aside_checkpoints_are_not_missing(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([], max_steps=2, resume=False)
     again = CountingTrainer(experiment=experiment)
     again.train([], max_steps=4)
-    assert again.run.resume_line() == "fresh"
+    assert again.run.start_row() == "fresh"
 
 
 @pytest.mark.parametrize("then", [lambda experiment: None, killed], ids=["no saver", "killed"])
@@ -77,7 +77,7 @@ def test_run_without_checkpoints_begins_again(then: Callable[[Path], object], ex
     then(experiment)
     again = CountingTrainer(experiment=experiment)
     again.train([*writers(), ModelSaver().every(steps=100)], max_steps=6)
-    assert again.run.resume_line() == "fresh"
+    assert again.run.start_row() == "fresh"
     assert [attempt.has_saved for attempt in read_attempts(experiment / "run.json")] == [False, False, True]
 
 

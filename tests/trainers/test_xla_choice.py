@@ -78,7 +78,7 @@ def test_chosen_form_does_not_change_the_run(experiment: Path, capsys: pytest.Ca
             trainer._xla._clock = Clock(0.002, 0.004)  # batches of another size at the end of a pass: no "loop"
         trainer.train([SaveOnExit()], max_steps=steps)
         assert ("auto takes no XLA" in capsys.readouterr().out) == (steps == 5)
-    assert trainer.run.resume_line().startswith("resumed at step 5")
+    assert trainer.run.start_row().startswith("resumed at step 5")
     assert values(trainer) == values(plain)
     assert [one["jit_compile"] for one in json.loads((experiment / "run.json").read_text())["parts"]] == [False, False]
     environment = experiment / "environment.json"
@@ -122,7 +122,7 @@ def test_several_towers(capsys: pytest.CaptureFixture[str]) -> None:
     keras.utils.clear_session(free_memory=False)
     trainer = SyncReplicatedTrainer(tiny_model(model__jit_compile="auto"), 2)
     before = values(trainer)
-    trainer._measure()
+    trainer._prepare_step()
     assert values(trainer) == before and "auto takes " in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"AsyncTrainer cannot time .*use true"):
         AsyncTrainer(tiny_model(model__jit_compile="auto"), 2)

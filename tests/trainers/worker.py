@@ -113,7 +113,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     if trainer is not None:
         found["step"] = trainer.global_step
         found["outputs"] = {name: float(value) for name, value in trainer.outputs.items()}
-        found["resume"] = trainer.run.resume_line()
+        found["resume"] = trainer.run.start_row()
         found["weights"] = {name: _value(variable) for name, variable in trainer.variables.items()}
     return found
 

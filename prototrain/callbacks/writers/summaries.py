@@ -144,5 +144,5 @@ class GradientNorm(Callback):
     def setup(self) -> None:
         if self.trainer.optimizer is None:
             kind = type(self.trainer).__name__
-            raise CallbackError(f"GradientNorm needs a trainer that applies gradients; {kind} has no optimizer")
+            raise CallbackError(f"GradientNorm needs a trainer that applies gradients; set self.optimizer of {kind}")
         self.trainer.record_gradient_norm = True

@@ -90,7 +90,7 @@ def test_config_needs_no_schedule_if_a_callback_sets_the_rate(experiment: Path) 
     trainer.train([rates := noted(), LearningRate(halves), SaveOnExit()], max_steps=2)
     again = without(experiment)
     again.train([rates, LearningRate(halves), SaveOnExit()], max_steps=4)
-    assert "changed" not in again.run.resume_line() and rates.by_step == {s: EXPECTED[s] for s in range(1, 5)}
+    assert "changed" not in again.run.start_row() and rates.by_step == {s: EXPECTED[s] for s in range(1, 5)}
     setter, constant = without(), noted()
     setter.train([ScheduledHyperParamSetter("learning_rate", [(0, 0.25)]), constant], max_steps=1)
     assert constant.by_step == {1: 0.25}

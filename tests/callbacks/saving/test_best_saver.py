@@ -63,7 +63,7 @@ def test_resumed_run_keeps_the_same_checkpoints(stop: int, order: int, experimen
         savers = [MinSaver("vld/x").every(steps=1), ModelSaver(max_to_keep=2).every(steps=1)][::order]
         trainer = CountingTrainer(experiment=experiment)
         trainer.train([measure(), *savers, SaveOnExit()], max_steps=max_steps)
-        assert trainer.run.resume_line().startswith("resumed") or max_steps == stop
+        assert trainer.run.start_row().startswith("resumed") or max_steps == stop
     assert kept_steps(experiment) == [5, 7, 8]
 
 
@@ -104,7 +104,7 @@ def test_best_checkpoint_has_the_measured_weights(experiment: Path) -> None:
     again = tiny_trainer(experiment)  # the best weights are restored again, and the run stays stopped
     again.train(callbacks())
     assert again.global_step == stopped and values(again) == now
-    assert "changed" not in again.run.resume_line()
+    assert "changed" not in again.run.start_row()
     assert rows(experiment) == recorded
     check_note(experiment)
     with pytest.raises(CheckpointError, match=r"needs an experiment|has no best checkpoint"):
@@ -138,7 +138,7 @@ def test_checkpoint_of_the_user_is_not_deleted(experiment: Path) -> None:
 
 
 def test_rejected_state_is_not_saved_as_best(experiment: Path) -> None:
-    reject = CallbackFactory(trigger=lambda self: self.trainer.run.reject_state())
+    reject = CallbackFactory(trigger=lambda self: self.trainer.run.mark_failed())
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([measure(), reject.every(steps=2), MinSaver("vld/x").every(steps=1)], max_steps=2)
     assert note(experiment)["step"] == 1

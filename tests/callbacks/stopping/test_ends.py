@@ -76,7 +76,7 @@ def test_best_weights_are_restored(stops: list[int], experiment: Path) -> None:
         if max_steps != 10:  # the run ends before it fires
             assert seen.by_step[max_steps] == bits(trainer.variables)
         if max_steps == 7:
-            assert "callback EarlyStopping/vld/x added" in trainer.run.resume_line()
+            assert "callback EarlyStopping/vld/x added" in trainer.run.start_row()
     now, saved = bits(trainer.variables), trainer.run.checkpoints.newest()
     assert trainer.global_step == saved.step == 8
     assert now == seen.by_step[6] != seen.by_step[7]

@@ -113,6 +113,22 @@ def test_all_savers(
     assert said.count("StopOnNaN: best is not finite before training and not checked") == 1
 
 
+@pytest.mark.parametrize("kind", [float, np.array, tf.Variable])
+def test_scalars_of_a_step_in_python(kind: Any) -> None:
+    class Sums(Trainer):
+        total = kind(0.0)
+
+        def run_step(self) -> dict[str, Any]:
+            added = math.inf if self.global_step == 4 else 1.0
+            if kind is tf.Variable:
+                self.total.assign_add(added)  # the same object in all steps
+            else:
+                self.total += added
+            return {"total": self.total}
+
+    ends(Sums(), [StopOnNaN()], "total is inf in step 5")
+
+
 def test_non_finite_checkpoint_is_refused(experiment: Path) -> None:
     Watches(experiment).train([ModelSaver().every(steps=4)], max_steps=8)  # without StopOnNaN
     with pytest.raises(CheckpointError, match=r"w is not finite in .*step-0000000008; delete this checkpoint"):
@@ -120,7 +136,7 @@ def test_non_finite_checkpoint_is_refused(experiment: Path) -> None:
     shutil.rmtree(experiment / "checkpoints/step-0000000008")
     resumed = Watches(experiment)
     resumed.train([StopOnNaN()], max_steps=5)
-    assert resumed.run.resume_line().startswith("resumed at step 4")
+    assert resumed.run.start_row().startswith("resumed at step 4")
 
 
 def test_first_weights_that_are_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
