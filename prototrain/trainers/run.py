@@ -426,40 +426,25 @@ class Run:
         """
         trainer, experiment = self._trainer, self._trainer.experiment
         resume = resume and not self._deletes_first
-        self.checkpoint, self._broken, self._sets_aside = None, [], False
-        self.began_at = trainer.global_step
-        self._resumed = [f"continues from step {self.began_at}" if self.began_at else "fresh"]
-        if not self.state_is_sound and (experiment is None or not resume or not self.checkpoints.steps()):
-            raise CheckpointError(
-                f"step {trainer.global_step + 1} failed halfway, and there is no checkpoint to go back to; "
-                "make a new trainer"
-            )
-        # Of the callbacks of the run that this one continues.
-        states = self._callback_states if trainer.global_step and self.state_is_sound else None
-        entries, newest = StateEntries(trainer.state), None
+        step = self.began_at = trainer.global_step
+        self.checkpoint, self._broken = None, []
+        self._sets_aside = experiment is not None and not resume and not self._deletes_first
+        self._resumed = [f"continues from step {step}" if step else "fresh"]
         if experiment is not None:
+            entries = StateEntries(trainer.state)
             entries.values()  # raises an error for entries that cannot be saved
             self._registered = set(entries.variables)
-            self._sets_aside = not resume and not self._deletes_first
-        if experiment is not None and resume:
-            with announcing("checking the newest checkpoint", trainer.log):
-                self.checkpoints.recover()
-                newest = self.checkpoints.newest(broken=self._broken)
-            trainer.stop.check()
-            if newest is None and trainer.global_step == 0 and has_saved(experiment.record):
-                raise CheckpointError(
-                    f"the checkpoints of {experiment} are missing in {experiment.checkpoints}; restore one, start "
-                    f"again with {FRESH}, or use another directory"
-                )
-        if newest is None and trainer.global_step == 0:
+        newest = self._find_newest(experiment) if experiment is not None and resume else None
+        if newest is None and not self.state_is_sound:
+            raise CheckpointError(
+                f"step {step + 1} failed halfway, and there is no checkpoint to go back to; make a new trainer"
+            )
+        if newest is None and step == 0:
             trainer._load_first_weights()
         if trainer.check_finite:
-            new = {name: value for name, value in entries.variables.items() if name not in self._not_finite}
-            found = not_finite(new)
-            self._not_finite.update({name: name in found for name in new})
-            if found:
-                trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training and not checked")
-        step = trainer.global_step
+            self._note_not_finite()
+        # Of the callbacks of the run that this one continues.
+        states = self._callback_states if step and self.state_is_sound else None
         is_older = newest is not None and (newest.step < step or (newest.step == step and states is not None))
         if newest is None or (is_older and self.state_is_sound):
             if states is not None and experiment is not None and resume:
@@ -473,6 +458,28 @@ class Run:
             )
         self.checkpoint, self.began_at = newest, trainer.global_step
         trainer.stop.check()
+
+    def _find_newest(self, experiment: Experiment) -> Checkpoint | None:
+        """Return the newest valid checkpoint, if the run has saved one, and note which newer ones are damaged."""
+        with announcing("checking the newest checkpoint", self._trainer.log):
+            self.checkpoints.recover()
+            newest = self.checkpoints.newest(broken=self._broken)
+        self._trainer.stop.check()
+        if newest is None and self._trainer.global_step == 0 and has_saved(experiment.record):
+            raise CheckpointError(
+                f"the checkpoints of {experiment} are missing in {experiment.checkpoints}; restore one, start "
+                f"again with {FRESH}, or use another directory"
+            )
+        return newest
+
+    def _note_not_finite(self) -> None:
+        """Note which variables are not finite before training; they are not checked."""
+        variables = StateEntries(self._trainer.state).variables
+        new = {name: value for name, value in variables.items() if name not in self._not_finite}
+        found = not_finite(new)
+        self._not_finite.update({name: name in found for name in new})
+        if found:
+            self._trainer.log(f"StopOnNaN: {describe_not_finite(found)} before training and not checked")
 
     def _load(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint completely or, if a part of it does not fit, not at all."""
