@@ -230,15 +230,15 @@ def constrained(x: Any, train_phase: bool) -> Any:
     return keras.layers.Dense(2, kernel_constraint=hides_nan, bias_constraint=hides_nan, name="logits")(x)
 
 
-@pytest.mark.parametrize("form", [False, "loop"])
 @pytest.mark.parametrize(
-    ("make", "build", "optimizer"),
+    ("make", "build", "optimizer", "form"),
     [
-        (SimpleTrainer, plain_build, HidesNaN(0.1)),
-        (SimpleTrainer, constrained, keras.optimizers.SGD(0.1)),
-        (SimpleTrainer, constrained, keras.optimizers.RMSprop(0.1)),
-        (ResetsWeights, plain_build, keras.optimizers.RMSprop(0.1)),
-        (SimpleTrainer, plain_build, keras.optimizers.Lion(0.1)),
+        (SimpleTrainer, plain_build, HidesNaN(0.1), False),
+        (SimpleTrainer, plain_build, HidesNaN(0.1), "loop"),
+        (SimpleTrainer, constrained, keras.optimizers.SGD(0.1), False),
+        (SimpleTrainer, constrained, keras.optimizers.RMSprop(0.1), "loop"),
+        (ResetsWeights, plain_build, keras.optimizers.RMSprop(0.1), False),
+        (SimpleTrainer, plain_build, keras.optimizers.Lion(0.1), False),
     ],
 )
 def test_non_finite_gradient_is_found_although_the_update_hides_it(
