@@ -125,8 +125,12 @@ def verify(
     chance = random.Random(seed)
     saves = sorted(chance.sample(range(2, steps), k=min(10, (steps - 1) // 2)))
     base = Path(tempfile.mkdtemp(prefix="prototrain-verify-") if keep is None else keep).resolve()
-    base.mkdir(parents=True, exist_ok=True)
-    if any(base.iterdir()):
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        is_used = any(base.iterdir())
+    except OSError as error:
+        raise ConfigError(f"cannot use the directory {base}: {error.strerror}") from error
+    if is_used:
         raise ConfigError(f"{keep} is not empty; name a new directory for the records")
 
     def run(name: str, interruptions: Sequence[tuple[str, int, int]] = ()) -> list[Event]:

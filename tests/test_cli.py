@@ -105,7 +105,7 @@ def test_fast_dev_run_and_unused_values(capfd: pytest.CaptureFixture[str]) -> No
     assert "WARNING: model.optimizer.adam.beta1 has no effect: model.optimizer.method is 'sgd'" in said
     assert "step 2 of 2" in said and said.endswith("fast dev run: completed; its directory is deleted\n")
     assert not Path("experiments").exists()
-    for more in (["--fresh"], ["--steps", "7"], ["--limit-batches", "1"]):
+    for more in (["--fresh"], ["--steps", "7"], ["-s", "model.num_steps=7"], ["--limit-batches", "1"]):
         with pytest.raises(SystemExit, match="2"):
             main(["run", "m", "--fast-dev-run", *more])
 
@@ -116,6 +116,7 @@ def test_fast_dev_run_and_unused_values(capfd: pytest.CaptureFixture[str]) -> No
         (["-s", "trainer.print_intervall=3"], None, "intervall'; did you mean 'trainer.print_interval'"),
         (["-s", "model.trainable_variables.filter_regex=x"], None, "'x' accepts none of the variables out/kernel"),
         (["-s", "trainer.experiment_base_dir=/proc/none"], None, "cannot use the experiment directory /proc/none/e"),
+        (["-s", "trainer.experiment_base_dir="], None, "trainer.experiment_base_dir: '' is empty"),
         (["--debug"], None, "--debug opens a shell, and there is no terminal"),
         ([], ('"vld": data}', '"vld": data.map(lambda b: b["x"])}'), "must be a dict of batched"),
         ([], ('inputs["x"]', 'inputs["images"]'), "KeyError in build() (m.py, line 19): 'images'; a batch has: x, y"),

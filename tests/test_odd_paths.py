@@ -15,6 +15,7 @@ from prototrain import readers
 from prototrain.callbacks import ModelSaver
 from prototrain.checkpoint.store import read_tensors
 from prototrain.errors import DataError, ExperimentError
+from prototrain.experiment import Experiment
 from prototrain.launch import launch
 from prototrain.runs.reading import find_runs
 from prototrain.sweeps.study import open_storage, sqlite_url
@@ -57,6 +58,13 @@ def test_run_resumes_and_weights_load(tmp_path: Path) -> None:
     np.testing.assert_array_equal(other.built.variables["fc0/kernel"], resumed.built.variables["fc0/kernel"])
     assert not np.array_equal(first.built.variables["fc0/kernel"], resumed.built.variables["fc0/kernel"])
     assert sorted(run.name for run in find_runs(odd)) == ["other", "run"]
+
+
+def test_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.csv").write_text("y\n4\n")
+    assert Experiment("~/run").directory == tmp_path / "run"
+    assert labels(readers.csv("~/a.csv", features=Y)) == [4]
 
 
 def test_database_of_a_sweep(odd: Path) -> None:

@@ -58,7 +58,7 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    runs = [read_run(directory) for directory in dict.fromkeys(options.experiments)]
+    runs = list({run.directory.resolve(): run for run in map(read_run, options.experiments)}.values())
     try:
         page = write_page(runs, scalars=options.scalar, look=Look(log=options.log, smooth=options.smooth))
     except OSError as error:

@@ -98,10 +98,10 @@ def reference(text: str) -> str:
 
 def _run(options: argparse.Namespace) -> None:
     for name in ("steps", "epochs"):
-        if (number := getattr(options, name)) is not None:
+        if (count := getattr(options, name)) is not None:
             if {"model.num_steps", "model.num_epochs"} & set(map(key_of, options.set)):
                 options.wrong_usage(f"--{name} and -s both set the length; leave one of them out")
-            options.set.append(f"model.num_{name}={number}")
+            options.set.append(f"model.num_{name}={count}")
     if options.model is not None:
         check_early(options)
     elif options.repeats is None:
@@ -160,6 +160,8 @@ def _shortened(options: argparse.Namespace) -> Iterator[None]:
             options.wrong_usage(
                 f"--fast-dev-run has its own length and directory: leave out --{name.replace('_', '-')}"
             )
+    if {"model.num_steps", "model.num_epochs"} & set(map(key_of, options.set)):
+        options.wrong_usage("--fast-dev-run makes two steps: leave out the length")
     load_tensorflow()  # before the directory exists, which Ctrl-C could leave behind
     with TemporaryDirectory() as directory:
         values = {"experiment_base_dir": json.dumps(directory), "limit_batches": 2, "validation_batches": 0}

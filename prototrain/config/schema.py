@@ -98,7 +98,11 @@ class Key:
 _ANY: Final = Key(type="str")
 
 
-def _leaves_base_directory(name: str) -> str | None:
+def _complaint_of_directory(path: str) -> str | None:
+    return None if path else 'is empty; the working directory is "."'
+
+
+def _complaint_of_name(name: str) -> str | None:
     if name and not re.search(r"[/\\\0]|\.\.", name) and not name.startswith("."):
         return None
     if not name:
@@ -106,7 +110,7 @@ def _leaves_base_directory(name: str) -> str | None:
     return 'would leave the base directory; use a plain name without "/", "\\", NUL, ".." or a leading "."'
 
 
-def _broken_regex(pattern: str | None) -> str | None:
+def _complaint_of_regex(pattern: str | None) -> str | None:
     try:
         re.compile(pattern or "")
     except (re.error, RecursionError, OverflowError) as error:
@@ -114,7 +118,7 @@ def _broken_regex(pattern: str | None) -> str | None:
     return None
 
 
-_REGEX: Final = Key(type="str", default=None, complaint=_broken_regex)
+_REGEX: Final = Key(type="str", default=None, complaint=_complaint_of_regex)
 _FUNCTION: Final = Key(type="function", default=None)
 
 SCHEDULES: Final = ("step", "constant", "exp", "custom", "cosine", "polynomial", "linear")
@@ -148,8 +152,8 @@ KERAS_OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 """The Keras optimizers by method: the class in `keras.optimizers`, and its arguments with the defaults of Keras."""
 
 SCHEMA: Final[dict[str, Key]] = {
-    "trainer.experiment_base_dir": Key(type="str", default="experiments"),
-    "trainer.experiment_name": Key(type="str", required=True, complaint=_leaves_base_directory),
+    "trainer.experiment_base_dir": Key(type="str", default="experiments", complaint=_complaint_of_directory),
+    "trainer.experiment_name": Key(type="str", required=True, complaint=_complaint_of_name),
     "trainer.validation_step_interval": Key(type="interval", default=100, minimum=1),
     "trainer.summary_save_interval": Key(type="interval", default=50, minimum=1),
     "trainer.print_interval": Key(type="interval", default=100, minimum=1),

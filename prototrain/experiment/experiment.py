@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from prototrain.errors import ExperimentError
 from prototrain.experiment.facts import describe_environment
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
-from prototrain.system.files import PathLike, joined, local_path, require_literal, url_of, write_atomic
+from prototrain.system.files import PathLike, joined, local_path, python_files, require_literal, url_of, write_atomic
 
 if TYPE_CHECKING:
     from prototrain.config import Config
@@ -59,7 +59,7 @@ class Experiment:
         self.metrics = self.directory / "metrics.jsonl"
         self.log = self.directory / "train.log"
         self.environment = self.directory / "environment.json"
-        self.record = self.directory / "run.json"
+        self.record = self.directory / RECORD
         self.token = self.directory / ".token"
         self._lock = DirectoryLock(self.directory, name=str(self))
 
@@ -253,7 +253,7 @@ def is_own(name: str) -> bool:
 
 def _copy_source(source: Path, target: Path) -> None:
     """Copy a Python file, or the Python files in a package's directory. Each copy is written atomically."""
-    for file in [source] if source.is_file() else sorted(source.rglob("*.py")):
+    for file in python_files(source):
         copy = target / file.relative_to(source.parent)
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(copy, file.read_bytes())

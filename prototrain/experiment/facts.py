@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from prototrain.system.files import python_files
+
 Facts = dict[str, Any]
 
 _LONGEST = 60  # characters of a displayed value
@@ -59,7 +61,7 @@ def file_digests(sources: Iterable[Path | None]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for source in filter(None, sources):
-        for file in [source] if source.is_file() else sorted(source.rglob("*.py")):
+        for file in python_files(source):
             name = file.name if source.is_file() else file.relative_to(source).as_posix()
             with suppress(OSError):  # for example a deleted script
                 key = f"{source.name}/{name}" if name in found else name

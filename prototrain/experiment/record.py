@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.rows import last_row
@@ -116,13 +116,15 @@ def read_attempts(path: Path) -> list[Attempt]:
         for attempt in attempts:
             if not all(isinstance(getattr(attempt, name), int | float | None) for name in _NUMBERS):
                 raise TypeError("expected a number")
+            if attempt.state not in get_args(State) or any(len(change) != 3 for change in attempt.changes or ()):
+                raise ValueError("expected a state, and changes of three values")
         return attempts
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ExperimentError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ExperimentError(f"{path} is damaged: it does not hold the parts of a run") from error
+        raise ExperimentError(f"{path} is damaged: it is not the record of a run") from error
 
 
 def has_finished(path: Path) -> bool:

@@ -206,7 +206,8 @@ def import_user_module(name: str, *, what: str) -> ModuleType | None:
 
 
 def _no_model(name: str) -> ModelError:
-    return ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages")
+    hint = " (leave out .py)" if name.endswith(".py") else ""
+    return ModelError(f"there is no model {name}{hint}: no such module in {Path.cwd()} or among the installed packages")
 
 
 def _made(module: ModuleType, attribute: str, name: str) -> Any:

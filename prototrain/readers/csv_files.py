@@ -52,8 +52,10 @@ def csv(
         StorageError: a file at a URL cannot be downloaded.
     """
     made = columns_of(features)
-    if texts := [name for name, given in (columns or {}).items() if isinstance(given, str)]:
-        raise DataError(f"columns: {texts[0]!r} needs a list of column names, not a text")
+    if texts := [name for name, given in {**(columns or {}), "header": header}.items() if isinstance(given, str)]:
+        raise DataError(f"{texts[0]!r} needs a list of column names, not a text")
+    if not isinstance(delimiter, str) or len(delimiter) != 1:
+        raise DataError(f"delimiter must be one character, not {delimiter!r}")
     sources = {column.name: list((columns or {}).get(column.name, [column.name])) for column in made}
     for column in made:
         name, size = column.name, math.prod(column.shape)
@@ -62,20 +64,29 @@ def csv(
     if unknown := {*(columns or {}), *(defaults or {})} - sources.keys():
         raise DataError(f"there is no feature {min(unknown)!r}; there are: {', '.join(sources)}")
     # Each column of the file is parsed as a column of scalars, so that messages name it.
-    fields = [Column(name, column.dtype, ()) for column in made for name in sources[column.name]]
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in (defaults or {}).items()}
-    empty = {name: value for feature, value in plain.items() for name in sources[feature]}
+    fields, values = [], []
+    for column in made:
+        for name in sources[column.name]:
+            fields.append(Column(name, column.dtype, ()))
+            values.append(plain.get(column.name))  # None without a default
 
     def parse(row: dict[Any, Any]) -> list[Any]:
         if None in row or None in row.values():
             raise DataError("has too many or too few fields")
-        return [_value(field, empty, row[field.name]) for field in fields]
+        texts = [row[field.name] for field in fields]
+        return [
+            _value(field, text) if text.strip() or empty is None else empty
+            for field, text, empty in zip(fields, texts, values, strict=True)
+        ]
 
     def read(file: str, path: str) -> Iterator[Arrays]:
         with open(path, encoding="utf-8-sig", newline="") as opened:
             reader = csv_format.DictReader(opened, header, delimiter=delimiter, strict=True)
             try:
                 names = list(reader.fieldnames or [])
+                if not names:
+                    raise DataError(f"{file}: is empty, or begins with an empty line")
                 for field in fields:
                     if names.count(field.name) != 1:
                         problem = "has several columns" if field.name in names else "has no column"
@@ -92,10 +103,8 @@ def csv(
     return dataset_of(paths, made, read, shuffle=shuffle)
 
 
-def _value(field: Column, empty: Mapping[str, Any], text: str) -> Any:
+def _value(field: Column, text: str) -> Any:
     """Convert a field; text that does not parse is returned unchanged and rejected later."""
-    if field.name in empty and not text.strip():
-        return empty[field.name]
     if field.is_text:
         return text
     if not field.is_number:

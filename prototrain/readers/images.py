@@ -14,6 +14,7 @@ from prototrain.system.files import PathLike, joined, local_path, url_of
 from prototrain.system.storage import Storage, downloaded_all
 
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+_FIRST_BYTES = [b"BM", b"GI", b"\xff\xd8", b"\x89P"]  # of such files
 
 
 def class_names(path: PathLike) -> list[str]:
@@ -39,15 +40,24 @@ def class_names(path: PathLike) -> list[str]:
 def image_files(path: PathLike) -> list[str]:
     """Return the sorted paths of the images in a directory: files with one of the `IMAGE_EXTENSIONS`, in any case.
 
-    Images at a URL are downloaded.
+    Images at a URL are downloaded. Hidden files are left out.
+
+    Raises:
+        DataError: the directory cannot be read.
     """
     url = url_of(path)
     if url is None:
-        found = local_path(path).iterdir()
-        return sorted(str(file) for file in found if file.name.lower().endswith(IMAGE_EXTENSIONS) and file.is_file())
-    listing = sorted(Storage(url).listing().items())
-    marks = {name: mark for name, mark in listing if "/" not in name and name.lower().endswith(IMAGE_EXTENSIONS)}
+        try:
+            found = list(local_path(path).iterdir())
+        except OSError as error:
+            raise DataError(f"{display_path(path)}: cannot be read as a directory ({error.strerror})") from error
+        return sorted(str(file) for file in found if _is_image(file.name) and file.is_file())
+    marks = {name: mark for name, mark in sorted(Storage(url).listing().items()) if _is_image(name)}
     return list(map(str, downloaded_all(url, marks)))
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_EXTENSIONS) and "/" not in name and not name.startswith(".")
 
 
 def image_folder(
@@ -84,6 +94,8 @@ def image_folder(
     labels: list[int] = []
     by_class = {name: image_files(joined(path, name)) for name in class_names(path)}
     numbered = list(by_class) if classes is None else list(classes)
+    if len(set(numbered)) < len(numbered):
+        raise DataError(f"classes={numbered} has a name twice")
     if unknown := [name for name in by_class if name not in numbered]:
         raise DataError(f"{display_path(path)}: the directory {unknown[0]!r} is not in classes={numbered}")
     for name, found in by_class.items():
@@ -94,7 +106,10 @@ def image_folder(
         labels += [numbered.index(name)] * len(found)
 
     def decode(file: tf.Tensor, label: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"image": decode_image(tf.io.read_file(file), size=size, channels=channels), "label": label}
+        data = tf.io.read_file(file)
+        is_known = tf.reduce_any(tf.equal(tf.strings.substr(data, 0, 2), _FIRST_BYTES))
+        with tf.control_dependencies([tf.debugging.Assert(is_known, ["this file is not an image:", file])]):
+            return {"image": decode_image(tf.identity(data), size=size, channels=channels), "label": label}
 
     if is_by_index(shuffle):
         with tf.device("/cpu:0"):

@@ -57,8 +57,9 @@ def _read(columns: list[Column], name: str, path: str) -> Iterator[Arrays]:
         with open(path, "rb") as opened, ParquetFile(opened) as file:
             there = file.schema_arrow.names
             for column in columns:
-                if column.name not in there:
-                    raise DataError(f"has no column {column.name!r}; there are: {', '.join(there)}")
+                if there.count(column.name) != 1:
+                    problem = "has several columns" if column.name in there else "has no column"
+                    raise DataError(f"{problem} {column.name!r}; there are: {', '.join(there)}")
             for group in range(file.num_row_groups):
                 where = f"{name}, row group {group}"
                 for batch in file.iter_batches(CHUNK, row_groups=[group], columns=[column.name for column in columns]):

@@ -52,6 +52,8 @@ def tfrecords(
     if not any(map(url_of, given)):  # the names of downloads are digests
         files.sort()
     files = list(dict.fromkeys(files))
+    if not files:
+        raise DataError("tfrecords: there are no files to read")
     names = tf.data.Dataset.from_tensor_slices(files)
 
     def read(file: tf.Tensor) -> tf.data.Dataset:

@@ -30,7 +30,7 @@ class Column:
         self.name, self.dtype, self.shape = name, dtype, tuple(shape)
         self.is_text = self.dtype == tf.string
         self.is_number = self.dtype.is_integer or self.dtype.is_floating
-        if None in self.shape:
+        if any(size is None or size < 0 for size in self.shape):
             raise DataError(f"{name!r}: the shape {list(self.shape)} must be fixed; pad the values in the files")
         if not (self.is_number or self.is_text or self.dtype == tf.bool):
             raise DataError(f"{name!r}: files hold no {self.dtype.name}; use an integer, a floating, bool or string")

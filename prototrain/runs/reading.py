@@ -161,7 +161,7 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         directory=directory,
         name=str(experiment) if name is None else name,
         state=last.state if ended or running else "interrupted",
-        reason=last.reason if ended or running else _NO_END,
+        reason=last.reason if ended or running else _NO_END if attempts else "there is no run.json",
         step=max(traces, default=0) if last.step is None else last.step,
         total_steps=last.total_steps,
         started=last.started if attempts else None,

@@ -35,6 +35,8 @@ class Repeat:
         if not experiment.environment.is_file():
             raise ExperimentError(f"--from: {directory} is not an experiment: it has no environment.json")
         self._environment = found = read_object(experiment.environment)
+        if missing := {"trainer", "modules", "facts"} - found.keys():
+            raise ExperimentError(f"--from: {experiment.environment} is damaged: it has no {min(missing)!r}")
         if not isinstance(found.get("model"), str) or found["trainer"].startswith("__main__:"):
             raise ExperimentError(
                 f"--from: {directory} is of a script ({' '.join(map(str, found.get('command', [])))}), which makes its "

@@ -112,7 +112,7 @@ def sweep(
     command = None
     if isinstance(model, str):
         if callbacks is not None or not isinstance(trainer, str | None):
-            raise SweepError("callbacks, and a trainer that is no text, need the model itself, not its name")
+            raise SweepError("callbacks, and a trainer that is not a text, need the model itself, not its name")
         named = towers if isinstance(towers, int | str | None) else ",".join(towers)
         command = _command(model, plan, {"--trainer": trainer, "--towers": named})
     elif jobs > 1 or cluster is not None:
@@ -128,7 +128,8 @@ def sweep(
         options = {"storage": where, "pruner": pruner or ("none" if trials is None else "median")}
         study = Study(plan, **options)
         begun = len(study.result().trials)
-        say(f"sweep {plan.name}: {plan.total} trials, {begun} of them begun, in {without_password(where)}")
+        planned = f"{plan.total} trial{'s' * (plan.total != 1)}, {begun} of them begun"
+        say(f"sweep {plan.name}: {planned}, in {without_password(where)}")
         with closing(study):
             if command is None:
                 _run_here(study, found, callbacks or default_callbacks, trainer=trainer, towers=towers)
@@ -160,7 +161,8 @@ def _run_here(
         say(f"trial {trial.number} runs: {' '.join(as_settings(trial.values))}")
         config, before = model.config, model.config.copy()
         name = {"trainer.experiment_name": trial.experiment.directory.name}
-        config.update({**study.plan.config, **trial.values, **name})
+        for values in (study.plan.config, trial.values, name):  # of num_epochs and num_steps, the last one counts
+            config.update(values)
         try:
             launch(model, callbacks=[*as_list(callbacks(model)), reporter(trial.report, config)], **options)
             ending = trial.finish()

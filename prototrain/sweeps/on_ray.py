@@ -27,7 +27,7 @@ _PASSED_ON: Final = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")  # environment variab
 def run_on_ray(
     address: str,
     plan: Plan,
-    study: Mapping[str, str],
+    options: Mapping[str, str],
     command: Sequence[str],
     *,
     jobs: int,
@@ -36,7 +36,7 @@ def run_on_ray(
 ) -> None:
     """Run all remaining trials on a cluster (see `ray_cluster`), `jobs` at a time.
 
-    `study` has the arguments of `Study` besides the plan, `resources` those of a Ray task.
+    `options` has the arguments of `Study` besides the plan, `resources` those of a Ray task.
 
     Raises:
         SweepError: a machine does not see the experiments, or the storage fails.
@@ -53,7 +53,7 @@ def run_on_ray(
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         lines = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
         task = ray.remote(max_retries=_TRIES, **resources)(_run_trials)
-        running = tasks = [task.remote(plan, study, command, os.getcwd(), environment, lines) for _ in range(jobs)]
+        running = tasks = [task.remote(plan, options, command, os.getcwd(), environment, lines) for _ in range(jobs)]
         is_told = False
         while running:
             running = ray.wait(running, num_returns=len(running), timeout=TICK_SECONDS)[1]
@@ -73,7 +73,7 @@ def run_on_ray(
 
 
 def _run_trials(
-    plan: Plan, study: Mapping[str, str], command: list[str], directory: str, environment: dict[str, str], lines: Any
+    plan: Plan, options: Mapping[str, str], command: list[str], directory: str, environment: dict[str, str], lines: Any
 ) -> None:
     """Run trials in a Ray task until none is left."""
     with suppress(FileNotFoundError):
@@ -83,5 +83,5 @@ def _run_trials(
         raise SweepError(f"{where}: set trainer.experiment_base_dir to storage that all share")
     os.environ |= environment
     stop = StopRequest(lambda _: None, saves=False)  # the command itself has announced the stop
-    with reporting_failures(study["storage"]), closing(Study(plan, **study)) as shared, stop:
+    with reporting_failures(options["storage"]), closing(Study(plan, **options)) as shared, stop:
         run_in_processes(shared, command, jobs=1, stop=stop, say=lines.put)

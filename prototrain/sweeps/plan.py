@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prototrain.config import Config
-from prototrain.errors import SweepError
+from prototrain.errors import ConfigError, SweepError
 from prototrain.experiment import Experiment
 from prototrain.schedules import from_config
 from prototrain.sweeps.space import Space
@@ -45,7 +45,7 @@ class Plan:
         if self.trials is not None and self.trials < 1:
             raise SweepError(f"trials must be at least 1, got {self.trials}")
         if self.trials is None and any(dimension.kind != "choice" for dimension in self.space.values()):
-            raise SweepError("a range has no end of values to run: say how many trials to sample, such as --trials 20")
+            raise SweepError("a range cannot be run in full: give the number of trials, such as --trials 20")
         if "{timestamp}" in self.name:
             raise SweepError(f"trainer.experiment_name: {self.name!r} would make every command another sweep")
         self.experiment(0)  # fails early if a directory cannot have this name
@@ -54,11 +54,18 @@ class Plan:
         for key, dimension in self.space.items():
             if key in _OF_EACH_TRIAL:
                 raise SweepError(f"{key} cannot be swept: each trial has its own experiment, named by its number")
-            texts = dimension.texts
+            read = self.config.copy()
+            found = []
+            for text in dimension.texts:
+                read.override(f"{key}={text}")
+                found.append(repr(read[key]))
+            if len(set(found)) < len(found):
+                raise SweepError(f"{key}: a value is given twice among {', '.join(found)}")
             if dimension.kind in ("float", "log"):
-                texts += [repr(math.nextafter(*dimension.values))]  # a fraction, which keys of whole numbers refuse
-            for text in texts:
-                self.config.copy().override(f"{key}={text}")
+                try:
+                    read.override(f"{key}={math.nextafter(*dimension.values)!r}")
+                except ConfigError as error:
+                    raise SweepError(f"{key} takes whole numbers only: use int:LOW..HIGH or a list") from error
         for values in self.grid or [{key: dimension.values[0] for key, dimension in self.space.items()}]:
             tried = self.config.copy()
             tried.update(values)

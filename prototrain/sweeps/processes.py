@@ -39,9 +39,6 @@ _KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, s
 Ending = tuple[int, str]
 """The exit code of a process (or the negative number of the signal that killed it), and the end of its output."""
 
-RunTrial = Callable[[Trial, list[str], str | None, threading.Event], Ending]
-"""A function such as `run_process`."""
-
 
 def run_in_processes(
     study: Study,
@@ -50,7 +47,6 @@ def run_in_processes(
     jobs: int,
     stop: StopRequest,
     say: Callable[[str], None],
-    run: RunTrial | None = None,
 ) -> None:
     """Run all remaining trials, several at a time. Once a stop is requested, all trials save and none begins."""
     running: dict[Future[Ending], tuple[int, Trial]] = {}
@@ -64,7 +60,7 @@ def run_in_processes(
                     name = f"trainer.experiment_name={trial.experiment.directory.name}"
                     arguments = [*command, *as_options([*settings, name])]
                     say(f"trial {trial.number} runs: {' '.join(settings)}")
-                    running[pool.submit(run or run_process, trial, arguments, _gpus(slot, jobs), ends)] = slot, trial
+                    running[pool.submit(run_process, trial, arguments, _gpus(slot, jobs), ends)] = slot, trial
                 if stop.signum is not None:
                     ends.set()
                 if not running:

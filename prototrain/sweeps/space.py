@@ -69,7 +69,7 @@ def _range(key: str, text: str) -> Dimension:
         return _choice(key, _split(key, text.removeprefix("choice:"), "|"))
     match = _RANGE.fullmatch(text)
     if match is None:
-        raise SweepError(f"{key}={text}: expected {key}= and then {FORMS}")
+        raise SweepError(f"{key}={text}: expected one of {FORMS}")
     kind: Any = match[1]
     low, high = (read_value(end.strip()) for end in match.groups()[1:])
     for end in (low, high):

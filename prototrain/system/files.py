@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 
 from prototrain.errors import ExperimentError, StorageError
@@ -41,6 +42,18 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def python_files(source: Path) -> list[Path]:
+    """Return a Python file as a list, or the Python files of a package, sorted, without those of experiments in it."""
+    if source.is_file():
+        return [source]
+    found: list[Path] = []
+    for folder, names, files in os.walk(source):
+        is_code = [not name.startswith(".") and not Path(folder, name, "environment.json").exists() for name in names]
+        names[:] = compress(names, is_code)
+        found += [Path(folder, name) for name in files if name.endswith(".py")]
+    return sorted(found)
 
 
 def sync(path: Path) -> None:
@@ -113,9 +126,9 @@ def url_of(path: PathLike) -> str | None:
 
 
 def local_path(path: PathLike) -> Path:
-    """Return a local path, or a URL of the local disk (``file:///...``), as a `Path`."""
+    """Return a local path, or a URL of the local disk (``file:///...``), as a `Path`; ``~`` is the home directory."""
     found = _URL.fullmatch(os.fspath(path))
-    return Path(path) if found is None else Path("/", found[2])
+    return Path(os.path.expanduser(path)) if found is None else Path("/", found[2])
 
 
 def joined(base: PathLike, name: str) -> PathLike:

@@ -39,6 +39,10 @@ def test_files_at_the_start(experiment: Path, tmp_path: Path) -> None:
     (package / "__init__.py").write_text("a = 1\n")
     (package / "sub" / "more.py").write_text("b = 2\n")
     (package / "data.bin").write_bytes(b"large")
+    for copied in ("experiments/run/source/package", "experiments/run", ".venv"):
+        (package / copied).mkdir(parents=True, exist_ok=True)
+        (package / copied / "copy.py").write_text("c = 3\n")
+    (package / "experiments" / "run" / "environment.json").write_text("{}")
     run = Experiment(experiment)
     run.lock()
     run.write_start(config=tiny_config(), sources=[package, Path(tiny.__file__)], origin={"devices": ["CPU:0"]})
@@ -216,7 +220,10 @@ def test_changes_from_the_models_defaults(experiment: Path) -> None:
     assert parts(experiment)[1].changes == [["model.num_steps", 2, 20], ["own.key", [1, 2], "(unset)"]]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"parts": [{}]}', '{"parts": [{"started": "now"}]}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", '{"parts": [{}]}', '{"parts": [{"started": "now"}]}', '{"parts": [{"started": 1, "changes": [[1]]}]}'],
+)
 def test_damaged_record_is_rewritten(content: str, experiment: Path) -> None:
     experiment.mkdir()
     (experiment / "run.json").write_text(content)

@@ -68,8 +68,16 @@ def images() -> Path:
     ]:
         (folder / name).write_bytes(encode(np.full((6, 9, 3), value, np.uint8)).numpy())
     (folder / "a" / "notes.txt").write_text("not an image")
+    (folder / "a" / "._1.png").write_bytes(b"resources of macOS")
     (folder / "notes.txt").write_text("not a class")
     return folder
+
+
+def test_damaged_image_is_named(images: Path) -> None:
+    for content in (b"", b"<html>"):
+        (images / "a" / "3.png").write_bytes(content)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"not an image.*a/3\.png"):
+            list(readers.image_folder(images, size=(4, 4)))
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -105,6 +105,7 @@ def test_csv(shuffle: Any) -> None:
         (readers.csv, b"y,z\n1,2", ": has no column 'x'; there are: y, z"),
         (readers.csv, b"y,x\n\xff,1\n", ": not UTF-8"),
         (readers.csv, b"\x1f\x8b\x08", ": not UTF-8"),
+        (readers.csv, b"\ny,x\n1,2\n", ": is empty, or begins with an empty line"),
     ],
 )
 def test_wrong_json_lines_and_csv(reader: Any, content: bytes, said: str) -> None:
@@ -122,6 +123,11 @@ def test_csv_defaults() -> None:
     assert read(dataset)[1] == {"n": -1, "word": b"none", "flag": False}
     with pytest.raises(DataError, match="'n': \" \" is not of type int32"):
         readers.csv("a.csv", features=features)
+    # A default belongs to the feature, also if two features read one column.
+    twice = {"features": {"n": ("int32", []), "m": ("int32", [])}, "columns": {"m": ["n"]}}
+    assert read(readers.csv("a.csv", **twice, defaults={"n": -1, "m": -2}))[1] == {"n": -1, "m": -2}
+    with pytest.raises(DataError, match="'n': \" \" is not of type int32"):
+        readers.csv("a.csv", **twice, defaults={"m": -2})
     with pytest.raises(DataError, match=r"'x' has 2 values: name as many columns with columns={'x': "):
         readers.csv("a.csv", features=FEATURES)
     with pytest.raises(DataError, match="'n' has the unknown dtype 'flot32'"):
@@ -153,6 +159,7 @@ def test_parquet(shuffle: Any) -> None:
         ([1e39], ("float32", []), "a.parquet, row group 0: 'y' has a value that is not finite in float32"),
         ([], ("uint8", []), "a.parquet: holds no examples"),
         ([1, 2], ("bool", []), "a.parquet, row group 0: 'y' is int64, not bool"),
+        ([[1, 2, 3], [4]], ("int64", [-1]), "'y': the shape [-1] must be fixed"),
         ([datetime(2020, 1, 1)], ("int64", []), "a.parquet, row group 0: 'y' is timestamp[us], not int64"),
     ],
 )
@@ -174,6 +181,10 @@ def test_wrong_parquet(values: list[Any], feature: Any, said: str) -> None:
         (lambda: readers.tfrecords("a", features={"x": ("float32", 2)}), "'x' must be .dtype, shape."),
         (lambda: readers.tfrecords("a", features={}), "at least one name"),
         (lambda: readers.csv("a", features=["x"]), "features must be a dict"),
+        (lambda: readers.csv("a", features={"x": ("int32", [])}, header="x,y"), "'header' needs a list"),
+        (lambda: readers.csv("a", features={"x": ("int32", [])}, delimiter=";;"), "delimiter must be one character"),
+        (lambda: readers.tfrecords([], features={"x": ("int64", [])}), "there are no files"),
+        (lambda: readers.image_folder(".", size=(2, 2), classes=["class", "class"]), "has a name twice"),
         (lambda: readers.image_folder(".", size=2), "size must be"),
         (lambda: readers.image_folder(".", size=(2, 2), channels=7), "channels 1, 3 or 4"),
     ],

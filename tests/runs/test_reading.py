@@ -46,7 +46,7 @@ NO_END = "killed, no end was recorded"
         ([part(state="failed", reason="no luck"), running()], True, "running", None, 180),
         ([part(), part(state="failed", reason="changed", first_step=None, step=None)], False, "failed", "changed", 180),
         ([], True, "running", None, 180),
-        ([], False, "interrupted", NO_END, 180),
+        ([], False, "interrupted", "there is no run.json", 180),
     ],
 )
 def test_states(

@@ -20,6 +20,7 @@ import pytest
 
 from prototrain.errors import SweepError
 from prototrain.experiment import checkpoint_steps
+from prototrain.sweeps import processes
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.processes import Ending, run_in_processes
 from prototrain.sweeps.reporter import Link
@@ -76,9 +77,9 @@ def open_study(*sizes: int, objective: str = "vld/loss") -> Study:
 def run(study: Study, stand_in: StandIn, *, jobs: int = 2, stop: StopRequest | None = None) -> list[str]:
     said: list[str] = []
     stop = stop or StopRequest(said.append)
-    run_in_processes(
-        study, ["run", "m", "-s", "model.num_steps=9"], jobs=jobs, stop=stop, say=said.append, run=stand_in
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "run_process", stand_in)
+        run_in_processes(study, ["run", "m", "-s", "model.num_steps=9"], jobs=jobs, stop=stop, say=said.append)
     return said
 
 

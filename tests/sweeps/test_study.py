@@ -208,7 +208,7 @@ def test_existing_experiment(opens: Opens, tmp_path: Path) -> None:
     ("keywords", "message"),
     [
         ({"mode": "least"}, 'mode must be "min" or "max"'),
-        ({"space": RATE}, "say how many trials to sample"),
+        ({"space": RATE}, "give the number of trials"),
         ({"trainer__experiment_name": "e-{timestamp}"}, "would make every command another sweep"),
         ({"place": "postgresql://me:secret@localhost:1/x"}, r"the storage postgresql://me:\*\*\*@localhost:1/x"),
         ({"place": "sqlite:///file"}, "cannot open the storage sqlite:///file: file is not a database"),
@@ -263,7 +263,7 @@ def test_search(text: str, dimension: Dimension) -> None:
     [
         (grid, ["k="], "k has no values to try"),
         (grid, ["k=1,2,1"], "k: 1 is given twice"),
-        (search, ["k=1,2"], "k=1,2: expected k= and then log:1e-5..1e-1"),
+        (search, ["k=1,2"], "k=1,2: expected one of log:1e-5..1e-1"),
         (search, ["k=log:0..1"], "a logarithmic range must begin above 0"),
         (from_mapping, {"k": [len]}, "not JSON serializable; a function is given as a text, 'module:name'"),
     ],
@@ -283,7 +283,8 @@ def plan_of(space: Any, config: Config, *, trials: int | None = None) -> Plan:
     [
         ({}, "the space is empty"),
         (grid(["model.own=a"]), "model.own: expected float, got 'a'"),
-        (search(["model.batch_size=float:1..8"]), "model.batch_size: expected int >= 1, got 1.0000"),
+        (search(["model.batch_size=float:1..8"]), "model.batch_size takes whole numbers only: use int:"),
+        (grid(["model.batch_size=16,16.0"]), "model.batch_size: a value is given twice among 16, 16"),
         (grid(["trainer.experiment_name=a,b"]), "trainer.experiment_name cannot be swept"),
         (grid(["model.lr_schedule.method=constant,exp"]), "model.lr_schedule.exp.value is not set"),
     ],

@@ -65,11 +65,11 @@ def test_grid_is_trained_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_corrected_objective_counts_for_a_trained_trial() -> None:
-    mine = model(model__num_steps=2)
+    mine, space = model(), {**SPACE, "model.num_epochs": [1], "model.num_steps": [2]}  # the last one counts
     with pytest.raises(SweepError, match="no scalar 'vld/los'"):
-        prototrain.sweep(mine, SPACE, objective="vld/los")
-    result = prototrain.sweep(mine, SPACE)
-    assert [trial.state for trial in result.trials] == ["finished"] * 2
+        prototrain.sweep(mine, space, objective="vld/los")
+    result = prototrain.sweep(mine, space)
+    assert [(trial.state, trial.step) for trial in result.trials] == [("finished", 2)] * 2
 
 
 def test_failed_trial_does_not_end_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
