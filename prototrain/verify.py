@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from prototrain.errors import ConfigError, PrototrainError
 from prototrain.experiment.experiment import VERIFY
-from prototrain.system.terminal import shorten_list
+from prototrain.system.terminal import plain_table, shorten_list
 
 Event = dict[str, Any]
 K = TypeVar("K")
@@ -82,7 +82,8 @@ class Result:
             when = ", ".join(f"{name} at {step}" for name, step in self.interruptions)
             resumes = f"yes, after {when}" if self.resumes else str(self.difference)
         compared = ", ".join(f"{number} {what}" for what, number in self.compared.items())
-        return f"repeats itself      {repeats}\nresumes exactly     {resumes}\ncompared            {compared}"
+        rows = {"repeats itself": repeats, "resumes exactly": resumes, "compared": compared}
+        return plain_table(rows, width=None)
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as a dict of plain values."""

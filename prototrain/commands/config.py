@@ -45,8 +45,7 @@ def _config(options: argparse.Namespace) -> None:
     for key, facts in shown.items():
         texts = {name: _text(facts[name]) for name in ("value", "default") if name in facts}
         default = "required" if facts["required"] else texts.get("default", "")
-        # At 80 columns, there is no room for the whole type.
-        rows.append([key, texts.get("value", ""), default, facts["type"].partition("|")[0]])
+        rows.append([key, texts.get("value", ""), default, facts["type"]])
     print_tables(Table(rows, _HEADERS, cut=("value", "default")))
 
 
@@ -59,10 +58,10 @@ def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
     default = own.get(key, UNSET) if spec is None else spec.default
     value = config.get(key, default)
     kind = spec.type if spec is not None else type(value if default is UNSET else default).__name__
-    kind = "|".join([kind, *spec.choices]) if spec is not None and kind == "bool" else kind
     facts = {"value": value, "default": default}
     plain = {name: encode(fact) for name, fact in facts.items() if fact is not UNSET}
-    return {**plain, "type": kind, "required": spec is not None and spec.required}
+    choices = {"choices": list(spec.choices)} if spec is not None and spec.choices else {}
+    return {**plain, "type": kind, **choices, "required": spec is not None and spec.required}
 
 
 def _text(value: Any) -> str:
