@@ -98,7 +98,7 @@ def load_weights(
     if not values:
         raise CheckpointError(
             f"nothing in {where} matches a variable of the model by name and shape; it has {_some(read)}, the model "
-            f"has {_some(variables)}; map the names with names="
+            f"has {_some(variables)}; map the names with load_weights(names=...)"
         )
     spoiled = [name for name in not_finite(values) if np.isnan(values[name]).any()]
     if spoiled:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -23,6 +23,15 @@ from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec, R
 Columns = Iterable[Any]
 Logits = Callable[[Any, str], tf.Tensor]
 """A function from features and mode to logits."""
+
+
+class Part(NamedTuple):
+    """A part of a model: its logits, the argument `optimizer` of its variables, and the rate of one given by name."""
+
+    scope: str  # the prefix of the variables' names
+    logits: Logits
+    optimizer: Any
+    learning_rate: float
 
 
 class LinearEstimator(Estimator):
@@ -53,7 +62,7 @@ class LinearEstimator(Estimator):
     ) -> None:
         columns = ordered(feature_columns)
         logits = _linear(columns, head.logits_dimension, sparse_combiner)
-        model_fn = _model_fn(head, ("linear/", logits, optimizer, min(0.2, len(columns) ** -0.5)))
+        model_fn = _model_fn(head, Part("linear/", logits, optimizer, min(0.2, len(columns) ** -0.5)))
         super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
 
 
@@ -90,7 +99,7 @@ class DNNEstimator(Estimator):
     ) -> None:
         columns = ordered(feature_columns)
         logits = _network(columns, head.logits_dimension, hidden_units, activation_fn, dropout, batch_norm)
-        model_fn = _model_fn(head, ("dnn/", logits, optimizer, 0.05))
+        model_fn = _model_fn(head, Part("dnn/", logits, optimizer, 0.05))
         super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
 
 
@@ -134,11 +143,11 @@ class DNNLinearCombinedEstimator(Estimator):
                 raise ModelError("dnn_feature_columns need dnn_hidden_units, the widths of the layers")
             deep = ordered(dnn_feature_columns)
             logits = _network(deep, units, dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm)
-            parts.append(("dnn/", logits, dnn_optimizer, 0.001))
+            parts.append(Part("dnn/", logits, dnn_optimizer, 0.001))
         if linear_feature_columns:
             wide = ordered(linear_feature_columns)
             logits = _linear(wide, units, linear_sparse_combiner)
-            parts.append(("linear/", logits, linear_optimizer, min(0.005, len(wide) ** -0.5)))
+            parts.append(Part("linear/", logits, linear_optimizer, min(0.005, len(wide) ** -0.5)))
         if not parts:
             raise ModelError("give linear_feature_columns, dnn_feature_columns or both")
         super().__init__(_model_fn(head, *parts), model_dir, config, warm_start_from=warm_start_from)
@@ -220,33 +229,35 @@ class DNNLinearCombinedRegressor(_Regressor, DNNLinearCombinedEstimator):
     """
 
 
-def _model_fn(head: Head, *parts: tuple[str, Logits, Any, float]) -> Callable[..., EstimatorSpec]:
-    """Return a `model_fn` that adds the logits of its parts.
-
-    Each part is the prefix of its variables' names, its logits, and two arguments of `chosen_optimizer`.
-    """
+def _model_fn(head: Head, *parts: Part) -> Callable[..., EstimatorSpec]:
+    """Return a `model_fn` that adds the logits of its parts."""
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        logits = tf.add_n([part(features, mode) for _, part, _, _ in parts])
+        logits = tf.add_n([part.logits(features, mode) for part in parts])
         optimizers = None
         if mode == ModeKeys.TRAIN:
-            several = len(parts) > 1
-            optimizers = [chosen_optimizer(given, rate, scope if several else None) for scope, _, given, rate in parts]
+            optimizers = [_optimizer(part, is_alone=len(parts) == 1) for part in parts]
         return head.create_estimator_spec(features, mode, logits, labels, optimizers)
 
     return model_fn
 
 
-def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None) -> OptimizerSpec:
-    """Return the optimizer of the variables whose names begin with a scope; see `LinearEstimator` for the arguments."""
+def _optimizer(part: Part, *, is_alone: bool) -> OptimizerSpec:
+    """Return the optimizer of a part's variables, or of all variables of a model that has only this part."""
+    given = part.optimizer
     found = given() if callable(given) and not isinstance(given, keras.optimizers.Optimizer) else given
     if isinstance(found, str):
         try:
-            found = keras.optimizers.get({"class_name": found, "config": {"learning_rate": learning_rate}})
+            found = keras.optimizers.get({"class_name": found, "config": {"learning_rate": part.learning_rate}})
         except ValueError as error:
             raise ModelError(f"Keras has no optimizer {found!r}") from error
+    if not isinstance(found, keras.optimizers.Optimizer | OptimizerSpec):
+        raise ModelError(
+            f"optimizer must be a Keras optimizer or its name, or an OptimizerSpec, not {found!r} (n_classes, "
+            "label_dimension and weight_column are keyword arguments)"
+        )
     spec = found if isinstance(found, OptimizerSpec) else OptimizerSpec(found)
-    return replace(spec, variables=spec.variables or scope)
+    return replace(spec, variables=spec.variables or (None if is_alone else part.scope))
 
 
 def _linear(columns: list[Any], units: int, combiner: str) -> Logits:

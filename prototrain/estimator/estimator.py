@@ -35,8 +35,8 @@ from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.export import ServingInputReceiver
 from prototrain.estimator.exporters import Exports, ThrottledValidation, export_all, prefix, scalars
-from prototrain.estimator.hooks import as_callbacks, wanted
-from prototrain.estimator.program import Program, calling
+from prototrain.estimator.hooks import as_callbacks
+from prototrain.estimator.program import Program, taking_named
 from prototrain.estimator.specs import (
     EstimatorSpec,
     EvalSpec,
@@ -86,7 +86,7 @@ class Estimator:
         self.params = copy.deepcopy(params) if params is not None else {}
         self.config = copy.copy(config) if config is not None else RunConfig()
         self._warm_start_from = warm_start_from
-        self._call = calling(
+        self._call = taking_named(
             model_fn, "model_fn", features=None, labels=None, mode=None, params=self.params, config=self.config
         )
         self._experiment = _experiment(model_dir, self.config.model_dir)
@@ -141,7 +141,6 @@ class Estimator:
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
         config, hooks = self.config, [*trainer.model.spec.training_hooks, *(spec.hooks or ())]
-        trainer.model.wanted = wanted(hooks)
         callbacks = [*trainer.learning_rates(), *more]
         if config.save_summary_steps:
             callbacks.append(Summaries().every(steps=config.save_summary_steps))
@@ -160,15 +159,17 @@ class Estimator:
         if (trainer := self._trainer(train_spec)) is not None:
             with preserve_global_random():
                 built = BuiltProgram(self._program(ModeKeys.EVAL, eval_spec.input_fn))
-            built.take_over(trainer)  # fails before training if the variables differ
+            built.require_end(eval_spec.steps)  # this and the next line fail before training
+            built.take_over(trainer)
             evaluation = ThrottledValidation(built, eval_spec)
             exports = Exports(self, evaluation, eval_spec.exporters)
             chosen = [evaluation, exports] if eval_spec.exporters else [evaluation]
             self._run(trainer, train_spec, *(callback.every(**self.config.checkpoint_interval) for callback in chosen))
-            if evaluation.measured is not None:
-                return evaluation.measured, exports.results
-        measured = self.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name)
-        # A run that was killed after its last step may not have exported yet.
+            measured = evaluation.measured
+            if measured is not None and measured["global_step"] == trainer.global_step and exports.were_final:
+                return measured, exports.results
+        # The run was killed before its last export, or it ended early, right after an evaluation or before one was due.
+        measured = self.evaluate(eval_spec.input_fn, eval_spec.steps, name=eval_spec.name)
         checkpoint = str(self._checkpoint().path)
         exported = export_all(self, eval_spec.exporters, checkpoint, measured, is_final=True)
         if (place := Path(self.model_dir) / "export").is_dir():
@@ -179,6 +180,7 @@ class Estimator:
         self,
         input_fn: InputFn,
         steps: int | None = None,
+        *,
         name: str | None = None,
         checkpoint_path: str | Path | None = None,
     ) -> dict[str, Any]:
@@ -202,6 +204,7 @@ class Estimator:
         """
         steps = positive("steps", steps)
         built = self._built(self._program(ModeKeys.EVAL, input_fn), checkpoint_path)
+        built.require_end(steps)
         with built.stop:
             measured = built.measure(steps)
             built.stop.check()
@@ -221,6 +224,7 @@ class Estimator:
         self,
         input_fn: InputFn,
         predict_keys: Sequence[str] | str | None = None,
+        *,
         yield_single_examples: bool = True,
         checkpoint_path: str | Path | None = None,
     ) -> Iterator[Any]:
@@ -259,6 +263,7 @@ class Estimator:
         self,
         export_dir_base: str | Path,
         serving_input_receiver_fn: Callable[[], ServingInputReceiver],
+        *,
         checkpoint_path: str | Path | None = None,
     ) -> str:
         """Write a SavedModel that runs without prototrain, and check that its outputs equal the model's.
@@ -359,7 +364,7 @@ class Estimator:
         )
         if self.config.tf_random_seed is not None:
             config["trainer.random_seed"] = self.config.tf_random_seed
-        read = calling(input_fn, "input_fn", mode=mode, params=self.params, config=self.config)
+        read = taking_named(input_fn, "input_fn", mode=mode, params=self.params, config=self.config)
         written = self.model_fn.func if isinstance(self.model_fn, partial) else self.model_fn
         name, source = getattr(written, "__name__", "model_fn"), source_of(inspect.getmodule(written))
         return Program(self._call, mode, read, config, name=name, source=source, **more)
@@ -406,7 +411,7 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     Raises:
         ModelError: `metric_fn` requires an argument of another name.
     """
-    more = calling(metric_fn, "metric_fn", features=None, labels=None, predictions=None, config=estimator.config)
+    more = taking_named(metric_fn, "metric_fn", features=None, labels=None, predictions=None, config=estimator.config)
 
     def model_fn(features: Any, labels: Any, mode: str) -> Any:
         spec = estimator._call(features=features, labels=labels, mode=mode)
@@ -416,7 +421,7 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
         return spec
 
     twin = copy.copy(estimator)
-    twin._call = calling(model_fn, "model_fn", features=None, labels=None, mode=None)
+    twin._call = taking_named(model_fn, "model_fn", features=None, labels=None, mode=None)
     return twin
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from prototrain.actions.saved_model import DEFAULT
 from prototrain.errors import ModelError
 
 __all__ = [
@@ -19,8 +20,6 @@ __all__ = [
     "build_parsing_serving_input_receiver_fn",
     "build_raw_serving_input_receiver_fn",
 ]
-
-DEFAULT = "serving_default"
 
 
 def PredictOutput(outputs: Any) -> dict[str, Any]:

@@ -70,11 +70,11 @@ class LatestExporter(Exporter):
     """
 
     def __init__(
-        self, name: str, serving_input_receiver_fn: Callable[[], Any] | None, exports_to_keep: int | None = 5
+        self, name: str, serving_input_receiver_fn: Callable[[], Any] | None, *, exports_to_keep: int | None = 5
     ) -> None:
         who = type(self).__name__
         if not name or Path(name).name != name:
-            raise ConfigError(f"{who}: the name must do for a directory, not {name!r}")
+            raise ConfigError(f"{who}: the name must be usable as a directory name, not {name!r}")
         if serving_input_receiver_fn is None:
             raise ConfigError(f"{who}: give it a serving_input_receiver_fn, which says what the export is fed with")
         if exports_to_keep is not None and exports_to_keep < 1:
@@ -83,8 +83,8 @@ class LatestExporter(Exporter):
         self._receive: Callable[[], Any] = serving_input_receiver_fn
         self._keep = exports_to_keep
 
-    def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
-        """Return whether to export; `best` has the results at the last export, or is None before the first one."""
+    def is_due(self, last: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
+        """Return whether to export; `last` has the results at the last export, or is None before the first one."""
         return True
 
     def export(
@@ -105,7 +105,7 @@ class LatestExporter(Exporter):
             return None
         for unfinished in Path(export_path).glob(".tmp-*"):  # of a killed run
             shutil.rmtree(unfinished, ignore_errors=True)
-        place = estimator.export_saved_model(export_path, self._receive, checkpoint_path)
+        place = estimator.export_saved_model(export_path, self._receive, checkpoint_path=checkpoint_path)
         numbers = {key: value for key, value in eval_result.items() if isinstance(value, int | float)}
         content = {"step": eval_result["global_step"], "exported": Path(place).name, "measured": numbers}
         write_atomic(noted, json.dumps(content) + "\n")
@@ -121,9 +121,9 @@ class FinalExporter(LatestExporter):
     """Exports once, at the end of training; see `LatestExporter` for the arguments."""
 
     def __init__(self, name: str, serving_input_receiver_fn: Callable[[], Any]) -> None:
-        super().__init__(name, serving_input_receiver_fn, None)
+        super().__init__(name, serving_input_receiver_fn, exports_to_keep=None)
 
-    def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
+    def is_due(self, last: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
         return is_the_final_export
 
 
@@ -147,14 +147,15 @@ class BestExporter(LatestExporter):
         self,
         name: str = "best_exporter",
         serving_input_receiver_fn: Callable[[], Any] | None = None,
+        *,
         compare_fn: Callable[..., bool] = _loss_smaller,
         exports_to_keep: int | None = 5,
     ) -> None:
-        super().__init__(name, serving_input_receiver_fn, exports_to_keep)
+        super().__init__(name, serving_input_receiver_fn, exports_to_keep=exports_to_keep)
         self._compare = compare_fn
 
-    def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
-        return best is None or bool(self._compare(best_eval_result=best, current_eval_result=eval_result))
+    def is_due(self, last: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
+        return last is None or bool(self._compare(best_eval_result=last, current_eval_result=eval_result))
 
 
 class ThrottledValidation(Validation):
@@ -211,12 +212,14 @@ class Exports(Callback):
 
     Attributes:
         results: the return value of each exporter's last call.
+        were_final: whether these were the exports at the end of training; True if there are no exporters.
     """
 
     priority = Priority.SAVE + 1
 
     def __init__(self, estimator: Estimator, evaluation: ThrottledValidation, exporters: Sequence[Exporter]) -> None:
         self.results: list[str | None] = []
+        self.were_final = not exporters
         self._estimator, self._evaluation, self._exporters = estimator, evaluation, exporters
 
     def before_train(self) -> None:
@@ -232,8 +235,9 @@ class Exports(Callback):
         trainer = self.trainer
         if measured is None or measured["global_step"] != trainer.global_step or not trainer.run.state_is_sound:
             return
-        is_final = trainer.global_step >= trainer.total_steps
-        self.results = export_all(self._estimator, self._exporters, str(trainer.save()), measured, is_final)
+        self.were_final = trainer.global_step >= trainer.total_steps
+        checkpoint = str(trainer.save())
+        self.results = export_all(self._estimator, self._exporters, checkpoint, measured, self.were_final)
 
 
 def export_all(

@@ -9,8 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from prototrain.actions.saved_model import DEFAULT
 from prototrain.errors import ModelError
-from prototrain.estimator.export import DEFAULT, ClassificationOutput, PredictOutput, RegressionOutput
+from prototrain.estimator.export import ClassificationOutput, PredictOutput, RegressionOutput
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 from prototrain.towers import tower_or_default
 

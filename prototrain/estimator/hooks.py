@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -80,7 +79,7 @@ class HookCallback(Callback):
         self.hook = hook
         self._each_step = _has_own(hook, "before_run") or _has_own(hook, "after_run")
         self._context = SessionRunContext()
-        self._wanted: Any = None
+        self._fetches: Any = None
         if _has_own(hook, "after_create_session"):
             raise CallbackError(f"{self.name}.after_create_session: there is no session; use begin()")
 
@@ -100,7 +99,7 @@ class HookCallback(Callback):
             self._request()
 
     def trigger_step(self) -> None:
-        results = None if self._wanted is None else tf.nest.map_structure(self._scalar, self._wanted)
+        results = None if self._fetches is None else tf.nest.map_structure(self._scalar, self._fetches)
         self._call("after_run", self._context, SessionRunValues(results))
         if self._context.stop_requested:
             raise StopTraining(f"requested by {self.name}")
@@ -115,7 +114,7 @@ class HookCallback(Callback):
         arguments = self._call("before_run", self._context)
         if arguments is not None and getattr(arguments, "feed_dict", None):
             raise CallbackError(f"{self.name}.before_run: a step cannot be fed; let input_fn give the values")
-        self._wanted = getattr(arguments, "fetches", None)
+        self._fetches = getattr(arguments, "fetches", None)
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return getattr(self.hook, method)(*arguments) if _has_own(self.hook, method) else None
@@ -129,7 +128,7 @@ class HookCallback(Callback):
                 return float(self.trainer.outputs[name])
         known = ", ".join([*self.trainer.outputs, "global_step"])
         raise CallbackError(
-            f"{self.name}.before_run asks for {wanted!r}, which is no scalar of a step; name some of {known}"
+            f"{self.name}.before_run asks for {wanted!r}, which is not a scalar of a step; choose from {known}"
         )
 
 
@@ -146,7 +145,7 @@ def as_callbacks(hooks: Iterable[Any] | None) -> list[Callback]:
         else:
             raise CallbackError(
                 f"hooks: {type(hook).__name__} is neither a callback nor a SessionRunHook with its own methods "
-                "(TensorFlow's hooks need a session; take a callback)"
+                "(TensorFlow's hooks need a session; take a callback, or KerasCallback(...) for a callback of Keras)"
             )
     return found
 
@@ -161,15 +160,16 @@ class LoggingTensorHook(ProcessTensors):
     """Prints tensors of the training step at an interval.
 
     Args:
-        tensors: a list of names, or a dict of names or tensors by label. A name refers to an operation
-            (``tf.identity(x, name="x")``), a prediction, a metric or a scalar of the step. Only a hook that `model_fn`
-            creates and passes to `EstimatorSpec(training_hooks=...)` may have tensors.
+        tensors: a list of names, or a dict of names or tensors by label. A name refers to a prediction that is not a
+            scalar, a tensor of `eval_metric_ops` or a scalar of the step. Only a hook that `model_fn` creates and
+            passes to `EstimatorSpec(training_hooks=...)` may have tensors.
         every_n_iter: the number of steps between two lines.
         every_n_secs: the number of seconds between two lines.
         formatter: a function from the values by label to the line to print.
 
     Raises:
-        CallbackError: neither or both intervals are given; during training, if the step has no such tensor.
+        CallbackError: neither or both intervals are given.
+        ModelError: during training, if the step has no such tensor.
     """
 
     at_end = False
@@ -206,26 +206,7 @@ class LoggingTensorHook(ProcessTensors):
             trainer.log(self._formatter(values) if self._formatter is not None else line)
 
 
-def logged(hooks: Iterable[Any]) -> dict[str, Any]:
-    """Return the tensors that the `LoggingTensorHook`s of a `model_fn` print, by label."""
+def given_tensors(hooks: Iterable[Any]) -> dict[str, Any]:
+    """Return the tensors that a `model_fn` gave to its `LoggingTensorHook`s, by label."""
     found = {tag: one for hook in hooks if isinstance(hook, LoggingTensorHook) for tag, one in hook.given.items()}
     return {tag: one.result() if isinstance(one, keras.metrics.Metric) else one for tag, one in found.items()}
-
-
-def wanted(hooks: Iterable[Any]) -> set[str]:
-    """Return the names of the tensors that `LoggingTensorHook`s print and that `model_fn` did not give them."""
-    logging = [hook for hook in hooks if isinstance(hook, LoggingTensorHook)]
-    return {name for hook in logging for name in hook.watches() if name not in hook.given}
-
-
-def find_tensors(names: Iterable[str]) -> dict[str, Any]:
-    """Return the first output of the last operation of each name in the current graph."""
-    operations = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
-    found = {}
-    for name in names:
-        # A graph adds scopes before a name, and a number after a name that it already has.
-        pattern = re.compile(rf"(.*/)?{re.escape(name)}(_\d+)?")
-        fitting = [operation for operation in operations if operation.outputs and pattern.fullmatch(operation.name)]
-        if fitting:
-            found[name] = fitting[-1].outputs[0]
-    return found

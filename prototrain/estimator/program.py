@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,8 +15,9 @@ import tensorflow as tf
 from prototrain.config import Config
 from prototrain.errors import DataError, ModelError
 from prototrain.estimator import export
-from prototrain.estimator.hooks import find_tensors, logged
+from prototrain.estimator.hooks import given_tensors
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
+from prototrain.keras.data import leaves_by_path
 from prototrain.model.build_call import present_call
 from prototrain.step.trace import tower_trace
 
@@ -33,7 +33,6 @@ class Program:
         read: returns the dataset.
         features_of: a function from a batch to the features, for data that does not come from an `input_fn`.
         spec: the result of the first call.
-        wanted: names of further tensors of the training step that hooks print.
         signatures: for each signature of an export, a dict from the outputs' names to their names in the mapping that
             `build` returns.
     """
@@ -46,7 +45,6 @@ class Program:
     source: Path | None
     features_of: Callable[[dict[str, Any]], Any] | None = None
     spec: EstimatorSpec = field(init=False)
-    wanted: set[str] = field(init=False, default_factory=set)
     signatures: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _like: tuple[Any, Any] = field(init=False, default=(None, None))
 
@@ -66,7 +64,7 @@ class Program:
         is_tuple = isinstance(dataset.element_spec, tuple)
 
         def by_name(*element: Any) -> dict[str, Any]:
-            found = _flat(self._parts(element if is_tuple else element[0]))
+            found = _by_name(self._parts(element if is_tuple else element[0]))
             return {name: tensor for name, tensor in found.items() if tensor is not None}
 
         return {"trn": dataset.map(by_name)}
@@ -76,7 +74,8 @@ class Program:
         if self.features_of is not None:
             features, labels = self.features_of(inputs), None
         else:
-            features, labels = keras.tree.pack_sequence_as(self._like, [inputs.get(name) for name in _flat(self._like)])
+            leaves = [inputs.get(name) for name in _by_name(self._like)]
+            features, labels = keras.tree.pack_sequence_as(self._like, leaves)
         trace, call = tower_trace(), present_call()
         if call is not None:
             # In training, metrics are updated in watched steps only, as `tf.summary` is.
@@ -87,11 +86,17 @@ class Program:
         predictions = export.named(spec.predictions)
         if self.mode == ModeKeys.PREDICT:
             return predictions if self.features_of is None else self._exported(spec)
-        metrics = {name: metric for name, metric in spec.eval_metric_ops.items() if tf.is_tensor(metric)}
-        more = {**predictions, **logged(spec.training_hooks), **metrics} if self.mode == ModeKeys.TRAIN else metrics
-        found = {"loss": spec.loss, **{name: value for name, value in more.items() if name != "loss"}}
-        found |= {} if spec.loss_weight is None else {"loss_weight": spec.loss_weight}
-        return {**find_tensors(self.wanted - found.keys()), **found} if self.mode == ModeKeys.TRAIN else found
+        net = {name: metric for name, metric in spec.eval_metric_ops.items() if tf.is_tensor(metric)}
+        if self.mode == ModeKeys.TRAIN:
+            # Scalars would be recorded as scalars of the step.
+            of_examples = {
+                name: one for name, one in predictions.items() if not tf.is_tensor(one) or one.shape.rank != 0
+            }
+            net = {**of_examples, **given_tensors(spec.training_hooks), **net}
+        if spec.loss_weight is not None:
+            net["loss_weight"] = spec.loss_weight
+        net.pop("loss", None)
+        return {"loss": spec.loss, **net}
 
     def _exported(self, spec: EstimatorSpec) -> dict[str, Any]:
         """Return the outputs of all signatures, named ``<signature>:<name>``."""
@@ -116,13 +121,13 @@ class Program:
         return element[0], element[1]
 
 
-def _flat(parts: tuple[Any, Any]) -> dict[str, Any]:
+def _by_name(parts: tuple[Any, Any]) -> dict[str, Any]:
     """Return the leaves of features and labels by path, such as "features/width", including None."""
-    leaves = keras.tree.flatten_with_path(dict(zip(("features", "labels"), parts, strict=True)))
-    return {"/".join(map(str, path)): leaf for path, leaf in leaves}
+    features, labels = parts
+    return {**leaves_by_path("features", features), **leaves_by_path("labels", labels)}
 
 
-def calling(function: Callable[..., Any], what: str, **available: Any) -> Callable[..., Any]:
+def taking_named(function: Callable[..., Any], what: str, **available: Any) -> Callable[..., Any]:
     """Return a user function as one of keyword arguments, which passes on those that the signature names.
 
     The caller may override the available arguments. `what` is the name of the function in messages.
@@ -162,6 +167,8 @@ def checked(spec: Any, mode: str) -> EstimatorSpec:
         given = spec.train_op if isinstance(spec.train_op, list | tuple) else [spec.train_op]
         spec.train_op = tuple(map(_optimizer_spec, given or [None]))
     for name, metric in spec.eval_metric_ops.items():
+        if name in ("global_step", "loss", "loss_weight"):
+            raise ModelError(f"eval_metric_ops[{name!r}]: give the metric another name; this one is taken")
         if not isinstance(metric, keras.metrics.Metric) and not (tf.is_tensor(metric) and metric.shape.rank == 0):
             raise ModelError(
                 f"eval_metric_ops[{name!r}] must be a Keras metric or a scalar tensor, not {type(metric).__name__}: "
@@ -185,31 +192,16 @@ def _optimizer_spec(train_op: Any) -> OptimizerSpec:
 # uses them would silently be 0. All of these functions call `tf.Graph.get_collection`.
 _KEYS = tf.compat.v1.GraphKeys
 _GONE = (
-    *(_KEYS.GLOBAL_STEP, _KEYS.LOSSES, _KEYS.MODEL_VARIABLES, _KEYS.WEIGHTS, _KEYS.BIASES),
-    _KEYS.MOVING_AVERAGE_VARIABLES,
+    *(_KEYS.GLOBAL_STEP, _KEYS.LOSSES, _KEYS.REGULARIZATION_LOSSES, _KEYS.TRAINABLE_VARIABLES, _KEYS.WEIGHTS),
+    *(_KEYS.BIASES, _KEYS.MODEL_VARIABLES, _KEYS.MOVING_AVERAGE_VARIABLES),
 )
 _get_collection = tf.Graph.get_collection
 
 
 def _collection(self: tf.Graph, name: str, scope: str | None = None) -> Any:
-    """Return a collection of the current `model_fn` call; elsewhere, TensorFlow's collection."""
-    call = present_call()
-    if call is None:
-        return _get_collection(self, name, scope)
-    if name in _GONE or (name == _KEYS.REGULARIZATION_LOSSES and scope is not None):
+    """Return a collection of TensorFlow; raises a ModelError in a `model_fn` for one that is always empty."""
+    if name in _GONE and present_call() is not None:
         raise ModelError(f"model_fn asks for TensorFlow 1's collection of {name}, which is gone; {_GUIDE}")
-    if name == _KEYS.REGULARIZATION_LOSSES:
-        regularized = {id(weight): weight for layer in call.called.values() for weight in layer.trainable_weights}
-        losses = call.losses_left(list(regularized.values()))
-        call.taken |= {*map(id, call.losses), *regularized}
-        return [tf.cast(loss, tf.float32) for loss in losses]
-    # tf.custom_gradient requests GLOBAL_VARIABLES.
-    if name in (_KEYS.TRAINABLE_VARIABLES, _KEYS.GLOBAL_VARIABLES):
-        layers = call.called.values()
-        of_layers = {id(weight.value) for layer in layers for weight in layer.weights}
-        found = {id(weight.value): weight.value for layer in layers for weight in layer.trainable_weights}
-        found |= {id(made): made for made in call.variables if made.trainable and id(made) not in of_layers}
-        return [one for one in found.values() if scope is None or re.match(scope, one.name)]
     return _get_collection(self, name, scope)
 
 

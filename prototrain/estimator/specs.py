@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import keras
@@ -45,6 +45,7 @@ class RunConfig:
     save_summary_steps: int | None = 100
     save_checkpoints_steps: int | None = None
     save_checkpoints_secs: float | None = None
+    _: KW_ONLY
     keep_checkpoint_max: int | None = 5
     log_step_count_steps: int | None = 100
     train_distribute: tf.distribute.Strategy | None = None
@@ -98,6 +99,7 @@ class EstimatorSpec:
     train_op: Any = None
     eval_metric_ops: Any = None
     export_outputs: Mapping[str, Any] | None = None
+    _: KW_ONLY
     training_hooks: Sequence[Any] = ()
     loss_weight: Any = None
 
@@ -175,6 +177,7 @@ class EvalSpec:
     input_fn: Callable[..., tf.data.Dataset]
     steps: int | None = 100
     name: str | None = None
+    _: KW_ONLY
     exporters: Any = None
     start_delay_secs: float = 120
     throttle_secs: float = 600

@@ -21,7 +21,7 @@ from prototrain.estimator.specs import OptimizerSpec
 from prototrain.model.built import BuiltModel
 from prototrain.optimizers import ClipByGlobalNorm
 from prototrain.towers import components
-from prototrain.trainers.optimization import recreate_optimizer
+from prototrain.trainers.optimization import rate, recreate_optimizer
 
 
 class ProgramTrainer(TowerTrainer):
@@ -31,7 +31,8 @@ class ProgramTrainer(TowerTrainer):
     repeats_data = False
 
     def create_optimizers(self) -> None:
-        for name, variable in settle(self.built).items():
+        set_batch_size(self.built)
+        for name, variable in take_out_metrics(self.built).items():
             for number, copy in enumerate(components(variable)):  # each tower has its own sums
                 self.state[f"callbacks/metrics/{name}/{number}"] = copy
         specs: tuple[OptimizerSpec, ...] = self.model.spec.train_op
@@ -66,6 +67,12 @@ class ProgramTrainer(TowerTrainer):
     def _check_data(self, built: BuiltModel) -> None:
         pass  # the data determines the batch size
 
+    def describe(self) -> dict[str, Any]:
+        rates = ["by step" if part.spec.learning_rate else f"{rate(part.optimizer):.6g}" for part in self.parts]
+        kinds = [type(part.optimizer).__name__ for part in self.parts]
+        described = [f"{kind}, learning rate {words}" for kind, words in zip(kinds, rates, strict=True)]
+        return {**super().describe(), "optimizer": "; ".join(described)}
+
     def learning_rates(self) -> list[Callback]:
         """Return callbacks for the learning rates that depend on the step."""
         specs = [part.spec for part in self.parts]
@@ -87,18 +94,18 @@ class Part(NamedTuple):
 
 def _chosen(spec: OptimizerSpec, trainable: dict[str, Any], *, is_alone: bool) -> dict[str, Any]:
     """Return the variables of one optimizer, by name."""
-    wanted = spec.variables
-    if wanted is None and not is_alone:
+    given = spec.variables
+    if given is None and not is_alone:
         raise ModelError("train_op: say what each of several optimizers trains, OptimizerSpec(variables=...)")
-    if wanted is None:
+    if given is None:
         chosen = trainable
-    elif isinstance(wanted, str):
-        chosen = {name: variable for name, variable in trainable.items() if re.match(wanted, name)}
+    elif isinstance(given, str):
+        chosen = {name: variable for name, variable in trainable.items() if re.match(given, name)}
     else:
-        ids = {id(one.value if isinstance(one, keras.Variable) else one) for one in wanted}
+        ids = {id(one.value if isinstance(one, keras.Variable) else one) for one in given}
         chosen = {name: variable for name, variable in trainable.items() if id(variable) in ids}
     if not chosen:
-        said = f" that {wanted!r} names" if isinstance(wanted, str) else ""
+        said = f" that {given!r} names" if isinstance(given, str) else ""
         raise ModelError(f"train_op: there are no variables{said} to train; there are {', '.join(trainable)}")
     return chosen
 
@@ -148,12 +155,16 @@ class BuiltProgram(BuiltModel):
 
     def __init__(self, program: Program) -> None:
         super().__init__(program, repeats_data=False)
-        settle(self)
+        take_out_metrics(self)
+        set_batch_size(self)
+
+    def require_end(self, steps: int | None) -> None:
+        """Raise a DataError if all batches of an endless dataset are to be evaluated."""
+        if steps is None and int(self.datasets["trn"].cardinality()) == tf.data.INFINITE_CARDINALITY:
+            raise DataError("the dataset of input_fn has no end, so say how many batches to evaluate: steps=...")
 
     def measure(self, steps: int | None) -> dict[str, Any] | None:
         """Evaluate `steps` batches, or all if None; returns None if a stop was requested before the end."""
-        if steps is None and int(self.datasets["trn"].cardinality()) == tf.data.INFINITE_CARDINALITY:
-            raise DataError("the dataset of input_fn has no end, so say how many batches to evaluate: steps=...")
         metrics = self.model.metrics
         for metric in metrics.values():
             metric.reset_state()
@@ -187,8 +198,13 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
     return ReplicatedEstimatorTrainer(program, towers, experiment=experiment)
 
 
-def settle(built: BuiltModel) -> dict[str, tf.Variable]:
-    """Set the batch size of a built model, remove the variables of metrics and optimizers, and return the former."""
+def set_batch_size(built: BuiltModel) -> None:
+    """Set the batch size in the config of a built model to that of its data."""
+    built.config["model.batch_size"] = max(1, int(batch_size(built.data.first_batch)) // built.placement.towers)
+
+
+def take_out_metrics(built: BuiltModel) -> dict[str, tf.Variable]:
+    """Remove the variables of metrics and optimizers from those of a built model, and return the metrics' variables."""
     metrics: dict[str, tf.Variable] = {}
     for name, variable in list(built.variables.items()):
         is_metric = variable.synchronization == tf.VariableSynchronization.ON_READ
@@ -196,5 +212,4 @@ def settle(built: BuiltModel) -> dict[str, tf.Variable]:
         if is_metric or (once and name.rpartition("/")[2].startswith(("iteration", "learning_rate"))):
             metrics |= {name: variable} if is_metric else {}
             del built.variables[name]
-    built.config["model.batch_size"] = max(1, int(batch_size(built.data.first_batch)) // built.placement.towers)
     return metrics

@@ -36,7 +36,7 @@ class Element:
         self._spec = spec
         parts = spec if isinstance(spec, tuple) else (spec,)
         roots: Any = PARTS if len(parts) <= len(PARTS) else range(len(parts))
-        self.names = [path for root, part in zip(roots, parts, strict=False) for path in by_path(root, part)]
+        self.names = [path for root, part in zip(roots, parts, strict=False) for path in leaves_by_path(root, part)]
 
     def named(self, *element: Any) -> dict[str, Any]:
         """Return the tensors of an element by name."""
@@ -54,7 +54,7 @@ class Element:
         return x, y, sample_weight
 
 
-def by_path(root: object, structure: Any) -> dict[str, Any]:
+def leaves_by_path(root: object, structure: Any) -> dict[str, Any]:
     """Return the leaves of a nested structure by their paths."""
     return {"/".join(map(str, (root, *path))): leaf for path, leaf in keras.tree.flatten_with_path(structure)}
 

@@ -18,7 +18,7 @@ from prototrain.data.batches import batch_size
 from prototrain.errors import ConfigError, ModelError
 from prototrain.experiment import source_of
 from prototrain.gradient_processors import summed
-from prototrain.keras.data import Element, by_path
+from prototrain.keras.data import Element, leaves_by_path
 from prototrain.model.build_call import calling, present_call
 from prototrain.optimizers import updates_all_rows
 from prototrain.step.nonfinite import Update
@@ -95,7 +95,7 @@ class CompiledModel:
         alike = (element for element in self._elements.values() if set(element.names) == inputs.keys())
         x, y, sample_weight = next(alike, trn).unpacked(inputs)
         y_pred = model(x, training=train_phase)
-        net = by_path("y_pred", y_pred)
+        net = leaves_by_path("y_pred", y_pred)
         if y is None and any(name.split("/")[0] == "y" for name in trn.names):
             return net
         more = {"training": train_phase} if "training" in inspect.signature(model.compute_loss).parameters else {}

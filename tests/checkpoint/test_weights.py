@@ -156,7 +156,11 @@ def with_kernel(value: float) -> Any:
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        ({"W": KERNEL}, {}, "it has W, the model has fc0/kernel, fc0/bias, logits/kernel; map the names with names="),
+        (
+            {"W": KERNEL},
+            {},
+            "it has W, the model has fc0/kernel, fc0/bias, logits/kernel; map the names with load_weights",
+        ),
         ({"fc0/kernel": BIAS}, {"mismatch": "error"}, r"shapes differ: fc0/kernel: float32\[6\], here float32\[4,6\]"),
         ({"fc0/bias": BIAS}, {"ignore": "("}, "is not a regular expression"),
         ({"fc0/bias": BIAS}, {"mismatch": "raise"}, "mismatch must be 'skip' or 'error'"),

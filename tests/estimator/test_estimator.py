@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -119,7 +118,7 @@ def test_train_and_evaluate_is_one_run(tmp_path: Path) -> None:
     assert again == measured
 
 
-def test_optimizer_spec(tmp_path: Path) -> None:
+def test_optimizer_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def build(features: Any, labels: Any, mode: str, params: Any, config: RunConfig) -> EstimatorSpec:
         spec = linear_fn(features, labels, mode)
         processors = [lambda pairs: [(gradient * 0 + 1.0, variable) for gradient, variable in pairs]]
@@ -127,6 +126,7 @@ def test_optimizer_spec(tmp_path: Path) -> None:
         return EstimatorSpec(mode, loss=spec.loss, train_op=how)
 
     line = Estimator(build, tmp_path).train(lambda: plain().repeat(), steps=2)
+    assert "optimizer      SGD, learning rate by step\n" in capsys.readouterr().out
     np.testing.assert_allclose(line.get_variable_value("line/kernel"), [[0.25], [0.25]])
     np.testing.assert_array_equal(line.get_variable_value("line/bias"), [0.0])
 
@@ -154,35 +154,17 @@ def test_learning_rate_after_weights_are_frozen(tmp_path: Path) -> None:
     assert rates == [0.0, 0.5, 1.0, 1.5]
 
 
-def decaying(how: str) -> Callable[..., EstimatorSpec]:
-    """A `model_fn` with a weight decay of 0.5 times the squares, written in one of the ways of TensorFlow 1."""
-    v1 = tf.compat.v1
-
-    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        regularizer = keras.regularizers.L2(0.5) if "regularization" in how or how == "keras" else None
-        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", kernel_regularizer=regularizer)
-        loss = tf.reduce_mean((layer(features)[:, 0] - tf.cast(labels, tf.float32)) ** 2)
-        if how == "sum":
-            variables = v1.trainable_variables()
-            assert [v.name for v in v1.global_variables()] == [v.name for v in variables]
-            loss += 0.5 * sum(tf.reduce_sum(v**2) for v in variables if "kernel" in v.name)
-        elif how == "regularization_loss":
-            loss += v1.losses.get_regularization_loss()
-        return EstimatorSpec(mode, loss=loss, train_op=keras.optimizers.SGD(0.1))
-
-    return model_fn
-
-
-def test_tensorflow_1_regularization_losses(tmp_path: Path) -> None:
-    found = {}
-    for how in ("keras", "sum", "regularization_loss"):
-        there = Estimator(decaying(how), tmp_path / how).train(plain, steps=2)
-        found[how] = there.get_variable_value("dense/kernel").tolist()
-    expected = np.ones(2, np.float64)
-    for start in (0, 10):
-        points, sides = POINTS[start : start + 10], SIDES[start : start + 10]
-        expected -= 0.1 * (2 * (points @ expected - sides) @ points / 10 + expected)
-    assert found == {how: pytest.approx(np.reshape(expected, (2, 1)), rel=1e-5) for how in found}
+@pytest.mark.parametrize("saves_every", [7, 3])
+def test_early_end_is_evaluated_and_exported(saves_every: int, tmp_path: Path) -> None:
+    """The data ends at step 7, without or with an evaluation at this step."""
+    line = Estimator(linear_fn, tmp_path, RunConfig(save_checkpoints_steps=saves_every))
+    receiver = estimator.ServingInputReceiver(lambda inputs: inputs["x"], {"x": tf.TensorSpec([None, 2], tf.float32)})
+    final = estimator.FinalExporter("final", lambda: receiver)
+    exporters = [final, estimator.LatestExporter("latest", lambda: receiver)]
+    spec = EvalSpec(plain, steps=None, exporters=exporters, start_delay_secs=0)
+    measured, exported = estimator.train_and_evaluate(line, TrainSpec(plain), spec)
+    assert measured == line.evaluate(plain) and measured["global_step"] == 7
+    assert all(exported) and len(list((tmp_path / "export" / "latest").iterdir())) == (1 if saves_every == 7 else 2)
 
 
 def test_train_metrics_use_recorded_steps_only(tmp_path: Path) -> None:

@@ -3,14 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
-from prototrain.errors import CallbackError
+from prototrain.errors import CallbackError, ModelError
 from prototrain.estimator import Estimator, EstimatorSpec, LoggingTensorHook, SessionRunArgs, SessionRunHook
 from prototrain.estimator.hooks import as_callbacks
 from tests.estimator.programs import linear_fn, plain
-from tests.tiny import CountingTrainer, Recorder
+from tests.tiny import CountingTrainer, Recorder, rows
 
 Calls = list[tuple[str, Any]]
 
@@ -65,24 +66,28 @@ def test_hook_without_base_class() -> None:
 
 def test_hook_end_is_not_called_after_a_failure() -> None:
     calls: Calls = []
-    with pytest.raises(CallbackError, match=r"Noting.before_run asks for 'los', .* name some of loss, global_step"):
+    with pytest.raises(CallbackError, match=r"Noting.before_run asks for 'los', .* choose from loss, global_step"):
         CountingTrainer().train(as_callbacks([Noting(calls, "los")]), max_steps=9)
     assert [name for name, _ in calls] == ["begin", "before_run"]
 
 
-def test_hooks_of_tensorflow_are_refused() -> None:
-    with pytest.raises(CallbackError, match="TensorFlow's hooks need a session; take a callback"):
-        as_callbacks([tf.compat.v1.train.StopAtStepHook(num_steps=1)])
+def test_hooks_of_tensorflow_and_keras_are_refused() -> None:
+    for hook in (tf.compat.v1.train.StopAtStepHook(num_steps=1), keras.callbacks.TerminateOnNaN()):
+        with pytest.raises(CallbackError, match=r"hooks need a session; take a callback, or KerasCallback"):
+            as_callbacks([hook])
 
 
-def test_logging_hook_finds_operations_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logging_hook(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         spec = linear_fn(features, labels, mode)
-        tf.identity(7.0, name="seven")
-        tf.nn.softmax([[spec.loss, spec.loss]], name="softmax_tensor")
+        spec.predictions = {"value": spec.predictions, "mean": tf.reduce_mean(spec.predictions)}
+        spec.training_hooks = [LoggingTensorHook({"number": tf.constant([7.0])}, every_n_iter=2)]
         return spec
 
-    hook = LoggingTensorHook({"chance": "softmax_tensor", "number": "seven:0"}, every_n_iter=2)
-    Estimator(model_fn, tmp_path).train(plain, steps=2, hooks=[hook])
+    line = Estimator(model_fn, tmp_path)
+    line.train(plain, steps=2, hooks=[LoggingTensorHook({"first": "value", "cost": "loss:0"}, every_n_iter=2)])
     said = capsys.readouterr().out
-    assert "chance = [[0.5" in said and "number = 7" in said
+    assert "first = [" in said and ", cost = " in said and "number = [7.]" in said
+    assert "trn/loss" in rows(tmp_path)[-1] and "trn/mean" not in rows(tmp_path)[-1]
+    with pytest.raises(ModelError, match=r"no tensor 'mean' in the step; there are: .*loss, value, number"):
+        line.train(plain, steps=1, hooks=[LoggingTensorHook(["mean"], every_n_iter=1)])

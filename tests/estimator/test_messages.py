@@ -9,8 +9,17 @@ import pytest
 import tensorflow as tf
 
 from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError
-from prototrain.estimator import Estimator, EstimatorSpec, RunConfig
-from tests.estimator.programs import linear_fn, plain
+from prototrain.estimator import (
+    DNNClassifier,
+    Estimator,
+    EstimatorSpec,
+    EvalSpec,
+    RunConfig,
+    TrainSpec,
+    feature_column,
+    train_and_evaluate,
+)
+from tests.estimator.programs import linear_fn, named, plain
 
 
 def train(model_fn: Any = linear_fn, input_fn: Any = plain, *, steps: int = 1) -> Callable[[Path], Any]:
@@ -35,7 +44,21 @@ def spec(mode: str, loss: tf.Tensor, **more: Any) -> EstimatorSpec:
     return EstimatorSpec(mode, **{"loss": loss, "train_op": keras.optimizers.SGD(), **more})
 
 
+def evaluate_endlessly(path: Path) -> None:
+    both = Estimator(linear_fn, path)
+    try:
+        train_and_evaluate(both, TrainSpec(plain, max_steps=1), EvalSpec(lambda: plain().repeat(), steps=None))
+    finally:
+        assert both.latest_checkpoint() is None  # fails before training
+
+
+def train_classifier(path: Path) -> None:
+    columns = [feature_column.numeric_column("a")]
+    DNNClassifier([4], columns, path, 3).train(named, steps=1)  # tf.estimator has n_classes there
+
+
 v1 = tf.compat.v1.train
+regularization_loss = tf.compat.v1.losses.get_regularization_loss
 CASES: list[tuple[type[Exception], str, Callable[[Path], Any]]] = [
     (ModelError, "must return an EstimatorSpec, not tuple", returning(lambda mode, loss: (loss, None))),
     (
@@ -48,7 +71,20 @@ CASES: list[tuple[type[Exception], str, Callable[[Path], Any]]] = [
         r"eval_metric_ops\['a'\] must be a Keras metric or a scalar tensor, not tuple",
         returning(lambda mode, loss: spec(mode, loss, eval_metric_ops={"a": (loss, loss)})),
     ),
+    (
+        ModelError,
+        r"eval_metric_ops\['loss'\]",
+        returning(lambda mode, loss: spec(mode, loss, eval_metric_ops={"loss": loss})),
+    ),
     (ModelError, "collection of global_step, which is gone; see", returning(lambda *_: v1.get_global_step())),
+    (
+        ModelError,
+        "collection of trainable_variables, which is gone; see",
+        returning(lambda *_: tf.compat.v1.trainable_variables()),
+    ),
+    (ModelError, "collection of regularization_losses, which", returning(lambda *_: regularization_loss())),
+    (DataError, "has no end, so say how many batches", evaluate_endlessly),
+    (ModelError, "optimizer must be .* not 3 .n_classes, ", train_classifier),
     (DataError, "must return a tf.data.Dataset, not tuple", train(input_fn=lambda: next(iter(plain())))),
     (ModelError, "input_fn takes 'size', which is none of mode, params, config", train(input_fn=lambda size: plain())),
     (ConfigError, "train_distribute must be a .*MirroredStrategy, not OneDeviceStrategy", train_on_one_device),
