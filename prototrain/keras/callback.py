@@ -82,7 +82,7 @@ class KerasCallback(Callback):
         self._model.stop_training = False
         if self._begun >= 0 and isinstance(callback, keras.callbacks.CSVLogger):
             callback.append = True
-        self._call("on_train_begin", None)
+        self._call("on_train_begin", {})
         self._at_begin = _plain_attributes(callback)
         for name, text in restored["values"].items():
             setattr(callback, name, decode(json.loads(text)))
@@ -95,7 +95,7 @@ class KerasCallback(Callback):
 
     def before_epoch(self) -> None:
         if self.trainer.local_step == 0 and self._begun != self.trainer.global_step:
-            self._call("on_epoch_begin", self.trainer.epoch_num - 1, None)
+            self._call("on_epoch_begin", self.trainer.epoch_num - 1, {})
         self._begin_batch()
 
     def trigger_step(self) -> None:

@@ -88,6 +88,8 @@ def as_dataset(
         dataset = from_generator(function)
     if class_weight is None:
         return dataset
+    if not isinstance(class_weight, Mapping):
+        raise DataError(f"class_weight must be a dict from class numbers to weights, not {class_weight!r}")
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) != 2 or keras.tree.is_nested(spec[1]):
         raise DataError("class_weight is for data of (x, y) with one tensor of labels and no sample_weight")

@@ -24,6 +24,7 @@ from prototrain.optimizers import updates_all_rows
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace
 from prototrain.tf_private import keras_seed
+from prototrain.trainers.optimization import scales_loss
 
 # Keys that compile() and the data determine, and keys that a custom train_step ignores.
 _OF_COMPILE = ("model.batch_size", "model.lr_schedule", "model.mixed_precision", "model.optimizer")
@@ -36,7 +37,7 @@ class CompiledModel:
     `datasets` has functions that return the datasets in the form that `fit` takes, by name.
 
     Attributes:
-        has_own_step: whether a step calls the model's `train_step` instead of the trainer's step.
+        has_own_train_step: whether a step calls the model's `train_step` instead of the trainer's step.
         logged: the names that `train_step` or `compute_metrics` has returned.
 
     Raises:
@@ -47,8 +48,8 @@ class CompiledModel:
     def __init__(
         self, model: keras.Model, datasets: Mapping[str, Callable[[], tf.data.Dataset]], config: Mapping[str, Any]
     ) -> None:
-        self.has_own_step = _has_own_step(model)
-        if unused := [key for key in config if key.startswith(_OF_COMPILE + _OF_ENGINE * self.has_own_step)]:
+        self.has_own_train_step = _has_own_train_step(model)
+        if unused := [key for key in config if key.startswith(_OF_COMPILE + _OF_ENGINE * self.has_own_train_step)]:
             instead = "set it in compile(), in the data or in train_step"
             raise ConfigError(f"{unused[0]} has no effect in a KerasTrainer of {model.name}; {instead}")
         self.name = model.name
@@ -61,16 +62,18 @@ class CompiledModel:
         defaults = {
             "trainer.experiment_name": model.name,
             "trainer.validation_batches": 0,
-            "model.jit_compile": bool(model.jit_compile),
+            "model.jit_compile": bool(model.jit_compile) and not self.has_own_train_step,
             "model.batch_size": 1,  # until a batch is read
         }
         if (seed := keras_seed()) is not None:
             defaults["trainer.random_seed"] = seed
         self.config = Config({**defaults, **config})
+        for key in defaults.keys() - config.keys():
+            self.config[key]  # as read, so that no warning names a key that the user has not set
         if self.config["model.accumulate_steps"] > 1:
             instead = "give the optimizer gradient_accumulation_steps"
             raise ConfigError(f"model.accumulate_steps: a KerasTrainer does not divide batches; {instead}")
-        if model.dtype_policy.name.startswith("mixed_") and not self.has_own_step:
+        if model.dtype_policy.name.startswith("mixed_") and not self.has_own_train_step:
             self.config["model.mixed_precision"] = model.dtype_policy.name
 
     def datasets(self) -> dict[str, tf.data.Dataset]:
@@ -90,7 +93,7 @@ class CompiledModel:
         if (call := present_call()) is not None:
             call.updates_metrics = True
         model, trn = self._model, self._elements["trn"]
-        if train_phase and self.has_own_step:
+        if train_phase and self.has_own_train_step:
             return self._own_step(inputs)
         alike = (element for element in self._elements.values() if set(element.names) == inputs.keys())
         x, y, sample_weight = next(alike, trn).unpacked(inputs)
@@ -136,21 +139,20 @@ def check_model(model: Any) -> None:
     """Raise ModelError unless `model` is a Keras model that is compiled for one device."""
     if not isinstance(model, keras.Model):
         raise ModelError(f"KerasTrainer takes a keras.Model, not {type(model).__name__}")
-    if not model.compiled or (model.optimizer is None and not _has_own_step(model)):
+    if not model.compiled or (model.optimizer is None and not _has_own_train_step(model)):
         raise ModelError(f"{model.name} has no optimizer: call its compile(optimizer=..., loss=...) first")
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise ModelError(f"{model.name} was made for several devices; KerasTrainer has one")
 
 
-def _has_own_step(model: keras.Model) -> bool:
+def _has_own_train_step(model: keras.Model) -> bool:
     """Return whether the model overrides `train_step`, or its optimizer scales the loss there."""
     optimizer = model.optimizer
     if not inherits(model, "train_step"):
         return True
     if optimizer is None or type(optimizer) is keras.optimizers.LossScaleOptimizer:  # the trainer scales the loss
         return False
-    scales = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
-    return scales or optimizer.loss_scale_factor is not None
+    return scales_loss(optimizer)
 
 
 def inherits(model: keras.Model, method: str) -> bool:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from numbers import Integral, Number
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ class KerasTrainer(SimpleTrainer):
     Raises:
         ModelError: the model is not compiled.
         DataError: the data is empty or of an unknown type.
-        ConfigError: a key of `config` would have no effect.
+        ConfigError: `compile`, the data or a custom `train_step` determines the value of a key of `config`. Other keys
+            that a run does not read are named in a warning.
     """
 
     model: CompiledModel
@@ -87,7 +89,7 @@ class KerasTrainer(SimpleTrainer):
     ) -> None:
         check_model(model)
         self.keras_model = model
-        self._begin_in = experiment, dict(config or {})
+        self._given_experiment, self._given_config = experiment, dict(config or {})
         self._fitted_epochs = 0
         given = {"batch_size": batch_size, "shuffle": shuffle, "class_weight": class_weight}
         if dataset is None:
@@ -97,13 +99,13 @@ class KerasTrainer(SimpleTrainer):
 
     def _set_data(self, data: Data, held_out: Data | None, held_out_batch_size: int | None, **given: Any) -> None:
         """Build the trainer when the data is known."""
-        model, (experiment, config) = self.keras_model, self._begin_in
+        model = self.keras_model
         make = {"trn": partial(as_dataset, data, **given)}
         if held_out is not None:
             make["vld"] = partial(as_dataset, held_out, batch_size=held_out_batch_size, training=False)
         self._counted: int | None = None
         with preserve_global_random():
-            super().__init__(CompiledModel(model, make, config), experiment=experiment)
+            super().__init__(CompiledModel(model, make, self._given_config), experiment=self._given_experiment)
         self._compiled = compiled_parts(model)
         if not inherits(model, "make_train_function"):
             self.log(f"WARNING: make_train_function of {model.name} is not called; override train_step")
@@ -111,13 +113,32 @@ class KerasTrainer(SimpleTrainer):
         self._config_at_start = self._config_now()
         model.reset_metrics()
 
+    def _take_data(
+        self,
+        x: Any,
+        *,
+        y: Any,
+        sample_weight: Any,
+        validation_split: float,
+        validation_data: Any,
+        validation_batch_size: int | None,
+        **given: Any,
+    ) -> None:
+        """Build the trainer with the data of `fit`."""
+        if x is None:
+            raise DataError("fit: this KerasTrainer has no data yet: give it x, or the trainer a dataset")
+        # As in Keras, validation_data takes precedence over validation_split.
+        data, split = split_data(x, y, sample_weight, 0.0 if validation_data is not None else validation_split)
+        held_out = split if validation_data is None else validation_data
+        self._set_data(data, held_out, validation_batch_size or given["batch_size"], **given)
+
     @property
     def _has_data(self) -> bool:
         return "built" in vars(self)
 
     @property
     def has_own_train_step(self) -> bool:
-        return self.model.has_own_step
+        return self.model.has_own_train_step
 
     def create_optimizers(self) -> None:
         """Register the optimizers of the model."""
@@ -158,9 +179,6 @@ class KerasTrainer(SimpleTrainer):
     def _check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         pass  # arguments of the optimizer that only act in `fit` also act here
 
-    def _warn_of_unused_keys(self) -> None:
-        pass  # `CompiledModel` has already refused keys without effect
-
     def _check_data(self, built: BuiltModel) -> None:
         pass  # the data determines the batch size
 
@@ -190,7 +208,11 @@ class KerasTrainer(SimpleTrainer):
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
         validation_freq: int = 1,
-        **options: Any,
+        *,
+        max_steps: int | None = None,
+        resume: bool = True,
+        fresh: bool = False,
+        allow_changed_data: bool = False,
     ) -> keras.callbacks.History:
         """Train like `keras.Model.fit`, with its arguments. With an experiment, a stopped run resumes.
 
@@ -199,7 +221,7 @@ class KerasTrainer(SimpleTrainer):
         Args:
             verbose: as in Keras; 0 prints nothing but warnings.
             callbacks: Keras and prototrain callbacks. With an experiment, a `ModelSaver` and a `SaveOnExit` are added.
-            options: arguments of `train`, such as ``fresh=True`` and ``allow_changed_data=True``.
+            max_steps, resume, fresh, allow_changed_data: arguments of `train`.
 
         Returns:
             The metrics by epoch, including the epochs before a resume.
@@ -211,22 +233,20 @@ class KerasTrainer(SimpleTrainer):
         """
         if initial_epoch:
             raise DataError("fit: leave out initial_epoch: a resumed run continues in its epoch")
-        given = {"batch_size": batch_size, "shuffle": shuffle, "class_weight": class_weight}
-        if self._has_data:
-            if x is not None:
-                raise DataError("fit: this KerasTrainer has its data; make a new one for other data")
-            given |= {"validation_data": validation_data, "validation_batch_size": validation_batch_size}
-            of_arrays = {"y": y, "sample_weight": sample_weight, "validation_split": validation_split}
-            _refuse_unused(KerasTrainer.fit, "x", **given, **of_arrays)
-        elif x is None:
-            raise DataError("fit: this KerasTrainer has no data yet: give it x, or the trainer a dataset")
+        for name, value in (("epochs", epochs), ("validation_freq", validation_freq)):
+            if not isinstance(value, Integral):
+                raise DataError(f"fit: {name} must be a number of epochs, not {value!r}")
+        given = {"y": y, "sample_weight": sample_weight, "validation_split": validation_split}
+        given |= {"validation_data": validation_data, "validation_batch_size": validation_batch_size}
+        given |= {"batch_size": batch_size, "shuffle": shuffle, "class_weight": class_weight}
+        if not self._has_data:
+            self._take_data(x, **given)
+        elif x is not None:
+            raise DataError("fit: this KerasTrainer has its data; make a new one for other data")
         else:
-            # As in Keras, validation_data takes precedence over validation_split.
-            data, split = split_data(x, y, sample_weight, 0.0 if validation_data is not None else validation_split)
-            held_out = split if validation_data is None else validation_data
-            self._set_data(data, held_out, validation_batch_size or batch_size, **given)
-        if not isinstance(validation_freq, int):
-            raise DataError(f"fit: validation_freq must be a number of epochs, not {validation_freq!r}")
+            _refuse_unused(KerasTrainer.fit, "x", **given)
+        if "model.num_steps" in self._given_config:
+            self.log("WARNING: model.num_steps has no effect: the arguments of fit say how long to train")
         history, validation = keras.callbacks.History(), None
         if "vld" in self.datasets:
             validation = validation_steps or 0, validation_freq
@@ -238,7 +258,15 @@ class KerasTrainer(SimpleTrainer):
         listed.append(KerasCallback(history, state_key="keras.History/fit"))
         self._is_silent = not verbose
         try:
-            self.train(listed, steps_per_epoch=steps_per_epoch, max_epoch=self._fitted_epochs + epochs, **options)
+            self.train(
+                listed,
+                steps_per_epoch=steps_per_epoch,
+                max_epoch=self._fitted_epochs + epochs,
+                max_steps=max_steps,
+                resume=resume,
+                fresh=fresh,
+                allow_changed_data=allow_changed_data,
+            )
         finally:
             self._is_silent = False
         self._fitted_epochs += epochs
@@ -354,9 +382,11 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
 
 def _refuse_unused(function: Callable[..., Any], without: str, **arguments: Any) -> None:
     """Raise DataError if an argument without effect has another value than its default."""
-    parameters = inspect.signature(function).parameters
-    if given := [name for name, value in arguments.items() if value is not parameters[name].default]:
-        raise DataError(f"{function.__name__}: without {without} there is no effect of {', '.join(given)}")
+    defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+    # Only numbers are compared by value: the comparison of arrays gives arrays.
+    same = {name: isinstance(value, Number) and value == defaults[name] for name, value in arguments.items()}
+    if given := [name for name, value in arguments.items() if value is not defaults[name] and not same[name]]:
+        raise DataError(f"{function.__name__}: {', '.join(given)} has no effect without {without}")
 
 
 class _Epochs(Callback):

@@ -74,12 +74,17 @@ def recreate_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizer
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Raise a ConfigError if an optimizer has an argument that only Keras's `fit` supports."""
-    scales_loss = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
-    if scales_loss or optimizer.loss_scale_factor is not None or optimizer.use_ema:
+    if scales_loss(optimizer) or optimizer.use_ema:
         raise ConfigError(
             f"{type(optimizer).__name__}: a loss scale and use_ema have an effect in Keras's fit only; set "
             "model.mixed_precision: mixed_float16 for a loss scale, or add the callback ExponentialMovingAverage"
         )
+
+
+def scales_loss(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Return whether an optimizer scales the loss in Keras's `fit`."""
+    inherited = getattr(optimizer.scale_loss, "__func__", None) is keras.optimizers.Optimizer.scale_loss
+    return not inherited or optimizer.loss_scale_factor is not None
 
 
 def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tensor]:

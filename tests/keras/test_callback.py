@@ -44,6 +44,7 @@ class Hooks(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _noting(self, hook: str) -> Callable[..., None]:
         def note(number: Any = None, logs: Any = None) -> None:
+            assert isinstance(number if logs is None else logs, dict), hook  # Keras never passes None
             self.calls.append((hook, number if isinstance(number, int) else None))
 
         return note

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from prototrain import KerasTrainer
+from prototrain.callbacks import GradientNorm
 from prototrain.errors import CallbackError, ConfigError, DataError, ModelError, PrototrainError
 from tests.keras import models
 from tests.keras.models import IMAGES, LABELS, MEANS, WEIGHTS, X, Y, batches, classifier, made
@@ -104,7 +105,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
     "other lengths": (fit(X, Y, validation_data=(X, Y[:3])), DataError, "the validation data must be .* of lengths"),
     "other data": (lambda: held().fit(X, Y), DataError, "has its data; make a new one"),
     "listed epochs": (lambda: held().fit(validation_freq=[1, 3]), DataError, "validation_freq must be a number"),
-    "turns of no validation": (fit(X, Y, validation_steps=2), DataError, "no effect of validation_steps"),
+    "epochs in words": (fit(X, Y, epochs="2"), DataError, "epochs must be a number"),
+    "listed class weights": (fit(X, Y, class_weight=[1, 2]), DataError, "class_weight must be a dict"),
+    "turns of no validation": (
+        fit(X, Y, validation_steps=2),
+        DataError,
+        "validation_steps has no effect without validation data",
+    ),
 }
 
 
@@ -113,6 +120,24 @@ def test_errors_are_one_line(case: str) -> None:
     call, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         call()
+
+
+def scaled(pairs: Any) -> Any:
+    return pairs
+
+
+@pytest.mark.parametrize("make", [models.classifier, models.own_step])
+def test_settings_without_effect_are_named(make: Callable[[], keras.Model], capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"trainer.keep_best": "vld/loss", "trainer.max_checkpoints_to_keep": 2, "model.num_steps": 7}
+    data = (X, Y) if make is models.classifier else batches(IMAGES, MEANS)
+    trainer = KerasTrainer(make(), data, config=config)
+    trainer.gradient_processors.append(scaled)
+    trainer.fit(epochs=1, validation_split=float(0), verbose=0, callbacks=[GradientNorm()])
+    said = capsys.readouterr().out
+    assert all(f"WARNING: {key} has no effect" in said for key in config)
+    of_step = "no effect of function, GradientNorm: the step does not call"
+    assert said.count("WARNING: ") == (3 if make is models.classifier else 4)
+    assert (of_step in said) == (make is models.own_step)
 
 
 def test_fit_again_and_after_compile() -> None:
