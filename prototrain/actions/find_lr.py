@@ -50,14 +50,14 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     if len(points) < 6:
         raise ConfigError(f"find_lr: the loss diverged within a few steps; start below {args.start:g}")
     valley = suggest_valley(points)
+    rate = valley[0]
     if min(loss for _, loss in points) > 0.98 * points[0][1]:
         say("WARNING: the loss has hardly fallen at any rate, so these numbers mean little; take more --steps")
     method = model.config.get("model.lr_schedule.method")
     kind = method if method in _BY_RATE else "constant"
     also = "" if kind == method else f" -s model.lr_schedule.method={kind}"
-    say(f"try -s model.lr_schedule.{kind}.value={valley:.2g}{also}", end="\n\n")
-    at = next(point for point in points if point[0] >= valley)
-    write_plot(args.output, points, at, f"in the valley: {valley:.2g}", axes=("learning rate", "smoothed loss"))
+    say(f"try -s model.lr_schedule.{kind}.value={rate:.2g}{also}", end="\n\n")
+    write_plot(args.output, points, valley, f"in the valley: {rate:.2g}", axes=("learning rate", "smoothed loss"))
 
 
 def try_rates(model: ModelProtocol, start: float, end: float, steps: int) -> list[Point]:
@@ -98,8 +98,8 @@ class _Curve(Callback):
             raise StopTraining(f"the loss is {DIVERGED:g} times as high as at its lowest")
 
 
-def suggest_valley(points: Sequence[Point]) -> float:
-    """Return the rate in the middle of the longest decreasing subsequence of losses."""
+def suggest_valley(points: Sequence[Point]) -> Point:
+    """Return the point in the middle of the longest decreasing subsequence of losses."""
     lengths = [1] * len(points)
     for index, (_, loss) in enumerate(points):
         below = (lengths[before] + 1 for before in range(index) if points[before][1] > loss)
@@ -107,4 +107,4 @@ def suggest_valley(points: Sequence[Point]) -> float:
     longest = max(lengths)
     end = lengths.index(longest)
     third = longest / 3
-    return points[max(end - longest + int(third) + int(third / 2), 0)][0]
+    return points[max(end - longest + int(third) + int(third / 2), 0)]

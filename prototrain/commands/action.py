@@ -13,7 +13,7 @@ from prototrain.system.terminal import did_you_mean
 ACTIONS: Final = {
     "evaluate": "measure every scalar of a trained model, on a dataset or on files",
     "export": "write a trained model as a SavedModel or a Keras file",
-    "find_batch_size": "find the largest batch that fits into memory, and the fastest",
+    "find_batch_size": "measure the speed of growing batch sizes, and suggest one",
     "find_lr": "train with a growing learning rate for a short time, and suggest one",
     "inspect": "list a model's variables, tensors and callbacks",
     "predict": "write the outputs of a trained model, for a dataset or for files",

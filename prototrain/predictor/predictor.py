@@ -38,7 +38,7 @@ class Predictor:
 
     Raises:
         ModelError: a dict of the training batch has no such path, only some elements of a tuple are named, or names
-            are no list.
+            are not a list.
     """
 
     def __init__(self, built: Any, input_names: Sequence[str], output_names: Sequence[str]) -> None:

@@ -248,9 +248,9 @@ class TowerTrainer(Trainer):
         trained = self.built.layers.trained
         if trained and not self.global_step and not self.continues_from_trained:
             raise ModelError(
-                f"an earlier trainer of this process has trained {shorten_list(trained)}, so this would be no fresh "
-                "run; make the layers in build(), or a new model for each run (to continue from the trained weights, "
-                "call train() of the same trainer; to start from others, pass them to load_weights())"
+                f"an earlier trainer of this process has trained {shorten_list(trained)}, so this would not be a "
+                "fresh run; make the layers in build(), or a new model for each run (to continue from the trained "
+                "weights, call train() of the same trainer; to start from others, pass them to load_weights())"
             )
 
     def _read_blocks(self) -> None:

@@ -45,7 +45,7 @@ def test_suggestion_equals_fastai() -> None:
     losses = [9.0, 9.5, 9.0, 8.0, 7.0, 7.5, 5.0, 3.0, 2.0, 1.5, 1.4, 2.0, 5.0]
     points = [(10.0**number, loss) for number, loss in enumerate(losses)]
     # The longest run of falling losses has 8 members and ends at number 10: 10 - 8 + int(8 / 3) + int(8 / 6).
-    assert suggest_valley(points) == 10.0**5
+    assert suggest_valley(points) == (10.0**5, 7.5)
 
 
 def test_find_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
