@@ -7,6 +7,7 @@ tensorflow/estimator), except where a docstring states otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +27,12 @@ Logits = Callable[[Any, str], tf.Tensor]
 
 
 class Part(NamedTuple):
-    """A part of a model: its logits, the argument `optimizer` of its variables, and the rate of one given by name."""
+    """A part of a model, whose variables' names begin with `scope`."""
 
-    scope: str  # the prefix of the variables' names
+    scope: str
     logits: Logits
     optimizer: Any
-    learning_rate: float
+    learning_rate: float  # of an optimizer given by name
 
 
 class LinearEstimator(Estimator):
@@ -247,15 +248,11 @@ def _optimizer(part: Part, *, is_alone: bool) -> OptimizerSpec:
     given = part.optimizer
     found = given() if callable(given) and not isinstance(given, keras.optimizers.Optimizer) else given
     if isinstance(found, str):
-        try:
+        with suppress(ValueError):  # no such optimizer
             found = keras.optimizers.get({"class_name": found, "config": {"learning_rate": part.learning_rate}})
-        except ValueError as error:
-            raise ModelError(f"Keras has no optimizer {found!r}") from error
     if not isinstance(found, keras.optimizers.Optimizer | OptimizerSpec):
-        raise ModelError(
-            f"optimizer must be a Keras optimizer or its name, or an OptimizerSpec, not {found!r} (n_classes, "
-            "label_dimension and weight_column are keyword arguments)"
-        )
+        expected = "a Keras optimizer or the name of one, or an OptimizerSpec"
+        raise ModelError(f"optimizer must be {expected}, not {found!r} (n_classes and the like are keyword arguments)")
     spec = found if isinstance(found, OptimizerSpec) else OptimizerSpec(found)
     return replace(spec, variables=spec.variables or (None if is_alone else part.scope))
 

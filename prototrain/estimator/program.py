@@ -89,10 +89,8 @@ class Program:
         net = {name: metric for name, metric in spec.eval_metric_ops.items() if tf.is_tensor(metric)}
         if self.mode == ModeKeys.TRAIN:
             # Scalars would be recorded as scalars of the step.
-            of_examples = {
-                name: one for name, one in predictions.items() if not tf.is_tensor(one) or one.shape.rank != 0
-            }
-            net = {**of_examples, **given_tensors(spec.training_hooks), **net}
+            rows = {key: one for key, one in predictions.items() if not tf.is_tensor(one) or one.shape.rank != 0}
+            net = {**rows, **given_tensors(spec.training_hooks), **net}
         if spec.loss_weight is not None:
             net["loss_weight"] = spec.loss_weight
         net.pop("loss", None)
@@ -123,8 +121,7 @@ class Program:
 
 def _by_name(parts: tuple[Any, Any]) -> dict[str, Any]:
     """Return the leaves of features and labels by path, such as "features/width", including None."""
-    features, labels = parts
-    return {**leaves_by_path("features", features), **leaves_by_path("labels", labels)}
+    return leaves_by_path("features", parts[0]) | leaves_by_path("labels", parts[1])
 
 
 def taking_named(function: Callable[..., Any], what: str, **available: Any) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -70,13 +70,11 @@ class ProgramTrainer(TowerTrainer):
     def describe(self) -> dict[str, Any]:
         rates = ["by step" if part.spec.learning_rate else f"{rate(part.optimizer):.6g}" for part in self.parts]
         kinds = [type(part.optimizer).__name__ for part in self.parts]
-        described = [f"{kind}, learning rate {words}" for kind, words in zip(kinds, rates, strict=True)]
-        return {**super().describe(), "optimizer": "; ".join(described)}
+        return {**super().describe(), "optimizer": "; ".join(map("{}, learning rate {}".format, kinds, rates))}
 
     def learning_rates(self) -> list[Callback]:
         """Return callbacks for the learning rates that depend on the step."""
-        specs = [part.spec for part in self.parts]
-        return [RateOfPart(spec.rate, number) for number, spec in enumerate(specs) if spec.learning_rate is not None]
+        return [RateOfPart(part) for part in self.parts if part.spec.learning_rate is not None]
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
@@ -111,20 +109,14 @@ def _chosen(spec: OptimizerSpec, trainable: dict[str, Any], *, is_alone: bool) -
 
 
 class RateOfPart(LearningRate):
-    """Sets the learning rate of one of several optimizers, given by its number; see `LearningRate`."""
+    """Sets the learning rate of one of several optimizers; see `LearningRate`."""
 
-    def __init__(self, schedule: Callable[[Any], Any], number: int) -> None:
-        super().__init__(schedule)
-        self._number = number
+    name = "LearningRate"
+    optimizer: Any = None
 
-    @property
-    def name(self) -> str:
-        return "LearningRate"
-
-    @property
-    def optimizer(self) -> keras.optimizers.Optimizer:
-        trainer: Any = self.trainer
-        return trainer.parts[self._number].optimizer
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.spec.rate)
+        self.optimizer = part.optimizer
 
 
 class EstimatorTrainer(ProgramTrainer, SimpleTrainer):

@@ -58,7 +58,8 @@ class KerasTrainer(SimpleTrainer):
         shuffle: whether to shuffle arrays, or the batches of a `PyDataset`, in each epoch.
         class_weight: the weights of the examples by class.
         experiment: the directory of the run, or None to write nothing.
-        config: keys for `default_callbacks(trainer.model)` and `train`, such as ``{"trainer.print_interval": 10}``.
+        config: keys for `default_callbacks(trainer.model)` and `train`, such as ``{"trainer.print_interval": 10}``. A
+            run warns about keys that it does not read.
 
     Attributes:
         keras_model: the given Keras model.
@@ -67,8 +68,7 @@ class KerasTrainer(SimpleTrainer):
     Raises:
         ModelError: the model is not compiled.
         DataError: the data is empty or of an unknown type.
-        ConfigError: `compile`, the data or a custom `train_step` determines the value of a key of `config`. Other keys
-            that a run does not read are named in a warning.
+        ConfigError: `compile`, the data or a custom `train_step` determines the value of a key of `config`.
     """
 
     model: CompiledModel
@@ -113,24 +113,15 @@ class KerasTrainer(SimpleTrainer):
         self._config_at_start = self._config_now()
         model.reset_metrics()
 
-    def _take_data(
-        self,
-        x: Any,
-        *,
-        y: Any,
-        sample_weight: Any,
-        validation_split: float,
-        validation_data: Any,
-        validation_batch_size: int | None,
-        **given: Any,
-    ) -> None:
+    def _take_data(self, x: Any, y: Any, sample_weight: Any, validation_split: float, **given: Any) -> None:
         """Build the trainer with the data of `fit`."""
         if x is None:
             raise DataError("fit: this KerasTrainer has no data yet: give it x, or the trainer a dataset")
+        held_out, held_out_batch_size = given.pop("validation_data"), given.pop("validation_batch_size")
         # As in Keras, validation_data takes precedence over validation_split.
-        data, split = split_data(x, y, sample_weight, 0.0 if validation_data is not None else validation_split)
-        held_out = split if validation_data is None else validation_data
-        self._set_data(data, held_out, validation_batch_size or given["batch_size"], **given)
+        data, split = split_data(x, y, sample_weight, 0.0 if held_out is not None else validation_split)
+        held_out = split if held_out is None else held_out
+        self._set_data(data, held_out, held_out_batch_size or given["batch_size"], **given)
 
     @property
     def _has_data(self) -> bool:
@@ -256,17 +247,10 @@ class KerasTrainer(SimpleTrainer):
         listed = _fit_callbacks(callbacks, verbose, saves=self.experiment is not None, validation=validation)
         # As in Keras, the history comes after the user's callbacks, so that it records the values they add to the logs.
         listed.append(KerasCallback(history, state_key="keras.History/fit"))
+        options = {"max_steps": max_steps, "resume": resume, "fresh": fresh, "allow_changed_data": allow_changed_data}
         self._is_silent = not verbose
         try:
-            self.train(
-                listed,
-                steps_per_epoch=steps_per_epoch,
-                max_epoch=self._fitted_epochs + epochs,
-                max_steps=max_steps,
-                resume=resume,
-                fresh=fresh,
-                allow_changed_data=allow_changed_data,
-            )
+            self.train(listed, steps_per_epoch=steps_per_epoch, max_epoch=self._fitted_epochs + epochs, **options)
         finally:
             self._is_silent = False
         self._fitted_epochs += epochs

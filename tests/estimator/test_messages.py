@@ -84,7 +84,7 @@ CASES: list[tuple[type[Exception], str, Callable[[Path], Any]]] = [
     ),
     (ModelError, "collection of regularization_losses, which", returning(lambda *_: regularization_loss())),
     (DataError, "has no end, so say how many batches", evaluate_endlessly),
-    (ModelError, "optimizer must be .* not 3 .n_classes, ", train_classifier),
+    (ModelError, "optimizer must be .* not 3 .n_classes ", train_classifier),
     (DataError, "must return a tf.data.Dataset, not tuple", train(input_fn=lambda: next(iter(plain())))),
     (ModelError, "input_fn takes 'size', which is none of mode, params, config", train(input_fn=lambda size: plain())),
     (ConfigError, "train_distribute must be a .*MirroredStrategy, not OneDeviceStrategy", train_on_one_device),
