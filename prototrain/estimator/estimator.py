@@ -35,7 +35,7 @@ from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.export import ServingInputReceiver
 from prototrain.estimator.exporters import Exports, ThrottledValidation, export_all, prefix, scalars
-from prototrain.estimator.hooks import as_callbacks
+from prototrain.estimator.hooks import as_callbacks, names_to_print
 from prototrain.estimator.program import Program, taking_named
 from prototrain.estimator.specs import (
     EstimatorSpec,
@@ -141,6 +141,7 @@ class Estimator:
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
         config, hooks = self.config, [*trainer.model.spec.training_hooks, *(spec.hooks or ())]
+        trainer.model.printed_names = names_to_print(hooks)
         callbacks = [*trainer.learning_rates(), *more]
         if config.save_summary_steps:
             callbacks.append(Summaries().every(steps=config.save_summary_steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -160,9 +161,9 @@ class LoggingTensorHook(ProcessTensors):
     """Prints tensors of the training step at an interval.
 
     Args:
-        tensors: a list of names, or a dict of names or tensors by label. A name refers to a prediction that is not a
-            scalar, a tensor of `eval_metric_ops` or a scalar of the step. Only a hook that `model_fn` creates and
-            passes to `EstimatorSpec(training_hooks=...)` may have tensors.
+        tensors: a list of names, or a dict of names or tensors by label. A name refers to an operation
+            (``tf.identity(x, name="x")``), a prediction, a metric or a scalar of the step. Only a hook that `model_fn`
+            creates and passes to `EstimatorSpec(training_hooks=...)` may have tensors.
         every_n_iter: the number of steps between two lines.
         every_n_secs: the number of seconds between two lines.
         formatter: a function from the values by label to the line to print.
@@ -210,3 +211,22 @@ def given_tensors(hooks: Iterable[Any]) -> dict[str, Any]:
     """Return the tensors that a `model_fn` gave to its `LoggingTensorHook`s, by label."""
     found = {tag: one for hook in hooks if isinstance(hook, LoggingTensorHook) for tag, one in hook.given.items()}
     return {tag: one.result() if isinstance(one, keras.metrics.Metric) else one for tag, one in found.items()}
+
+
+def names_to_print(hooks: Iterable[Any]) -> set[str]:
+    """Return the names of the tensors that `LoggingTensorHook`s print and that `model_fn` did not give them."""
+    logging = [hook for hook in hooks if isinstance(hook, LoggingTensorHook)]
+    return {name for hook in logging for name in hook.watches() if name not in hook.given}
+
+
+def find_tensors(names: Iterable[str]) -> dict[str, Any]:
+    """Return the first output of the last operation of each name in the current graph."""
+    operations = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
+    found = {}
+    for name in names:
+        # A graph adds scopes before a name, and a number after a name that it already has.
+        pattern = re.compile(rf"(.*/)?{re.escape(name)}(_\d+)?")
+        fitting = [operation for operation in operations if operation.outputs and pattern.fullmatch(operation.name)]
+        if fitting:
+            found[name] = fitting[-1].outputs[0]
+    return found

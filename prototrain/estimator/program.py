@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ import tensorflow as tf
 from prototrain.config import Config
 from prototrain.errors import DataError, ModelError
 from prototrain.estimator import export
-from prototrain.estimator.hooks import given_tensors
+from prototrain.estimator.hooks import find_tensors, given_tensors
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 from prototrain.keras.data import leaves_by_path
 from prototrain.model.build_call import present_call
@@ -33,6 +34,7 @@ class Program:
         read: returns the dataset.
         features_of: a function from a batch to the features, for data that does not come from an `input_fn`.
         spec: the result of the first call.
+        printed_names: names of tensors of the training step that hooks print.
         signatures: for each signature of an export, a dict from the outputs' names to their names in the mapping that
             `build` returns.
     """
@@ -45,6 +47,7 @@ class Program:
     source: Path | None
     features_of: Callable[[dict[str, Any]], Any] | None = None
     spec: EstimatorSpec = field(init=False)
+    printed_names: set[str] = field(init=False, default_factory=set)
     signatures: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _like: tuple[Any, Any] = field(init=False, default=(None, None))
 
@@ -88,9 +91,14 @@ class Program:
             return predictions if self.features_of is None else self._exported(spec)
         net = {name: metric for name, metric in spec.eval_metric_ops.items() if tf.is_tensor(metric)}
         if self.mode == ModeKeys.TRAIN:
-            # Scalars would be recorded as scalars of the step.
-            rows = {key: one for key, one in predictions.items() if not tf.is_tensor(one) or one.shape.rank != 0}
-            net = {**rows, **given_tensors(spec.training_hooks), **net}
+            # Scalars are recorded as scalars of the step: only those that a hook prints.
+            shown = {
+                name: one
+                for name, one in predictions.items()
+                if name in self.printed_names or not tf.is_tensor(one) or one.shape.rank != 0
+            }
+            net = {**shown, **given_tensors(spec.training_hooks), **net}
+            net = {**find_tensors(self.printed_names - net.keys() - {"loss"}), **net}
         if spec.loss_weight is not None:
             net["loss_weight"] = spec.loss_weight
         net.pop("loss", None)
@@ -189,16 +197,31 @@ def _optimizer_spec(train_op: Any) -> OptimizerSpec:
 # uses them would silently be 0. All of these functions call `tf.Graph.get_collection`.
 _KEYS = tf.compat.v1.GraphKeys
 _GONE = (
-    *(_KEYS.GLOBAL_STEP, _KEYS.LOSSES, _KEYS.REGULARIZATION_LOSSES, _KEYS.TRAINABLE_VARIABLES, _KEYS.WEIGHTS),
-    *(_KEYS.BIASES, _KEYS.MODEL_VARIABLES, _KEYS.MOVING_AVERAGE_VARIABLES),
+    *(_KEYS.GLOBAL_STEP, _KEYS.LOSSES, _KEYS.MODEL_VARIABLES, _KEYS.WEIGHTS, _KEYS.BIASES),
+    _KEYS.MOVING_AVERAGE_VARIABLES,
 )
 _get_collection = tf.Graph.get_collection
 
 
 def _collection(self: tf.Graph, name: str, scope: str | None = None) -> Any:
-    """Return a collection of TensorFlow; raises a ModelError in a `model_fn` for one that is always empty."""
-    if name in _GONE and present_call() is not None:
+    """Return a collection of the current `model_fn` call; elsewhere, TensorFlow's collection."""
+    call = present_call()
+    if call is None:
+        return _get_collection(self, name, scope)
+    if name in _GONE or (name == _KEYS.REGULARIZATION_LOSSES and scope is not None):
         raise ModelError(f"model_fn asks for TensorFlow 1's collection of {name}, which is gone; {_GUIDE}")
+    if name == _KEYS.REGULARIZATION_LOSSES:
+        regularized = {id(weight): weight for layer in call.called.values() for weight in layer.trainable_weights}
+        losses = call.losses_left(list(regularized.values()))
+        call.taken |= {*map(id, call.losses), *regularized}
+        return [tf.cast(loss, tf.float32) for loss in losses]
+    # tf.custom_gradient requests GLOBAL_VARIABLES.
+    if name in (_KEYS.TRAINABLE_VARIABLES, _KEYS.GLOBAL_VARIABLES):
+        layers = call.called.values()
+        of_layers = {id(weight.value) for layer in layers for weight in layer.weights}
+        found = {id(weight.value): weight.value for layer in layers for weight in layer.trainable_weights}
+        found |= {id(made): made for made in call.variables if made.trainable and id(made) not in of_layers}
+        return [one for one in found.values() if scope is None or re.match(scope, one.name)]
     return _get_collection(self, name, scope)
 
 

@@ -115,6 +115,7 @@ class BuildCall:
         self._before: dict[int, tuple[Any, Any]] = {}  # variables and their values, by the id of the handle
         self.taken: set[int] = set()  # ids of the losses, and of regularized weights, that `build` has read
         self.called: dict[int, Any] = {}  # the layers that `build` itself has called, by id
+        self.variables: list[Any] = []  # the `tf.Variable` objects that `build` or its layers have requested
         self.losses: list[Any] = []  # that layers have added
         self.updates_metrics: bool | None = None  # if None, updates by `build` itself are errors
 
@@ -189,7 +190,9 @@ class BuildCall:
         value: Any = arguments.get("initial_value")
         # The shape of an initializer's value is unknown without calling it.
         shape = None if callable(value) else tf.TensorShape(value.shape if hasattr(value, "shape") else np.shape(value))
-        return self._find_or_make("tf.Variable", arguments.get("name"), str(shape), make)[0]
+        found, _ = self._find_or_make("tf.Variable", arguments.get("name"), str(shape), make)
+        self.variables.append(found)
+        return found
 
     def adds(self, model: keras.Sequential, layer: Any) -> bool:
         """Return whether to add a layer to a Sequential; later calls reuse the model and must add the same layers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -165,6 +166,37 @@ def test_early_end_is_evaluated_and_exported(saves_every: int, tmp_path: Path) -
     measured, exported = estimator.train_and_evaluate(line, TrainSpec(plain), spec)
     assert measured == line.evaluate(plain) and measured["global_step"] == 7
     assert all(exported) and len(list((tmp_path / "export" / "latest").iterdir())) == (1 if saves_every == 7 else 2)
+
+
+def decaying(how: str) -> Callable[..., EstimatorSpec]:
+    """A `model_fn` with a weight decay of 0.5 times the squares, written in one of the ways of TensorFlow 1."""
+    v1 = tf.compat.v1
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        regularizer = keras.regularizers.L2(0.5) if "regularization" in how or how == "keras" else None
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", kernel_regularizer=regularizer)
+        loss = tf.reduce_mean((layer(features)[:, 0] - tf.cast(labels, tf.float32)) ** 2)
+        if how == "sum":
+            variables = v1.trainable_variables()
+            assert [v.name for v in v1.global_variables()] == [v.name for v in variables]
+            loss += 0.5 * sum(tf.reduce_sum(v**2) for v in variables if "kernel" in v.name)
+        elif how == "regularization_loss":
+            loss += v1.losses.get_regularization_loss()
+        return EstimatorSpec(mode, loss=loss, train_op=keras.optimizers.SGD(0.1))
+
+    return model_fn
+
+
+def test_tensorflow_1_regularization_losses(tmp_path: Path) -> None:
+    found = {}
+    for how in ("keras", "sum", "regularization_loss"):
+        there = Estimator(decaying(how), tmp_path / how).train(plain, steps=2)
+        found[how] = there.get_variable_value("dense/kernel").tolist()
+    expected = np.ones(2, np.float64)
+    for start in (0, 10):
+        points, sides = POINTS[start : start + 10], SIDES[start : start + 10]
+        expected -= 0.1 * (2 * (points @ expected - sides) @ points / 10 + expected)
+    assert found == {how: pytest.approx(np.reshape(expected, (2, 1)), rel=1e-5) for how in found}
 
 
 def test_train_metrics_use_recorded_steps_only(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from prototrain.errors import CallbackError, ModelError
+from prototrain.errors import CallbackError
 from prototrain.estimator import Estimator, EstimatorSpec, LoggingTensorHook, SessionRunArgs, SessionRunHook
 from prototrain.estimator.hooks import as_callbacks
 from tests.estimator.programs import linear_fn, plain
@@ -81,13 +81,13 @@ def test_logging_hook(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         spec = linear_fn(features, labels, mode)
         spec.predictions = {"value": spec.predictions, "mean": tf.reduce_mean(spec.predictions)}
+        tf.nn.softmax([[spec.loss, spec.loss]], name="softmax_tensor")
         spec.training_hooks = [LoggingTensorHook({"number": tf.constant([7.0])}, every_n_iter=2)]
         return spec
 
+    names = {"first": "value", "cost": "loss:0", "chance": "softmax_tensor"}
     line = Estimator(model_fn, tmp_path)
-    line.train(plain, steps=2, hooks=[LoggingTensorHook({"first": "value", "cost": "loss:0"}, every_n_iter=2)])
+    line.train(plain, steps=2, hooks=[LoggingTensorHook(names, every_n_iter=2)])
     said = capsys.readouterr().out
-    assert "first = [" in said and ", cost = " in said and "number = [7.]" in said
+    assert "first = [" in said and ", cost = " in said and "number = [7.]" in said and "chance = [[0.5" in said
     assert "trn/loss" in rows(tmp_path)[-1] and "trn/mean" not in rows(tmp_path)[-1]
-    with pytest.raises(ModelError, match=r"no tensor 'mean' in the step; there are: .*loss, value, number"):
-        line.train(plain, steps=1, hooks=[LoggingTensorHook(["mean"], every_n_iter=1)])
