@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from prototrain.errors import ConfigError
 from prototrain.tf_private import KerasVariable, held_by
+from prototrain.towers import tower_index
 
 Pair = tuple[Any, Any]
 """(gradient: tf.Tensor, tf.IndexedSlices or None; variable: tf.Variable or keras.Variable)."""
@@ -88,7 +89,12 @@ class _ByName:
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._patterns = [re.compile(pattern) for pattern in patterns]
+        try:
+            self._patterns = [re.compile(pattern) for pattern in patterns]
+        except re.error as error:
+            raise ConfigError(
+                f"{type(self).__name__}: {error.pattern!r} is not a regular expression: {error}"
+            ) from error
         self.unmatched = [pattern.pattern for pattern in self._patterns]
 
     def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
@@ -173,7 +179,7 @@ class SummaryGradient(_ByName):
 
 
 class PrintGradient(_ByName):
-    """Print each gradient's mean, root mean square, minimum and maximum in every step.
+    """Print each gradient's mean, root mean square, minimum and maximum in every step, on the first tower.
 
     Args:
         regex: a regular expression for whole names of variables, without the `:0`.
@@ -183,6 +189,8 @@ class PrintGradient(_ByName):
         super().__init__([regex])
 
     def _process(self, gradient: Any, variable: Any, index: int) -> Any:
+        if tower_index():
+            return gradient
         values = _values(gradient)
         mean, rms = tf.reduce_mean(values), tf.sqrt(tf.reduce_mean(tf.square(values)))
         words = ["mean", mean, "rms", rms, "min", tf.reduce_min(values), "max", tf.reduce_max(values)]
@@ -191,7 +199,10 @@ class PrintGradient(_ByName):
 
 
 class CheckGradient:
-    """Fail the step with a `tf.errors.InvalidArgumentError` that names a variable with a non-finite gradient."""
+    """Fail the step with a `tf.errors.InvalidArgumentError` that names a variable with a non-finite gradient.
+
+    With ``mixed_float16``, whose loss scale overflows now and then, use the callback `StopOnNaN` instead.
+    """
 
     def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Return the pairs with checked gradients."""

@@ -8,7 +8,7 @@ float64, since float32 cannot distinguish neighboring steps beyond 2**24. Argume
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -66,8 +66,9 @@ def piecewise(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
     return schedule
 
 
-def linear(points: Sequence[tuple[int, float]]) -> Schedule:
+def linear(points: Iterable[tuple[int, float]]) -> Schedule:
     """Linear interpolation between `(step, value)` points; constant before the first and after the last point."""
+    points = list(points)
     steps, values = [step for step, _ in points], [float(value) for _, value in points]
     _require(bool(points), "linear: needs at least one (step, value) point")
     _require(all(a < b for a, b in pairwise(steps)), f"linear: the points' steps must increase, got {steps}")
@@ -142,6 +143,11 @@ def from_config(config: Config) -> Schedule | None:
         return None
     schedule, steps = _of_method(config, method), config["model.lr_schedule.warmup_steps"]
     return warmup(schedule, steps, config["model.lr_schedule.warmup_start"]) if steps else schedule
+
+
+def is_constant(config: Config) -> bool:
+    """Return whether `from_config` is a constant without a warmup: the optimizer's rate from the start."""
+    return config.get("model.lr_schedule.method") == "constant" and not config["model.lr_schedule.warmup_steps"]
 
 
 def _of_method(config: Config, method: str) -> Schedule:

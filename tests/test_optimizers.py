@@ -16,6 +16,7 @@ from prototrain.config.schema import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
 from prototrain.gradient_processors import summed
 from prototrain.optimizers import CheckGradient, ClipByGlobalNorm, ClipByValue, MapGradient, ScaleGradient
+from tests.tiny import tiny_trainer
 
 CONSTANT = {"model.lr_schedule.method": "constant", "model.lr_schedule.constant.value": 0.25}
 
@@ -195,6 +196,12 @@ def test_infinite_norm_is_kept() -> None:
     for make in (lambda: ClipByValue(1.0, 1.0), lambda: ClipByGlobalNorm(math.nan)):
         with pytest.raises(ConfigError, match=r"must be (below|above)"):
             make()
+    with pytest.raises(ConfigError, match="not a regular expression"):
+        ScaleGradient({"*": 1.0})
+    trainer = tiny_trainer(model__mixed_precision="mixed_float16")
+    trainer.gradient_processors += [CheckGradient()]
+    with pytest.raises(ConfigError, match="use StopOnNaN"):
+        trainer.train([], max_steps=1)
 
 
 @pytest.mark.parametrize(

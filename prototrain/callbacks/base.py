@@ -168,11 +168,11 @@ class Callback:
         epochs: int | None = None,
         seconds: float | None = None,
         before_train: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> PeriodicTrigger:
         """Return a callback that runs `trigger` at an interval; see `PeriodicTrigger` for the arguments."""
-        options: dict[str, Any] = {"before_train": before_train, "clock": clock}
-        return PeriodicTrigger(self, every_k_steps=steps, every_k_epochs=epochs, every_n_seconds=seconds, **options)
+        return PeriodicTrigger(
+            self, every_k_steps=steps, every_k_epochs=epochs, every_n_seconds=seconds, before_train=before_train
+        )
 
     def overrides(self, hook: str) -> bool:
         """Return whether this callback overrides a hook. The loop calls only overridden hooks."""
@@ -196,9 +196,7 @@ class ProxyCallback(Callback):
 
     def __init__(self, callback: Callback) -> None:
         self.callback = callback
-        self.chief_only = callback.chief_only
-        self.priority = callback.priority
-        self.state_key = callback.state_key
+        self.chief_only, self.priority, self.state_key = callback.chief_only, callback.priority, callback.state_key
 
     @property
     def at_end(self) -> bool:  # type: ignore[override]
@@ -216,10 +214,6 @@ class ProxyCallback(Callback):
         own = getattr(type(self), hook) is not getattr(ProxyCallback, hook)
         return own or self.callback.overrides(hook)
 
-    def setup(self) -> None:
-        self.callback.trainer = self.trainer
-        self.callback.setup()
-
 
 def _forwarding(hook: str) -> Callable[..., Any]:
     def forward(self: ProxyCallback, *arguments: Any) -> Any:
@@ -228,7 +222,7 @@ def _forwarding(hook: str) -> Callable[..., Any]:
     return forward
 
 
-for _hook in set(HOOKS) - {"setup"}:
+for _hook in HOOKS:
     setattr(ProxyCallback, _hook, _forwarding(_hook))
 
 
@@ -245,11 +239,13 @@ class PeriodicTrigger(ProxyCallback):
         every_k_epochs: run at the end of every k-th epoch.
         every_n_seconds: run when this many seconds have passed since the last trigger.
         before_train: also run before the first step of training, but not when a run is resumed.
-        clock: returns the time in seconds.
 
     Raises:
-        CallbackError: an interval is not positive, no interval is given, or the callback has no `trigger`.
+        CallbackError: an interval is not positive, no interval is given, or the callback has no `trigger`;
+            `before_train` is set for a callback that has its own attribute `at_start`.
     """
+
+    clock = staticmethod(time.monotonic)
 
     def __init__(
         self,
@@ -259,7 +255,6 @@ class PeriodicTrigger(ProxyCallback):
         every_k_epochs: int | None = None,
         every_n_seconds: float | None = None,
         before_train: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(callback)
         if not callback.overrides("trigger"):
@@ -272,9 +267,11 @@ class PeriodicTrigger(ProxyCallback):
                 raise CallbackError(f"{callback.name}: an interval in {unit} must be positive, got {interval!r}")
         if not before_train and not self.intervals:
             raise CallbackError(f"{callback.name}: say how often, for example .every(steps=100)")
+        if before_train and hasattr(innermost(callback), "at_start"):
+            raise CallbackError(
+                f"{callback.name}: leave out before_train=True; it has its own switch, at_start or run_before"
+            )
         self.is_due_at_start = before_train
-        self._clock = clock
-        self._last_time = clock()
 
     def __repr__(self) -> str:
         words = [f"{unit}={interval}" for unit, interval in self.intervals.items()]
@@ -282,7 +279,7 @@ class PeriodicTrigger(ProxyCallback):
 
     def before_train(self) -> None:
         self.callback.before_train()
-        self._last_time = self._clock()
+        self._last_time = self.clock()
         if self.is_due_at_start and self.trainer.run.is_fresh:
             self.trigger()
 
@@ -292,7 +289,7 @@ class PeriodicTrigger(ProxyCallback):
             if unit != "seconds":
                 steps = int(interval) * (self.trainer.steps_per_epoch if unit == "epochs" else 1)
                 due.append((step // steps + 1) * steps)
-            elif self._clock() - self._last_time >= interval:
+            elif self.clock() - self._last_time >= interval:
                 due.append(step + 1)
         return min(due, default=None)
 
@@ -305,7 +302,7 @@ class PeriodicTrigger(ProxyCallback):
         self.trigger()
 
     def trigger(self) -> None:
-        self._last_time = self._clock()
+        self._last_time = self.clock()
         self.callback.trigger()
 
 

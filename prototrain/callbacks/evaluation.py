@@ -92,7 +92,10 @@ class Validation(Callback):
             scalars = evaluate(self.dataset, self.batches)
         if scalars is None:
             self.trainer.stop.check()
-            raise CallbackError(f"Validation: evaluate({self.dataset!r}, ...) returned None, not scalars by name")
+        if not isinstance(scalars, Mapping):
+            raise CallbackError(
+                f"Validation: evaluate({self.dataset!r}, ...) returned {scalars!r}, not scalars by name"
+            )
         self.trainer.monitors.put_scalars(scalars, self.prefix)
 
 
@@ -231,7 +234,8 @@ class KerasMetric(Inferencer):
     """Computes a Keras metric.
 
     The scalars of a metric with several values, such as one per class, are ``<name>/0``, ``<name>/1`` and so on. Create
-    the metric with ``dtype="float64"`` to keep the precision of long sums.
+    the metric with ``dtype="float64"`` to keep the precision of long sums. A scalar of a smaller last batch counts
+    fully; use `ScalarStats` for scalars.
 
     Args:
         metric: a Keras metric, such as ``keras.metrics.AUC()``.
@@ -240,6 +244,8 @@ class KerasMetric(Inferencer):
     """
 
     def __init__(self, metric: keras.metrics.Metric, *names: str, name: str | None = None) -> None:
+        if not isinstance(metric, keras.metrics.Metric):
+            raise CallbackError(f"KerasMetric takes a metric such as keras.metrics.AUC(), not {metric!r}")
         if not names:
             raise CallbackError(f"KerasMetric({metric.name}): name the tensors it takes, such as 'labels', 'logits'")
         self.metric = metric
@@ -297,7 +303,8 @@ class InferenceRunner(Callback):
         prefix: prefix of the scalars' names. Defaults to the dataset's name, or to "inference" for a dataset object.
 
     Raises:
-        CallbackError: at setup, if `batches` is not a non-negative integer.
+        CallbackError: there are no inferencers; at setup, if `batches` is not a non-negative integer, or the trainer
+            has no model.
         DataError: at setup, if the dataset is missing, or is infinite and `batches` is 0.
     """
 
@@ -313,12 +320,16 @@ class InferenceRunner(Callback):
     ) -> None:
         self.dataset = dataset
         self.inferencers = [inferencers] if isinstance(inferencers, Inferencer) else list(inferencers)
+        if not self.inferencers or not all(isinstance(one, Inferencer) for one in self.inferencers):
+            raise CallbackError(f"InferenceRunner takes inferencers such as ScalarStats('loss'), not {inferencers!r}")
         self.batches = batches
         name = dataset if isinstance(dataset, str) else _UNNAMED
         self.prefix = name if prefix is None else prefix
 
     def setup(self) -> None:
         trainer: Any = self.trainer
+        if not hasattr(trainer, "built"):
+            raise CallbackError(f"InferenceRunner needs a trainer of a model; {type(trainer).__name__} has none")
         dataset = _named_dataset(self, self.dataset, self.batches)
         self._pass = CompiledPass(dataset, self._sums, [tf.float64] * len(self.inferencers), trainer.built.layers)
 

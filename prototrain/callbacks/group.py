@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prototrain.callbacks.base import HOOKS, Callback, PeriodicTrigger, Priority, chain, innermost
 from prototrain.callbacks.monitor import Monitor
@@ -17,6 +17,8 @@ from prototrain.system.terminal import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
+
+T = TypeVar("T", bound=Callback)
 
 
 class CallbackGroup:
@@ -63,6 +65,10 @@ class CallbackGroup:
     def __iter__(self) -> Iterator[Callback]:
         return iter(self.callbacks)
 
+    def of_class(self, kind: type[T]) -> list[T]:
+        """Return the callbacks of a class, without the proxies around them."""
+        return [one for one in map(innermost, self.callbacks) if isinstance(one, kind)]
+
     @property
     def watched_names(self) -> set[str]:
         """Names of the tensors that callbacks read after their steps."""
@@ -75,12 +81,14 @@ class CallbackGroup:
 
     def setup(self) -> None:
         """Set the trainer of every callback and call `setup`."""
-        self._trainer.monitors.attach(one for one in map(innermost, self.callbacks) if isinstance(one, Monitor))
+        self._trainer.monitors.attach(self.of_class(Monitor))
         for callback in self.callbacks:
             earlier = vars(innermost(callback)).get("trainer", self._trainer)
             if earlier is not self._trainer and earlier.global_step and callback.overrides("state_dict"):
                 self._used.add(callback)
-            callback.trainer = self._trainer
+            for one in chain(callback):
+                one.trainer = self._trainer
+        for callback in self.callbacks:
             self._call(callback, "setup", at_start=True)
             self._set_up.append(callback)
             self._trainer.stop.check()

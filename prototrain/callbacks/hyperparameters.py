@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import pairwise, takewhile
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority, innermost, require_same_steps
-from prototrain.callbacks.monitor import Best, Mode
+from prototrain.callbacks.base import Callback, Priority, require_same_steps
+from prototrain.callbacks.monitor import Best, Mode, improves
 from prototrain.errors import CallbackError
 from prototrain.schedules import value_at
+from prototrain.system.tracebacks import cause
 from prototrain.tf_private import KerasVariable
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class HyperParam:
     """
 
     def __init__(self, target: Any, attribute: str | None = None, *, name: str | None = None) -> None:
+        if attribute is None and not isinstance(target, str) and not hasattr(target, "name"):
+            raise CallbackError(f"HyperParam takes a name, a variable, or an object and an attribute, not {target!r}")
         self.name: str = name or attribute or (target if isinstance(target, str) else target.name.split(":")[0])
         self._target = target
         self._attribute = attribute
@@ -44,15 +48,15 @@ class HyperParam:
     def connect(self, trainer: Trainer) -> None:
         """Attach to a trainer; raise an error if the variable or attribute does not exist, or cannot be set."""
         self._trainer = trainer
-        if self._attribute is None and not hasattr(self.variable, "assign"):
+        if self._attribute is None and not hasattr(self.target, "assign"):
             what = "the optimizer has its own schedule" if self._target == "learning_rate" else "it is not a variable"
             raise CallbackError(f"{self.name} cannot be set: {what}")
-        if self._attribute is None and tf.TensorShape(self.variable.shape).rank:
-            raise CallbackError(f"{self.name} has the shape {list(self.variable.shape)}; it must be a scalar")
+        if self._attribute is None and tf.TensorShape(self.target.shape).rank:
+            raise CallbackError(f"{self.name} has the shape {list(self.target.shape)}; it must be a scalar")
         self.get()
 
     @property
-    def variable(self) -> Any:
+    def target(self) -> Any:
         """The variable, or the object that has the attribute."""
         name = self._target
         if not isinstance(name, str):
@@ -65,28 +69,38 @@ class HyperParam:
             raise CallbackError(f"HyperParam: there is no variable {name!r}, only {', '.join(known) or 'none'}")
         return known[name]
 
-    def takes(self, value: float) -> bool:
-        """Return whether `value` can be set: a variable of integers takes whole numbers only."""
-        is_whole = self._attribute is None and tf.as_dtype(self.variable.dtype).is_integer
-        return not is_whole or float(value).is_integer()
+    def is_rate_of(self, optimizer: Any) -> bool:
+        """Return whether this is the learning rate of an optimizer."""
+        return self._attribute is None and self.target is getattr(optimizer, "learning_rate", None)
+
+    def is_same(self, other: HyperParam) -> bool:
+        """Return whether this is the same variable or attribute as another hyperparameter."""
+        return self.target is other.target and self._attribute == other._attribute
+
+    def check(self, value: float) -> None:
+        """Raise a CallbackError if `value` cannot be set."""
+        if self._attribute is not None:
+            return
+        if tf.as_dtype(self.target.dtype).is_integer and not float(value).is_integer():
+            raise CallbackError(f"{self.name} takes whole numbers only, and cannot become {value}")
+        if value < 0 and self.is_rate_of(self._trainer.optimizer):
+            raise CallbackError(f"{self.name} cannot become {value}, since a learning rate is not negative")
 
     def get(self) -> float:
         """Return the current value."""
         if self._attribute is not None:
             return float(getattr(self._target, self._attribute))
-        return float(tf.convert_to_tensor(self.variable))
+        return float(tf.convert_to_tensor(self.target))
 
     def set(self, value: float) -> None:
         """Set the value."""
+        self.check(value)
         if self._attribute is not None:
             is_whole = isinstance(getattr(self._target, self._attribute), int) and float(value).is_integer()
             setattr(self._target, self._attribute, int(value) if is_whole else value)
         else:
-            # Assign an array, since TensorFlow caches every Python number that it converts.
-            if not self.takes(value):
-                raise CallbackError(f"{self.name} is a whole number, and cannot become {value}")
-            variable = self.variable
-            variable.assign(np.asarray(value, tf.as_dtype(variable.dtype).as_numpy_dtype))
+            # An array, since TensorFlow caches every Python number that it converts.
+            self.target.assign(np.asarray(value, tf.as_dtype(self.target.dtype).as_numpy_dtype))
 
 
 class HyperParamSetter(Callback):
@@ -102,14 +116,14 @@ class HyperParamSetter(Callback):
         at_start: whether the value is also set before the first step of training.
 
     Raises:
-        CallbackError: at setup, if there is no such hyperparameter, or `LearningRate` also sets it.
+        CallbackError: at setup, if there is no such hyperparameter, or another callback also sets it.
     """
 
     chief_only = False
     at_end = False
     at_start: bool = False
 
-    def __init__(self, param: HyperParam | Any) -> None:
+    def __init__(self, param: Any) -> None:
         self.param = param if isinstance(param, HyperParam) else HyperParam(param)
         self.state_key = f"{type(self).__name__}/{self.param.name}"
 
@@ -121,13 +135,15 @@ class HyperParamSetter(Callback):
         require_same_steps(self)
         self.param.connect(self.trainer)
         self._restored: float | None = None
-        is_scheduled = any(isinstance(innermost(callback), LearningRate) for callback in self.trainer.callbacks)
-        if is_scheduled and self.param.variable is getattr(self.trainer.optimizer, "learning_rate", None):
+        callbacks = self.trainer.callbacks
+        if any(self.param.is_rate_of(one.optimizer) for one in callbacks.of_class(LearningRate)):
             raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
-        for other in takewhile(lambda one: one is not self, map(innermost, self.trainer.callbacks)):
-            if isinstance(other, HyperParamSetter) and other.param.name == self.param.name:
-                both = f"{other.name} and {self.name} both record hyper/{self.param.name}"
-                raise CallbackError(f"{both}; leave one of them out, or use HyperParam(..., name=)")
+        for other in takewhile(lambda one: one is not self, callbacks.of_class(HyperParamSetter)):
+            both = f"{other.name} and {self.name} both"
+            if other.param.is_same(self.param):
+                raise CallbackError(f"{both} set {self.param.name}; leave one of them out")
+            if other.param.name == self.param.name:
+                raise CallbackError(f"{both} record hyper/{self.param.name}; give one HyperParam(..., name=)")
 
     def before_train(self) -> None:
         if self._restored is not None:
@@ -169,7 +185,7 @@ class HyperParamSetterWithFunc(HyperParamSetter):
 
     at_start = True
 
-    def __init__(self, param: HyperParam | Any, function: Callable[[int, float], float | None]) -> None:
+    def __init__(self, param: Any, function: Callable[[int, float], float | None]) -> None:
         super().__init__(param)
         self._function = function
 
@@ -201,13 +217,14 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
     def __init__(
         self,
-        param: HyperParam | Any,
-        schedule: Sequence[tuple[int, float]],
+        param: Any,
+        schedule: Iterable[tuple[int, float]],
         *,
         interp: Literal["linear"] | None = None,
         step_based: bool = False,
     ) -> None:
         super().__init__(param)
+        schedule = list(schedule)
         whole = all(isinstance(when, Integral) for when, _ in schedule)
         if not schedule or not whole or any(a[0] >= b[0] for a, b in pairwise(schedule)):
             raise CallbackError(f"{self.state_key}: needs whole numbers in ascending order, got {schedule}")
@@ -218,8 +235,8 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
     def setup(self) -> None:
         super().setup()
-        if not all(map(self.param.takes, [value for _, value in self.points] + [0.5] * self._is_linear)):
-            raise CallbackError(f"{self.param.name} is a whole number: give whole values, without interp")
+        for value in [value for _, value in self.points] + [0.5] * self._is_linear:  # 0.5 lies between two points
+            self.param.check(value)
 
     def new_value(self) -> float | None:
         step = self.trainer.global_step
@@ -282,7 +299,7 @@ class HumanHyperParamSetter(HyperParamSetter):
         except OSError:
             return None
         value = None
-        setters = [one for one in map(innermost, self.trainer.callbacks) if isinstance(one, HumanHyperParamSetter)]
+        setters = self.trainer.callbacks.of_class(HumanHyperParamSetter)
         others = {one.param.name for one in setters if one is not self}
         for line in text.splitlines():
             name, _, number = line.partition("#")[0].replace("=", ":", 1).partition(":")
@@ -290,9 +307,10 @@ class HumanHyperParamSetter(HyperParamSetter):
                 continue
             try:
                 found = float(number) if name.strip() == self.param.name else math.nan
-            except ValueError:
+                self.param.check(found)
+            except (ValueError, CallbackError):
                 found = math.nan
-            if math.isfinite(found) and self.param.takes(found):
+            if math.isfinite(found):
                 value = found
             else:
                 text = f"ignored the line {line!r}; write it like {self.param.name}: 0.001"
@@ -305,8 +323,8 @@ class StatMonitorParamSetter(HyperParamSetter):
 
         StatMonitorParamSetter("learning_rate", "vld/loss", lambda rate: rate / 2, mode="min", last_k=3)
 
-    The callback compares the last `last_k` measurements with the one before them. After a change, the count restarts.
-    Trigger the callback at the steps of the measurement.
+    The callback compares the last `last_k` measurements with the one before them, the first time since the start or the
+    last change. Trigger the callback at the steps of the measurement.
 
     Args:
         param: a `HyperParam`, or its first argument.
@@ -325,7 +343,7 @@ class StatMonitorParamSetter(HyperParamSetter):
 
     def __init__(
         self,
-        param: HyperParam | Any,
+        param: Any,
         stat: str,
         function: Callable[[float], float],
         *,
@@ -338,7 +356,8 @@ class StatMonitorParamSetter(HyperParamSetter):
             raise CallbackError(f"{self.state_key}: last_k must be at least 1, got {last_k}")
         self.stat = stat
         self._function = function
-        self._reference = Best(mode, min_delta=min_delta)  # the measurement before the last `last_k`
+        Best(mode, min_delta=min_delta)  # checks the arguments
+        self._improves = partial(improves, mode=mode, min_delta=min_delta)
         self._last_k = last_k
         self._recent: list[float] = []
 
@@ -347,10 +366,9 @@ class StatMonitorParamSetter(HyperParamSetter):
         value = self.trainer._of_chief(lambda: self.trainer.monitors.latest(self.stat, at_step=step))
         self._recent = [*self._recent, value][-self._last_k - 1 :]
         first, *later = self._recent
-        self._reference.value = None if math.isnan(first) else first
-        if len(later) < self._last_k or any(map(self._reference.is_better, later)):
+        if len(later) < self._last_k or any(self._improves(value, first) for value in later):
             return None
-        self._recent = []
+        self._recent = self._recent[-1:]
         return self._function(self.param.get())
 
     def state_dict(self) -> dict[str, Any]:
@@ -397,8 +415,8 @@ class LearningRate(Callback):
             raise CallbackError(f"LearningRate needs a trainer with an optimizer; {kind} has none")
         if not isinstance(self.optimizer.learning_rate, KerasVariable):
             raise CallbackError("LearningRate: the optimizer was made with a schedule; make it with a number")
-        earlier = takewhile(lambda one: one is not self, map(innermost, self.trainer.callbacks))
-        if any(isinstance(one, LearningRate) and one.optimizer is self.optimizer for one in earlier):
+        earlier = takewhile(lambda one: one is not self, self.trainer.callbacks.of_class(LearningRate))
+        if any(one.optimizer is self.optimizer for one in earlier):
             text = "two LearningRate callbacks set the same learning rate; leave one of them out"
             raise CallbackError(f"{text} (default_callbacks() has one if the config has a schedule)")
 
@@ -414,6 +432,7 @@ class LearningRate(Callback):
         number = np.int64(step) if isinstance(step, int) else step
         try:
             rate = value_at(self.schedule, tf.convert_to_tensor(number, tf.int64), "LearningRate: the schedule")
-        except tf.errors.OperatorNotAllowedInGraphError as error:
-            raise CallbackError("LearningRate: the schedule is compiled; use tf.where instead of if") from error
+        except (TypeError, NotImplementedError) as error:
+            text = f"LearningRate: the schedule cannot be compiled: {cause(error)}"
+            raise CallbackError(f"{text}; use functions of TensorFlow, and tf.where instead of if") from error
         self.optimizer.learning_rate.assign(tf.where(rate < 0.0, math.nan, rate))

@@ -6,14 +6,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError
-from prototrain.system.terminal import is_terminal
+from prototrain.system.terminal import did_you_mean, is_terminal
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -101,6 +101,13 @@ class SendMonitorData(Callback):
             ) from None
         self._has_failed = False
 
+    def after_train(self) -> None:
+        known = self.trainer.monitors.names()
+        for name in self.names:
+            if name not in known:
+                text = f"SendMonitorData never ran: there is no scalar {name!r}{did_you_mean(name, known)}"
+                self.trainer.log(f"WARNING: {text}")
+
     def trigger(self) -> None:
         monitors = self.trainer.monitors
         if not set(self.names) <= set(monitors.names()):
@@ -127,6 +134,9 @@ class StartProcOrThread(Callback):
         startable: one or several `multiprocessing.Process` or `threading.Thread` objects that are not started yet.
         stop: called after the last step, before processes are terminated and threads are joined.
         timeout: the total time, in seconds, for all of them to end.
+
+    Raises:
+        CallbackError: an object is neither a process nor a thread.
     """
 
     def __init__(
@@ -136,7 +146,10 @@ class StartProcOrThread(Callback):
         stop: Callable[[], Any] | None = None,
         timeout: float = 5.0,
     ) -> None:
-        self._all = [startable] if isinstance(startable, Startable) else list(startable)
+        given: Any = startable
+        self._all: list[Startable] = list(given) if isinstance(given, Iterable) else [given]
+        if not all(isinstance(one, Startable) for one in self._all):
+            raise CallbackError(f"StartProcOrThread takes processes and threads, not {startable!r}")
         self._stop = stop
         self._timeout = timeout
 

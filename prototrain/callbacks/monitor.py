@@ -50,9 +50,7 @@ class Best:
 
     def is_better(self, value: float) -> bool:
         """Return whether `value` improves on the best value by more than `min_delta`."""
-        if self.value is None or math.isnan(value):
-            return not math.isnan(value)
-        return (self.value - value if self.mode == "min" else value - self.value) > self.min_delta
+        return improves(value, math.nan if self.value is None else self.value, self.mode, self.min_delta)
 
     def update(self, value: float, step: int) -> bool:
         """Record a value and return whether it is the new best."""
@@ -71,6 +69,13 @@ class Best:
         self.step = None if state["step"] is None else int(state["step"])
 
 
+def improves(value: float, old: float, mode: Mode, min_delta: float) -> bool:
+    """Return whether `value` improves on `old` by more than `min_delta`. Any number improves on NaN."""
+    if math.isnan(value) or math.isnan(old):
+        return not math.isnan(value)
+    return (old - value if mode == "min" else value - old) > min_delta
+
+
 class Monitor(Callback):
     """Base class of callbacks that receive every scalar of the run.
 
@@ -87,7 +92,7 @@ class Monitor(Callback):
             value: a Python float, possibly NaN or infinite.
             step: the number of completed steps at the time of the measurement.
         """
-        raise NotImplementedError
+        raise CallbackError(f"{self.name} must define put_scalar() or put_scalars()")
 
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         """Receive scalars recorded together, by name. Calls `put_scalar` for each by default."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, innermost
+from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
 from prototrain.system.files import write_atomic
@@ -37,14 +36,14 @@ class ModelSaver(Callback):
             the previous checkpoint remains. A failure is reported at the next save.
 
     Raises:
-        CallbackError: `max_to_keep` is below 1.
+        CallbackError: `max_to_keep` is not a positive whole number.
     """
 
     priority = Priority.SAVE
 
     def __init__(self, *, max_to_keep: int = 5, asynchronous: bool = False) -> None:
-        if max_to_keep < 1:
-            raise CallbackError(f"ModelSaver: max_to_keep must be at least 1, got {max_to_keep}")
+        if max_to_keep < 1 or max_to_keep % 1:
+            raise CallbackError(f"ModelSaver: max_to_keep must be at least 1 and whole, got {max_to_keep!r}")
         self.max_to_keep = max_to_keep
         self.asynchronous = asynchronous
         self._under_way: Callable[[], Path] | None = None
@@ -52,6 +51,8 @@ class ModelSaver(Callback):
     def every(self, *, seconds: float | Literal["auto"] | None = None, **intervals: Any) -> PeriodicTrigger:
         """Return a callback that saves at an interval; see `PeriodicTrigger` and, for "auto", `AutoInterval`."""
         if seconds == "auto":
+            if other := intervals.keys() - {"failures_per_day"}:
+                raise CallbackError(f'ModelSaver: every(seconds="auto") takes no {", ".join(other)}')
             return AutoInterval(self, **intervals)
         return super().every(seconds=seconds, **intervals)
 
@@ -93,16 +94,13 @@ class AutoInterval(PeriodicTrigger):
     Args:
         saver: the callback that saves.
         failures_per_day: the expected failures of each worker per day. The default is about one a month.
-        clock: returns the time in seconds.
 
     Raises:
         CallbackError: `failures_per_day` is not positive.
     """
 
-    def __init__(
-        self, saver: Callback, *, failures_per_day: float = 0.03, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(saver, every_n_seconds=_FIRST_SECONDS, clock=clock)
+    def __init__(self, saver: Callback, *, failures_per_day: float = 0.03) -> None:
+        super().__init__(saver, every_n_seconds=_FIRST_SECONDS)
         if not failures_per_day > 0:
             raise CallbackError(f"{saver.name}: failures_per_day must be positive, got {failures_per_day!r}")
         self._failure_seconds = _DAY / failures_per_day
@@ -110,9 +108,9 @@ class AutoInterval(PeriodicTrigger):
 
     def trigger(self) -> None:
         self.trainer.monitors.put_scalar("checkpoint/interval", self.intervals["seconds"])
-        begin = self._clock()
+        begin = self.clock()
         super().trigger()
-        self._costs.append(self._clock() - begin)
+        self._costs.append(self.clock() - begin)
         cost, failure_seconds = statistics.median(self._costs), self._failure_seconds / self.trainer.workers
         self.intervals["seconds"] = seconds = max(math.sqrt(2 * cost * failure_seconds), cost)
         if len(self._costs) == 1:
@@ -255,6 +253,6 @@ class SaveOnExit(Callback):
 def save_ahead(trainer: Trainer) -> None:
     """Save the checkpoint of `SaveOnExit` early, before the weights change, and keep it. Does nothing without it."""
     is_over = trainer.callbacks.failure is None and trainer.run.state_is_sound
-    if is_over and trainer.is_chief and any(isinstance(innermost(one), SaveOnExit) for one in trainer.callbacks):
+    if is_over and trainer.is_chief and trainer.callbacks.of_class(SaveOnExit):
         trainer.save()
         trainer.run.protect("SaveOnExit", trainer.global_step)

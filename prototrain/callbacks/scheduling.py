@@ -7,7 +7,7 @@ from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.base import Callback, ProxyCallback
+from prototrain.callbacks.base import Callback, PeriodicTrigger, ProxyCallback, chain
 from prototrain.errors import CallbackError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class CallbackFactory(Callback):
 
     Args:
         setup, before_train, trigger, after_train: functions for these hooks of `Callback`.
-        priority: the order within a hook; see `Priority`.
+        priority, at_end: as of `Callback`; set `at_end` to False if `trigger` changes the training.
     """
 
     def __init__(
@@ -34,12 +34,13 @@ class CallbackFactory(Callback):
         trigger: Hook | None = None,
         after_train: Hook | None = None,
         priority: int = Callback.priority,
+        at_end: bool = True,
     ) -> None:
         given = {"setup": setup, "before_train": before_train, "trigger": trigger, "after_train": after_train}
         self._functions = {hook: function for hook, function in given.items() if function is not None}
         for hook, function in self._functions.items():
             setattr(self, hook, partial(function, self))
-        self.priority = priority
+        self.priority, self.at_end = priority, at_end
 
     def overrides(self, hook: str) -> bool:
         return ("trigger" if hook == "trigger_epoch" else hook) in self._functions or super().overrides(hook)
@@ -50,15 +51,21 @@ class RunOp(Callback):
 
         RunOp(lambda: target.assign(weights))
 
+    As it may change the training, it does not run at the end of a run that ends within an interval or an epoch.
+
     Args:
         function: a function without arguments.
         run_before: whether to call it before the first step of training, but not when a run is resumed.
         run_as_trigger: whether to call it in `trigger`, by default after each epoch.
         run_step: whether to call it in every step. It is then traced into the compiled step and may only use
             TensorFlow ops.
+
+    Raises:
+        CallbackError: `function` is not callable.
     """
 
     chief_only = False
+    at_end = False
 
     def __init__(
         self,
@@ -68,15 +75,17 @@ class RunOp(Callback):
         run_as_trigger: bool = True,
         run_step: bool = False,
     ) -> None:
+        if not callable(function):
+            raise CallbackError(f"RunOp takes a function, such as lambda: variable.assign(0), not {function!r}")
         self.function = function
-        self._run_before = run_before
+        self.at_start = run_before
         self._runs = {"after_run": run_step, "trigger": run_as_trigger, "trigger_epoch": run_as_trigger}
 
     def overrides(self, hook: str) -> bool:
         return self._runs[hook] if hook in self._runs else super().overrides(hook)
 
     def before_train(self) -> None:
-        if self._run_before and self.trainer.run.is_fresh:
+        if self.at_start and self.trainer.run.is_fresh:
             self.function()
 
     def after_run(self, outputs: dict[str, Any]) -> None:
@@ -97,11 +106,15 @@ class EnableCallbackIf(ProxyCallback):
         condition: takes the trainer and returns whether to run a hook. Called right before each hook.
 
     Raises:
-        CallbackError: the callback has hooks that are traced into the step, or no hooks of steps and epochs.
+        CallbackError: the callback has hooks that are traced into the step, no hooks of steps and epochs, or an
+            interval in seconds.
     """
 
     def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
         super().__init__(callback)
+        if any(isinstance(one, PeriodicTrigger) and "seconds" in one.intervals for one in chain(callback)):
+            # It would be due after each step while the condition does not hold.
+            raise CallbackError(f"write {type(self).__name__}(callback, ...).every(seconds=...), not around .every()")
         if any(map(callback.overrides, ("before_run", "after_run", "after_steps"))):
             raise CallbackError(
                 f"{type(self).__name__}: {callback.name} runs in every step, which cannot be switched off"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -129,34 +128,26 @@ class StopAfter(Callback):
 
     Args:
         hours, minutes, seconds: the time limit; the values are added.
-        clock: returns the time in seconds.
 
     Raises:
         CallbackError: the time limit is not positive.
     """
 
     chief_only = False
+    clock = staticmethod(time.monotonic)
 
-    def __init__(
-        self,
-        *,
-        hours: float = 0.0,
-        minutes: float = 0.0,
-        seconds: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, *, hours: float = 0.0, minutes: float = 0.0, seconds: float = 0.0) -> None:
         self._limit = hours * 3600 + minutes * 60 + seconds
         if not self._limit > 0:
             raise CallbackError("StopAfter: give a time, such as StopAfter(hours=8)")
-        self._clock = clock
         self._earlier = 0.0
         self._started_at: float | None = None
 
     def _elapsed(self) -> float:
-        return self._earlier + (0.0 if self._started_at is None else self._clock() - self._started_at)
+        return self._earlier + (0.0 if self._started_at is None else self.clock() - self._started_at)
 
     def before_train(self) -> None:
-        self._started_at = self._clock()
+        self._started_at = self.clock()
         self.trigger_step()
 
     def next_step(self, step: int) -> int | None:
@@ -165,7 +156,7 @@ class StopAfter(Callback):
     def trigger_step(self) -> None:
         elapsed = self._elapsed()
         if elapsed >= self._limit:
-            raise StopTraining(f"time limit reached: {elapsed:.0f} s of {self._limit:.0f} s")
+            raise StopTraining(f"time limit reached: {elapsed:.1f} s of {self._limit:g} s")
 
     def after_train(self) -> None:
         self._earlier, self._started_at = self._elapsed(), None

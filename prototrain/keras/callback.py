@@ -9,12 +9,14 @@ from typing import Any
 
 import keras
 
-from prototrain.callbacks.base import Callback, Priority, innermost
+from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.hyperparameters import LearningRate
 from prototrain.callbacks.saving import save_ahead
 from prototrain.checkpoint.values import decode, encode
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.tf_private import CALLBACK_SCRATCH
 
+_SETS_RATE = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
@@ -35,7 +37,7 @@ class KerasCallback(Callback):
 
     Raises:
         CallbackError: `callback` is not a Keras callback; at the start of a run, if it is a `BackupAndRestore` and the
-            run has an experiment.
+            run has an experiment, or if `LearningRate` also sets its learning rate.
         AttributeError: during training, if it uses the Keras model of a trainer that has none.
     """
 
@@ -73,6 +75,9 @@ class KerasCallback(Callback):
         self._model = trainer.keras_model
         if self._model is None:
             self._model = TrainerWithoutKerasModel(optimizer=trainer.optimizer, stop_training=False)
+        rates = [one.optimizer for one in trainer.callbacks.of_class(LearningRate)]
+        if isinstance(self.callback, _SETS_RATE) and any(one is self._model.optimizer for one in rates):
+            raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
         self.callback.set_model(self._model)
 
@@ -147,7 +152,7 @@ class KerasCallback(Callback):
 
     def _shared(self, of: str, logs: dict[str, Any]) -> dict[str, Any]:
         """Return the logs that all Keras callbacks of a step share, so that each sees the values earlier ones add."""
-        first = next((cb for cb in map(innermost, self.trainer.callbacks) if isinstance(cb, KerasCallback)), self)
+        first = next(iter(self.trainer.callbacks.of_class(KerasCallback)), self)
         now = (of, self.trainer.global_step)
         if first._logs[0] != now:
             first._logs = (now, {})

@@ -249,6 +249,8 @@ class KerasTrainer(SimpleTrainer):
         listed.append(KerasCallback(history, state_key="keras.History/fit"))
         options = {"max_steps": max_steps, "resume": resume, "fresh": fresh, "allow_changed_data": allow_changed_data}
         self._is_silent = not verbose
+        if self.experiment is None:
+            self.run.callback_states = None  # as in Keras, each call has new callbacks
         try:
             self.train(listed, steps_per_epoch=steps_per_epoch, max_epoch=self._fitted_epochs + epochs, **options)
         finally:
@@ -313,7 +315,7 @@ class KerasTrainer(SimpleTrainer):
             known = ", ".join(self.datasets)
             raise DataError(f"there is no dataset {dataset!r:.60}; there are {known}; keras_model.evaluate takes data")
         model, data = self.keras_model, self.datasets[dataset].map(self.model.as_given(dataset))
-        watching = [cb.callback for cb in map(innermost, self.callbacks) if isinstance(cb, KerasCallback)]
+        watching = [one.callback for one in self.callbacks.of_class(KerasCallback)]
         callbacks = keras.callbacks.CallbackList([_StopEvaluation(self.stop), *watching], model=model)
         with preserve_values(model.metrics_variables):  # the metrics of training continue over the epoch
             found = model.evaluate(data, steps=batches or None, callbacks=callbacks, verbose=0, return_dict=True)
@@ -385,7 +387,7 @@ class _Epochs(Callback):
         optimizer = trainer.optimizer
         # A trainer that is ahead has been resumed from a later call of the script.
         has_ended = trainer.global_step == trainer.total_steps and not trainer.callbacks.unfinished
-        restored = [cb for cb in map(innermost, trainer.callbacks) if isinstance(cb, EarlyStopping) and cb.has_restored]
+        restored = [one for one in trainer.callbacks.of_class(EarlyStopping) if one.has_restored]
         if has_ended and optimizer is not None and optimizer.use_ema and not restored:
             save_ahead(trainer)
             optimizer.finalize_variable_values(list(trainer.trainable.values()))

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tensorflow as tf
 
 from prototrain.callbacks.group import CallbackGroup
-from prototrain.callbacks.monitor import Monitors
+from prototrain.callbacks.monitor import Monitors, as_number
 from prototrain.checkpoint.state import CALLBACK_PREFIX, variables_in
 from prototrain.errors import CallbackError, ConfigError, ExperimentError, ModelError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, file_digests, home_of, sources_of, versions
 from prototrain.experiment.record import Outcome
+from prototrain.step.update import SHARED_SCALARS
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest, end_child
 from prototrain.trainers.report import RunTimes, closing, opening
@@ -78,7 +79,7 @@ class Trainer:
     element_spec: Mapping[str, Any] | None = None
     keras_model: Any = None
     model_source: Path | None = None  # the package or file of the model, which the experiment copies
-    unaveraged: Collection[str] = ("learning_rate", "loss_scale")  # scalars of which `Summaries` records the last value
+    unaveraged: Collection[str] = SHARED_SCALARS  # scalars of which `Summaries` records the last value
     workers = 1
 
     def __init__(self, *, experiment: Experiment | str | Path | None = None) -> None:
@@ -146,8 +147,8 @@ class Trainer:
         self.outputs = dict(outputs)
         if self.check_finite:
             for name, value in outputs.items():
-                if value is not checked.get(name) and not math.isfinite(float(value)):
-                    raise NonFiniteError(f"{name} is {float(value)} in step {step}")
+                if value is not checked.get(name) and not math.isfinite(number := as_number(name, value)):
+                    raise NonFiniteError(f"{name} is {number} in step {step}")
         stop: StopTraining | None = None
         try:
             self.callbacks.after_run(dict(outputs))

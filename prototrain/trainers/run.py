@@ -52,7 +52,7 @@ class Run:
         self._deletes_first = False  # whether `accept` deletes what is in the directory
         self.is_accepted = False  # whether the run has started to write into the directory
         self.is_active = False  # whether `train` is running
-        self._callback_states: dict[str, Any] | None = None  # at the end of the last accepted run
+        self.callback_states: dict[str, Any] | None = None  # at the end of the last accepted run
         self._callback_keys: set[str] = set()  # of the callbacks of the last run
         self._unwritten: list[str] = []  # lines for train.log before the run is accepted
         self._said: set[str] = set()
@@ -413,10 +413,10 @@ class Run:
     def keep_callback_states(self) -> None:
         """Keep the states of the callbacks at the end of an accepted run, for another call of `train`."""
         if self.is_accepted:
-            self._callback_states = None
+            self.callback_states = None
             with suppress(Exception):  # such as of a callback whose `before_train` has failed
                 held = self._trainer.callbacks.state_dict()
-                self._callback_states = decode(encode(held, "the callbacks' state", loose=True))
+                self.callback_states = decode(encode(held, "the callbacks' state", loose=True))
 
     def restore(self, resume: bool) -> None:
         """Restore the newest checkpoint. Without `resume`, checkpoints are moved away when the run is accepted.
@@ -444,10 +444,10 @@ class Run:
         if trainer.check_finite:
             self._note_not_finite()
         # Of the callbacks of the run that this one continues.
-        states = self._callback_states if step and self.state_is_sound else None
+        states = self.callback_states if step and self.state_is_sound else None
         is_older = newest is not None and (newest.step < step or (newest.step == step and states is not None))
         if newest is None or (is_older and self.state_is_sound):
-            if states is not None and experiment is not None and resume:
+            if states is not None and resume:
                 trainer.callbacks.load_state_dict(states)
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):

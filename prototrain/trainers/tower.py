@@ -20,7 +20,7 @@ from prototrain.data.source import Share
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
-from prototrain.gradient_processors import SummaryGradient
+from prototrain.gradient_processors import CheckGradient, SummaryGradient
 from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.loading import check_model
 from prototrain.model.net import check_names, check_net, loss_weight, scalars
@@ -224,6 +224,10 @@ class TowerTrainer(Trainer):
     def _prepare_step(self) -> None:
         """Time XLA for ``model.jit_compile = "auto"``, unless an earlier part of the run did so."""
         self._check_untrained()
+        if self.loss_scale is not None and any(isinstance(one, CheckGradient) for one in self.gradient_processors):
+            raise ConfigError(
+                "CheckGradient would fail when the loss scale overflows, as it must; use StopOnNaN instead"
+            )
         if not self.is_compiled or self.has_own_train_step:
             self._xla.turn_off(f"{type(self).__name__} has its own step")
         if self._xla.is_measured or self._xla.chosen == "loop":
@@ -482,9 +486,10 @@ class TowerTrainer(Trainer):
             self.run.log_once(f"WARNING: {key} has no effect: {why}")
         ignored = [one for one in self.gradient_processors if one is not self._scaling]
         records = self._has_applied and self.is_compiled  # values can be recorded in compiled steps only
+        has_no_norm = self.record_gradient_norm and not records and "gradient_norm" not in self.outputs
         if self._has_applied:
             ignored = [one for one in ignored if isinstance(one, SummaryGradient) and not records]
-        names = [type(one).__name__ for one in ignored] + ["GradientNorm"] * (self.record_gradient_norm and not records)
+        names = [type(one).__name__ for one in ignored] + ["GradientNorm"] * has_no_norm
         if names:
             why = "run_step() runs in Python" if self._has_applied else "the step does not call self.apply_gradients()"
             self.run.log_once(f"WARNING: no effect of {', '.join(names)}: {why}")
@@ -494,7 +499,9 @@ class TowerTrainer(Trainer):
         if not self.local_step:
             self._check_trainable()
         if self.counter.step == self.run.began_at:
-            unused = check_rate(self.config, self.optimizer, self.callbacks, is_used=not self.has_own_train_step)
+            initial = self._optimizers.initial_rate(self.optimizer)
+            is_used = not self.has_own_train_step
+            unused = check_rate(self.config, self.optimizer, self.callbacks, initial, is_used=is_used)
             if unused is not None and self.is_chief:
                 self.run.log_once(unused)
 

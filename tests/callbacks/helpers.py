@@ -39,6 +39,12 @@ class StepRecorder(Recorder):
         self._note("trigger_step")
 
 
+def timed(callback: Any, clock: Callable[[], float]) -> Any:
+    """A callback that reads another clock."""
+    callback.clock = clock
+    return callback
+
+
 def kept(experiment: Path) -> list[str]:
     """The names of the checkpoints, also of those that were set aside."""
     return sorted(path.name for path in (experiment / "checkpoints").iterdir())

@@ -15,20 +15,36 @@ from prototrain.callbacks import (
     Best,
     Callback,
     EarlyStopping,
+    EnableCallbackIf,
     ExponentialMovingAverage,
     HyperParam,
     HyperParamSetterWithFunc,
+    InferenceRunner,
+    KerasCallback,
+    KerasMetric,
     LearningRate,
     MLflowWriter,
     ModelSaver,
+    Monitor,
+    MovingAverageSummary,
     PeriodicTrigger,
     ProcessTensors,
+    RunOp,
+    ScalarPrinter,
+    ScalarStats,
     ScheduledHyperParamSetter,
+    StartProcOrThread,
     StopAfter,
+    StopOnNaN,
     Validation,
 )
 from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, Recorder, tiny_trainer
+
+
+def setter() -> HyperParamSetterWithFunc:
+    return HyperParamSetterWithFunc("learning_rate", lambda epoch, rate: -rate)
+
 
 ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]] = [
     (lambda **given: Recorder().every(**given), ({"steps": n} for n in (0, -1, 1.5, True)), "interval in steps must"),
@@ -38,6 +54,17 @@ ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]
     (EarlyStopping, ({"stat": "x", "mode": "auto", "patience": 1},), 'mode must be "min" or "max"'),
     (StopAfter, ({"hours": 0.0}, {"hours": -1.0}), "give a time"),
     (Best, ({"mode": "lowest"}, {"mode": "min", "min_delta": -1.0}), "m(ode|in_delta) must be"),
+    (ModelSaver, ({"max_to_keep": 2.5},), "max_to_keep must be at least 1"),
+    (ModelSaver().every, ({"seconds": "auto", "steps": 5},), "takes no steps"),
+    (lambda names: MovingAverageSummary(names), ("*", ["loss"]), "not names or regular expressions"),
+    (lambda pattern: ScalarPrinter(whitelist=[pattern]), ("*",), "not a regular expression"),
+    (lambda inferencers: InferenceRunner("vld", inferencers), (["loss"], []), "takes inferencers"),
+    (KerasMetric, ("auc",), "KerasMetric takes a metric"),
+    (StartProcOrThread, (print, [print]), "takes processes and threads"),
+    (RunOp, (1, tf.constant(1)), "RunOp takes a function"),
+    (HyperParam, (0.5,), "HyperParam takes a name, a variable"),
+    (lambda one: one.every(steps=2, before_train=True), (RunOp(print), setter()), "leave out before_train"),
+    (lambda one: EnableCallbackIf(one, bool), (Recorder().every(seconds=1),), "seconds"),
     (MLflowWriter().needed, ("nosuchlib.part",), r"needs nosuchlib, .*'prototrain\[mlflow\]'"),
 ]
 
@@ -50,6 +77,16 @@ def test_wrong_arguments(make: Callable[..., Any], given: Any, message: str) -> 
         make(**given) if isinstance(given, dict) else make(given)
 
 
+class NoMonitor(Monitor):
+    def trigger_step(self) -> None:
+        self.trainer.monitors.put_scalar("x", 1.0)
+
+
+class ArrayTrainer(CountingTrainer):
+    def run_step(self) -> Any:
+        return {"loss": np.ones(2)}
+
+
 def scheduled() -> CountingTrainer:
     trainer = CountingTrainer()
     trainer.optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
@@ -58,6 +95,10 @@ def scheduled() -> CountingTrainer:
 
 def whole() -> HyperParam:
     return HyperParam(tf.Variable(3), name="whole")
+
+
+def renamed() -> HyperParam:
+    return HyperParam("learning_rate", name="rate")
 
 
 def halves(step: Any) -> Any:
@@ -79,9 +120,9 @@ def halves(step: Any) -> Any:
         ),
         (tiny_trainer, [HyperParamSetterWithFunc("fc0/kernel", min)], r"has the shape \[4, 6\]; it must be a scalar"),
         (tiny_trainer, [HyperParamSetterWithFunc(HyperParam(np, "phi"), min)], "no attribute 'phi'"),
-        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1.5)])], "give whole values"),
+        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1.5)])], "cannot become 1.5"),
         (tiny_trainer, [HyperParamSetterWithFunc(whole(), lambda *_: math.nan).every(steps=1)], "cannot become nan"),
-        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1), (2, 2)], interp="linear")], "without interp"),
+        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1), (2, 2)], interp="linear")], "cannot become 0.5"),
         (
             tiny_trainer,
             [HyperParamSetterWithFunc(whole(), lambda epoch, value: 0.5).every(steps=1)],
@@ -97,8 +138,27 @@ def halves(step: Any) -> Any:
         (
             tiny_trainer,
             [HyperParamSetterWithFunc("learning_rate", min), ScheduledHyperParamSetter("learning_rate", [(1, 0.5)])],
-            "both record hyper/learning_rate",
+            "both set learning_rate",
         ),
+        (tiny_trainer, [setter(), ScheduledHyperParamSetter(renamed(), [(1, 0.5)])], "both set rate"),
+        (tiny_trainer, [LearningRate(halves), ScheduledHyperParamSetter(renamed(), [(1, 0.5)])], "both set the learn"),
+        (
+            tiny_trainer,
+            [HyperParamSetterWithFunc(whole(), max), ScheduledHyperParamSetter(whole(), [(1, 2)])],
+            "both record hyper/whole",
+        ),
+        (
+            tiny_trainer,
+            [KerasCallback(keras.callbacks.ReduceLROnPlateau()), LearningRate(halves)],
+            "both set the learn",
+        ),
+        (CountingTrainer, [InferenceRunner(tf.data.Dataset.range(3), ScalarStats("x"))], "needs a trainer of a model"),
+        (tiny_trainer, [Validation(evaluate=lambda *_: 0.5)], "returned 0.5"),  # type: ignore[arg-type,return-value]
+        (ArrayTrainer, [StopOnNaN()], "must be a single number"),
+        (tiny_trainer, [setter()], "a learning rate is not negative"),
+        (CountingTrainer, [NoMonitor()], "NoMonitor must define put_scalar"),
+        (tiny_trainer, [LearningRate(lambda step: math.cos(step))], "cannot be compiled"),
+        (tiny_trainer, [LearningRate(lambda step: np.cos(step))], "cannot be compiled"),
         (tiny_trainer, [LearningRate(lambda step: 0.1 if step < 5 else 0.01)], "tf.where instead of if"),
     ],
 )

@@ -37,6 +37,15 @@ def test_run_op(options: dict[str, bool], steps: list[int]) -> None:
     assert seen == steps
 
 
+def test_callbacks_that_change_the_training_do_not_run_at_an_early_end() -> None:
+    seen: list[int] = []
+    trainer = CountingTrainer()
+    note = CallbackFactory(trigger=lambda me: seen.append(me.trainer.global_step), at_end=False)
+    operation = RunOp(lambda: seen.append(-trainer.global_step), run_before=False)
+    trainer.train([note.every(steps=4), operation.every(steps=4)], max_steps=6)
+    assert seen == [4, -4]
+
+
 @pytest.mark.parametrize(
     ("intervals", "steps", "epochs"),
     [

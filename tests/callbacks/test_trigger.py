@@ -10,7 +10,7 @@ import pytest
 
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import ModelSaver
-from tests.callbacks.helpers import EachStep, Fails, StepRecorder
+from tests.callbacks.helpers import EachStep, Fails, StepRecorder, timed
 from tests.tiny import CountingTrainer, Recorder
 
 INTERVALS: list[dict[str, Any]] = [
@@ -71,12 +71,12 @@ def test_resumed_and_extended_runs(experiment: Path, resume_at: int) -> None:
 
 def test_intervals_in_seconds() -> None:
     trainer, recorder = CountingTrainer(), Recorder()
-    trainer.train([recorder.every(seconds=2.5, clock=lambda: trainer.global_step), EachStep()], max_steps=10)
+    trainer.train([timed(recorder.every(seconds=2.5), lambda: trainer.global_step), EachStep()], max_steps=10)
     # The time is checked between steps: it is over after 3 s, so the next step is due.
     assert recorder.steps("trigger") == [4, 8, 10]
     times = itertools.count()  # each reading of the clock is a second later, so the time is always over
     both = Recorder()
-    CountingTrainer().train([both.every(steps=2, seconds=1, clock=lambda: next(times))], max_steps=6)
+    CountingTrainer().train([timed(both.every(steps=2, seconds=1), lambda: next(times))], max_steps=6)
     assert both.steps("trigger") == [1, 2, 3, 4, 5, 6]
 
 

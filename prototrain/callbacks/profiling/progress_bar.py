@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -27,24 +27,23 @@ class ProgressBar(Callback):
     Args:
         scalars: names of the step's scalars, such as ``loss``, and of recorded scalars, such as ``vld/accuracy``, or
             patterns with ``*``. The bar shows their latest values and skips scalars without a value.
-        clock: returns the time in seconds.
 
     Raises:
         CallbackError: `scalars` is a string.
     """
 
     priority = Priority.WRITE
+    clock = staticmethod(time.monotonic)
 
-    def __init__(self, *, scalars: Sequence[str] = ("loss",), clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, scalars: Sequence[str] = ("loss",)) -> None:
         if isinstance(scalars, str):
             raise CallbackError(f"ProgressBar takes a list of names of scalars, not the text {scalars!r}")
         self._scalars = list(scalars)
-        self._clock = clock
         self._bar: Any = None
 
     def before_train(self) -> None:
         trainer = self.trainer
-        self._started_at = self._shown_at = self._clock()
+        self._started_at = self._shown_at = self.clock()
         self._first_step = trainer.global_step
         self._total = None if trainer.is_endless else trainer.total_steps
         if (is_terminal(sys.stderr) or in_notebook()) and trainer.global_step < trainer.total_steps:
@@ -54,10 +53,10 @@ class ProgressBar(Callback):
         # Update the bar right after the first step, whose tracing can take a while.
         is_first = self._bar is not None and step == self._first_step
         pause = _LINE_SECONDS if self._bar is None else _BAR_SECONDS
-        return step + 1 if is_first or self._clock() - self._shown_at >= pause else self._total
+        return step + 1 if is_first or self.clock() - self._shown_at >= pause else self._total
 
     def trigger_step(self) -> None:
-        self._shown_at = self._clock()
+        self._shown_at = self.clock()
         if self._bar is None:
             self.trainer.log(self._line())
         else:

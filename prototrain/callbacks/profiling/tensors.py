@@ -23,8 +23,8 @@ class ProcessTensors(Callback):
 
         ProcessTensors(["x", "logits"], lambda x, logits: print(x.shape, logits.mean())).every(steps=100)
 
-    In a plain-Python trainer, the tensors are the scalars that `run_step` returned. The function is not called with
-    asynchronous towers and several workers.
+    In a trainer whose `run_step` is in Python, the tensors are the scalars that it returned. The function is not called
+    with asynchronous towers and several workers.
 
     Args:
         names: names of tensors of the model or the batch. Tensors of all towers are concatenated.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import tensorflow as tf
@@ -23,19 +22,19 @@ class ThroughputTracker(Callback):
 
     Args:
         samples: the number of examples per step, such as ``model.batch_size``; None to record steps per second.
-        clock: returns the time in seconds.
     """
 
-    def __init__(self, samples: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    clock = staticmethod(time.monotonic)
+
+    def __init__(self, samples: int | None = None) -> None:
         self._name = "perf/steps_per_second" if samples is None else "perf/samples_per_second"
         self._samples = 1 if samples is None else samples
-        self._clock = clock
 
     def before_train(self) -> None:
-        self._last = self.trainer.global_step, self._clock()
+        self._last = self.trainer.global_step, self.clock()
 
     def trigger(self) -> None:
-        (step, begin), self._last = self._last, (self.trainer.global_step, self._clock())
+        (step, begin), self._last = self._last, (self.trainer.global_step, self.clock())
         steps, seconds = self._last[0] - step, self._last[1] - begin
         if steps > 0 and seconds > 0:
             self.trainer.monitors.put_scalar(self._name, self._samples * steps / seconds)
@@ -46,20 +45,19 @@ class EstimatedTimeLeft(Callback):
 
     Args:
         last_k: the number of recent triggers over which to measure the speed.
-        clock: returns the time in seconds.
     """
 
     priority = Priority.WRITE
+    clock = staticmethod(time.monotonic)
 
-    def __init__(self, *, last_k: int = 5, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, last_k: int = 5) -> None:
         self._last_k = last_k
-        self._clock = clock
 
     def before_train(self) -> None:
-        self._seen = deque([(self.trainer.global_step, self._clock())], maxlen=self._last_k + 1)
+        self._seen = deque([(self.trainer.global_step, self.clock())], maxlen=self._last_k + 1)
 
     def trigger(self) -> None:
-        step, now = self.trainer.global_step, self._clock()
+        step, now = self.trainer.global_step, self.clock()
         self._seen.append((step, now))
         first_step, begin = self._seen[0]
         left = self.trainer.total_steps - step
@@ -157,6 +155,8 @@ class GraphProfiler(Callback):
         self._directory = self.trainer.require_experiment("GraphProfiler").summaries
 
     def before_train(self) -> None:
+        if (step := self.trainer.global_step) > self._before:
+            self.trainer.log(f"GraphProfiler does nothing: the run resumed at step {step}, after first_step")
         self.trigger_step()
 
     def next_step(self, step: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import orjson
 
@@ -21,13 +21,9 @@ class JSONWriter(Monitor):
     A resumed run continues after the row of its checkpoint and moves later rows to ``metrics.superseded.jsonl``. It
     compares the moved rows with the repeated ones, except for scalars that measure time or memory, and reports the
     result in a printed line and in run.json.
-
-    Args:
-        clock: returns the time of a row, in seconds since the epoch.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    clock = staticmethod(time.time)
 
     def setup(self) -> None:
         self._path = self.trainer.require_experiment("JSONWriter").metrics
@@ -48,7 +44,7 @@ class JSONWriter(Monitor):
             if not self._dirty:  # the previous row is complete and in the file
                 self._offset += self._size
                 rows.clear()
-            rows.append({"step": step, "time": round(self._clock(), 3)})
+            rows.append({"step": step, "time": round(self.clock(), 3)})
         rows[-1].update(values)
         self._dirty = True
 

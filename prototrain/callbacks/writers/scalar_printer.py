@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from tqdm import tqdm
 
-from prototrain.callbacks.base import innermost
 from prototrain.callbacks.monitor import Monitor, as_number, split_name
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
@@ -47,18 +46,20 @@ class ScalarPrinter(Monitor):
     do not fit into the terminal are omitted.
 
     Args:
-        whitelist: regular expressions; print only scalars whose name matches one of them (`re.match`).
-        blacklist: regular expressions; do not print scalars whose name matches one of them.
+        whitelist: regular expressions; print only scalars whose name has a match of one of them (`re.search`).
+        blacklist: regular expressions; do not print scalars whose name has a match of one of them.
 
     Raises:
-        CallbackError: `whitelist` or `blacklist` is a string.
+        CallbackError: `whitelist` or `blacklist` is a string or not made of regular expressions.
     """
 
     def __init__(self, *, whitelist: Iterable[str] = (".*",), blacklist: Iterable[str] = ()) -> None:
         if isinstance(whitelist, str) or isinstance(blacklist, str):
             raise CallbackError("ScalarPrinter takes lists of regular expressions, not a text")
-        self._whitelist = [re.compile(pattern) for pattern in whitelist]
-        self._blacklist = [re.compile(pattern) for pattern in blacklist]
+        try:
+            self._whitelist, self._blacklist = ([re.compile(one) for one in given] for given in (whitelist, blacklist))
+        except re.error as error:
+            raise CallbackError(f"ScalarPrinter: {error.pattern!r} is not a regular expression: {error}") from error
 
     def setup(self) -> None:
         self._recorded: dict[str, tuple[int, float]] = {}
@@ -98,7 +99,7 @@ class ScalarPrinter(Monitor):
         """Return the scalars to print, one row for each prefix and step."""
         trainer, step = self.trainer, self.trainer.global_step
         scalars, self._recorded = self._recorded, {}
-        summaries = next((one for one in map(innermost, trainer.callbacks) if isinstance(one, Summaries)), None)
+        summaries = next(iter(trainer.callbacks.of_class(Summaries)), None)
         for name, value in (trainer.outputs if summaries is None else summaries.means()).items():
             scalars[f"trn/{name}"] = (step, as_number(name, value))
         best = trainer.monitors.best()
@@ -109,6 +110,8 @@ class ScalarPrinter(Monitor):
             self._prefixes.setdefault(column, set()).add(prefix)
             text = format_number(value) + ("*" if best.get(name) == (at_step, value) else " ")
             cells.setdefault((at_step, prefix != "trn", prefix), {})[column] = text
+        if scalars and not cells:
+            trainer.run.log_once(f"WARNING: ScalarPrinter: no pattern matches; there are: {', '.join(sorted(scalars))}")
         before, self._since = self._since, (step, trainer.times.steps)
         steps, seconds = (now - then for now, then in zip(self._since, before, strict=True))
         speed = steps / seconds if seconds > 0 else 0.0
@@ -129,8 +132,8 @@ class ScalarPrinter(Monitor):
         return column != "loss", prefixes <= _OF_ENGINE, len(prefixes) == 1, column
 
     def _is_wanted(self, name: str) -> bool:
-        is_allowed = any(pattern.match(name) for pattern in self._whitelist)
-        return is_allowed and not any(pattern.match(name) for pattern in self._blacklist)
+        is_allowed = any(pattern.search(name) for pattern in self._whitelist)
+        return is_allowed and not any(pattern.search(name) for pattern in self._blacklist)
 
 
 def _short(name: str) -> str:

@@ -88,17 +88,25 @@ class MovingAverageSummary(_StepSums):
 
         MovingAverageSummary("loss", decay=0.99).every(steps=100)
 
-    Steps with NaN are left out. The averages are saved in every checkpoint.
+    An average over few steps is not biased toward 0: it is divided by the sum of its weights. Steps with NaN are left
+    out. The averages are saved in every checkpoint.
 
     Args:
         names: names of the step's scalars, or regular expressions for full names; ``.*`` for all scalars.
         decay: the decay of the averages, between 0 and 1.
 
     Raises:
-        CallbackError: `decay` is out of range, or there are no `names`; while training, if there is no such scalar.
+        CallbackError: `decay` is out of range, or there are no valid `names`; while training, if there is no such
+            scalar.
     """
 
     def __init__(self, *names: str, decay: float = 0.95) -> None:
+        try:
+            self._patterns = [re.compile(name) for name in names]
+        except (re.error, TypeError) as error:
+            raise CallbackError(
+                f"MovingAverageSummary: {names} are not names or regular expressions: {error}"
+            ) from error
         if not names:
             raise CallbackError("MovingAverageSummary: name the scalars, such as 'loss', or '.*' for all")
         if not 0 < decay < 1:
@@ -109,7 +117,7 @@ class MovingAverageSummary(_StepSums):
         self.state_key = f"MovingAverageSummary/{decay}/{','.join(names)}"
 
     def after_steps(self, scalars: Mapping[str, Sequence[Any]]) -> None:
-        found = {pattern: [name for name in scalars if re.fullmatch(pattern, name)] for pattern in self.names}
+        found = {one.pattern: [name for name in scalars if one.fullmatch(name)] for one in self._patterns}
         if missing := [pattern for pattern, names in found.items() if not names]:
             known = ", ".join(scalars) or "none"
             raise CallbackError(f"MovingAverageSummary: the step has no scalar {', '.join(missing)}; it has: {known}")

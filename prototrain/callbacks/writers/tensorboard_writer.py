@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,13 +24,9 @@ class TensorBoardWriter(Monitor):
     Each prefix has a separate directory, so ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
     TensorBoard drops later steps of earlier files. After an error, such as a full disk, nothing more is written until
     the run is resumed. At each start of the run, the config is written as the text ``config``.
-
-    Args:
-        clock: returns the wall time of events, in seconds since the epoch.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    clock = staticmethod(time.time)
 
     def setup(self) -> None:
         self._directory = self.trainer.require_experiment("TensorBoardWriter").summaries
@@ -104,5 +100,5 @@ class TensorBoardWriter(Monitor):
             name = f"{_EVENT_FILES}{number:010d}.{platform.node()}"
             self._files[prefix] = tf.io.TFRecordWriter(str(directory / name))
             self._write(prefix, Event(file_version="brain.Event:2"))
-        event.wall_time = self._clock()
+        event.wall_time = self.clock()
         self._files[prefix].write(event.SerializeToString())

@@ -46,7 +46,7 @@ def test_targets() -> None:
     [
         ({"schedule": [(1, 0.5), (3, 0.25)]}, [1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]),
         ({"schedule": [(0, 0.5), (3, 0.25)], "step_based": True}, [0.5, 0.5, 0.5, *[0.25] * 5]),
-        ({"schedule": [(1, 3), (3, 5)], "interp": "linear"}, [1, 1, 3, 3, 4, 4, 5, 5]),
+        ({"schedule": zip([1, 3], [3, 5], strict=True), "interp": "linear"}, [1, 1, 3, 3, 4, 4, 5, 5]),
         ({"schedule": [(2, 3), (6, 5)], "interp": "linear", "step_based": True}, [1, 1, 3, 3.5, 4, 4.5, 5, 5]),
     ],
 )
@@ -109,8 +109,8 @@ def test_function_of_the_epoch_and_a_subclass() -> None:
     ("mode", "values", "changed_at"),
     [
         ("min", [5, 4, 3, 2, 1, 0], []),
-        ("min", [5, 5, 5, 5, 5, 5], [3, 6]),
-        ("max", [1, 2, 1, 1, 1, 1], [4]),
+        ("min", [5, 5, 5, 5, 5, 5], [3, 5]),
+        ("max", [1, 2, 1, 1, 1, 1], [4, 6]),
         ("max", [1, 0, 2, 2, 2, 2], [5]),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from prototrain import StopTraining
 from prototrain.callbacks import ProgressBar, ScalarPrinter
 from prototrain.callbacks.profiling import progress_bar
-from tests.callbacks.helpers import EachStep, Fails, Puts
+from tests.callbacks.helpers import EachStep, Fails, Puts, timed
 from tests.tiny import CountingTrainer
 
 
@@ -22,10 +22,10 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lines_of_new_resumed_and_endless_runs(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer()
-    trainer.train([ProgressBar(clock=lambda: trainer.global_step), EachStep()], max_steps=10, steps_per_epoch=4)
-    trainer.train([ProgressBar(clock=lambda: trainer.global_step / 2)], max_steps=20)  # its own speed
+    trainer.train([timed(ProgressBar(), lambda: trainer.global_step), EachStep()], max_steps=10, steps_per_epoch=4)
+    trainer.train([timed(ProgressBar(), lambda: trainer.global_step / 2)], max_steps=20)  # its own speed
     endless = CountingTrainer()
-    endless.train([ProgressBar(clock=lambda: endless.global_step), Fails(5, StopTraining)])
+    endless.train([timed(ProgressBar(), lambda: endless.global_step), Fails(5, StopTraining)])
     captured = capsys.readouterr()
     assert captured.err == ""
     assert [line for line in captured.out.splitlines() if line.startswith("epoch ")] == [
@@ -67,7 +67,7 @@ def test_bar_on_a_terminal(columns: str, begin: str, monkeypatch: pytest.MonkeyP
 
 def test_chosen_scalars(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer()
-    bar = ProgressBar(scalars=["vld/*", "loss", "nothing"], clock=lambda: trainer.global_step)
+    bar = timed(ProgressBar(scalars=["vld/*", "loss", "nothing"]), lambda: trainer.global_step)
     trainer.train([bar, EachStep(), Puts(s2={"vld/b": 2.5, "vld/a": 1})], max_steps=3)
     shown = "epoch 1 of 1, step 3 of 3, 1 steps/s, vld/b 2.5, vld/a 1, loss 0.3333\n"
     assert shown in capsys.readouterr().out

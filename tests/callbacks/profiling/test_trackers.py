@@ -16,13 +16,14 @@ from prototrain.callbacks import (
     HostMemoryTracker,
     ThroughputTracker,
 )
+from tests.callbacks.helpers import timed
 from tests.tiny import CountingTrainer, tiny_trainer
 
 
 @pytest.mark.parametrize(("samples", "name", "speed"), [(None, "steps", 0.1), (32, "samples", 3.2)])
 def test_throughput(samples: int | None, name: str, speed: float) -> None:
     trainer = CountingTrainer()
-    tracker = ThroughputTracker(samples, clock=lambda: trainer.global_step * 10.0)
+    tracker = timed(ThroughputTracker(samples), lambda: trainer.global_step * 10.0)
     trainer.train([tracker.every(steps=3)], max_steps=7)
     assert trainer.monitors.history(f"perf/{name}_per_second") == [(step, pytest.approx(speed)) for step in (3, 6, 7)]
 
@@ -30,7 +31,7 @@ def test_throughput(samples: int | None, name: str, speed: float) -> None:
 def test_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = CountingTrainer()
     seconds = [0, 10, 20, 30, 130, 230, 330, 430, 530, 630, 730]
-    callback = EstimatedTimeLeft(last_k=2, clock=lambda: seconds[trainer.global_step])
+    callback = timed(EstimatedTimeLeft(last_k=2), lambda: seconds[trainer.global_step])
     trainer.train([callback.every(steps=2)], max_steps=10)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("time left")]
     # Over the last two triggers: 10, 32.5, 77.5 and then 100 seconds a step.

@@ -11,7 +11,7 @@ import pytest
 from prototrain.callbacks import JSONWriter, ModelSaver, RunOp, SaveOnExit
 from prototrain.checkpoint.store import Checkpoints, Snapshot
 from prototrain.errors import CheckpointError
-from tests.callbacks.helpers import UNLIMITED, FillsDisk, kept_steps
+from tests.callbacks.helpers import UNLIMITED, FillsDisk, kept_steps, timed
 from tests.tiny import CountingTrainer, tiny_trainer
 
 pytestmark = pytest.mark.usefixtures("disk")
@@ -49,7 +49,7 @@ def test_automatic_interval_in_a_run(experiment: Path, capsys: pytest.CaptureFix
     def tick() -> None:
         time[0] += 10.0
 
-    saver = Slow(max_to_keep=9).every(seconds="auto", failures_per_day=86.4, clock=lambda: time[0])
+    saver = timed(Slow(max_to_keep=9).every(seconds="auto", failures_per_day=86.4), lambda: time[0])
     callbacks = [RunOp(tick, run_before=False).every(steps=1), JSONWriter(), saver]
     CountingTrainer(experiment=experiment).train(callbacks, steps_per_epoch=5, max_steps=18)
     # One minute until the first save, then sqrt(2 * 2 s * 1000 s) = 63 s (noticed after step 14), then the end.

@@ -18,7 +18,7 @@ from prototrain.callbacks import (
     StopAfter,
 )
 from prototrain.errors import NonFiniteError
-from tests.callbacks.helpers import EachStep, kept, measures
+from tests.callbacks.helpers import EachStep, kept, measures, timed
 from tests.tiny import CountingTrainer, Records, tiny_trainer
 
 VALUES = [5.0, 3.0, 4.0, 2.9, 3.0, 2.0, 2.0, 2.0, 2.0, 1.0]
@@ -120,7 +120,7 @@ def test_time_before_a_resume_counts(lengths: list[int], ends: int, experiment: 
 
     for max_steps in lengths:
         trainer = CountingTrainer(experiment=experiment)
-        trainer.train([StopAfter(minutes=1, clock=clock), EachStep(), SaveOnExit()], max_steps=max_steps)
+        trainer.train([timed(StopAfter(minutes=1), clock), EachStep(), SaveOnExit()], max_steps=max_steps)
     assert trainer.global_step == ends  # the time is up after step 6; the loop notices it before the next step
 
 

@@ -12,7 +12,7 @@ import pytest
 from prototrain import Callback
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries
 from prototrain.experiment.record import read_attempts
-from tests.callbacks.helpers import UNLIMITED, Fails, FillsDisk, Puts
+from tests.callbacks.helpers import UNLIMITED, Fails, FillsDisk, Puts, timed
 from tests.tiny import CountingTrainer
 
 pytestmark = pytest.mark.usefixtures("disk")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("disk")
 def run(experiment: Path, steps: int, *callbacks: Callback, resume: bool = True) -> list[dict[str, Any]]:
     trainer = CountingTrainer(experiment=experiment)
     trainer.train(
-        [Summaries().every(steps=1), JSONWriter(clock=lambda: 7.0), *callbacks], max_steps=steps, resume=resume
+        [Summaries().every(steps=1), timed(JSONWriter(), lambda: 7.0), *callbacks], max_steps=steps, resume=resume
     )
     return rows(experiment)
 
@@ -32,7 +32,7 @@ def rows(experiment: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
 
 def test_one_row_per_step(experiment: Path) -> None:
     puts = Puts(s2={"vld/loss": 0.5, "vld/nan": float("nan"), "vld/inf": float("inf")}, s3={"x": 1})
-    CountingTrainer(experiment=experiment).train([puts, JSONWriter(clock=lambda: 7.123456)], max_steps=4)
+    CountingTrainer(experiment=experiment).train([puts, timed(JSONWriter(), lambda: 7.123456)], max_steps=4)
     assert rows(experiment) == [
         {"step": 2, "time": 7.123, "vld/loss": 0.5, "vld/nan": None, "vld/inf": None},
         {"step": 3, "time": 7.123, "x": 1.0},

@@ -87,7 +87,9 @@ def test_white_and_blacklist(capsys: pytest.CaptureFixture[str]) -> None:
     for keywords, expected in (
         ({}, ["loss", "accuracy", "loss_l2"]),
         ({"whitelist": ["trn/loss$", ".*accuracy"]}, ["loss", "accuracy"]),
-        ({"whitelist": ["trn/loss"], "blacklist": [".*_l2"]}, ["loss"]),
+        ({"whitelist": ["loss"], "blacklist": ["_l2"]}, ["loss"]),
     ):
         lines = printed(capsys, outputs, ScalarPrinter(**keywords).every(steps=1))
         assert lines[0].split()[5:] == expected
+    Many(outputs).train([ScalarPrinter(whitelist=["^loss"]).every(steps=1)], max_steps=2)
+    assert capsys.readouterr().out.count("no pattern matches; there are: trn/accuracy") == 1

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
-from prototrain import ModelDict
+from prototrain import ModelDict, SimpleTrainer
 from prototrain.callbacks import (
     GradientNorm,
     JSONWriter,
@@ -22,7 +22,7 @@ from prototrain.callbacks import (
     Summaries,
     TensorBoardWriter,
 )
-from tests.tiny import CountingTrainer, PressesCtrlC, Records, rows, tiny_build, tiny_trainer, values
+from tests.tiny import CountingTrainer, PressesCtrlC, Records, rows, tiny_build, tiny_model, tiny_trainer, values
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -127,6 +127,16 @@ def test_moving_average_leaves_out_nan() -> None:
     assert total / weight == pytest.approx((0.25 * 4 + 0.5 * 1) / 0.75)
 
 
+def test_second_run_continues_the_average(experiment: Path) -> None:
+    def average(*ends: int, where: Path | None = None) -> float:
+        trainer = CountingTrainer(experiment=where)
+        for end in ends:
+            trainer.train([MovingAverageSummary("loss").every(steps=9)], max_steps=end)
+        return trainer.monitors.latest("trn/loss_average")
+
+    assert average(2, 4) == average(4) == average(2, 4, where=experiment)
+
+
 def test_gradient_norm_is_before_the_processors() -> None:
     config = {"model__optimizer__method": "sgd", "model__lr_schedule__constant__value": 1.0}
     trainer, clipped = tiny_trainer(**config), tiny_trainer(**config, model__clip_gradients__global_norm=0.01)
@@ -138,3 +148,13 @@ def test_gradient_norm_is_before_the_processors() -> None:
     assert norms[0] == norms[1] == pytest.approx(np.sqrt(step), rel=1e-4) and norms[0] > 0.01
     trainer.train([], max_steps=2)
     assert "gradient_norm" not in trainer.outputs
+
+
+def test_gradient_norm_of_a_python_step(capsys: pytest.CaptureFixture[str]) -> None:
+    class Python(SimpleTrainer):
+        def run_step(self) -> Any:
+            return super().run_step()
+
+    trainer = Python(tiny_model())
+    trainer.train([GradientNorm()], max_steps=2)
+    assert trainer.outputs["gradient_norm"] > 0 and "no effect" not in capsys.readouterr().out

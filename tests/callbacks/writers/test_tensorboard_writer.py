@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from prototrain import Callback
 from prototrain.callbacks import ModelSaver, Summaries, TensorBoardWriter
-from tests.callbacks.helpers import Fails, FillsDisk, Puts
+from tests.callbacks.helpers import Fails, FillsDisk, Puts, timed
 from tests.tiny import CountingTrainer, tiny_config
 
 pytestmark = pytest.mark.usefixtures("disk")
@@ -24,7 +24,7 @@ def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 def run(experiment: Path, steps: int, *callbacks: Callback, resume: bool = True) -> Path:
     trainer = CountingTrainer(experiment=experiment)
-    writer = TensorBoardWriter(clock=lambda: 1e9)
+    writer = timed(TensorBoardWriter(), lambda: 1e9)
     trainer.train([Summaries().every(steps=1), writer, *callbacks], max_steps=steps, resume=resume)
     return experiment / "summaries"
 
