@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import pairwise, takewhile
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority, require_same_steps
-from prototrain.callbacks.monitor import Best, Mode, improves
+from prototrain.callbacks.monitor import Best, Mode
 from prototrain.errors import CallbackError
 from prototrain.schedules import value_at
 from prototrain.system.tracebacks import cause
@@ -356,8 +355,7 @@ class StatMonitorParamSetter(HyperParamSetter):
             raise CallbackError(f"{self.state_key}: last_k must be at least 1, got {last_k}")
         self.stat = stat
         self._function = function
-        Best(mode, min_delta=min_delta)  # checks the arguments
-        self._improves = partial(improves, mode=mode, min_delta=min_delta)
+        self._best = Best(mode, min_delta=min_delta)  # only compares
         self._last_k = last_k
         self._recent: list[float] = []
 
@@ -366,7 +364,7 @@ class StatMonitorParamSetter(HyperParamSetter):
         value = self.trainer._of_chief(lambda: self.trainer.monitors.latest(self.stat, at_step=step))
         self._recent = [*self._recent, value][-self._last_k - 1 :]
         first, *later = self._recent
-        if len(later) < self._last_k or any(self._improves(value, first) for value in later):
+        if len(later) < self._last_k or any(self._best.improves(value, first) for value in later):
             return None
         self._recent = self._recent[-1:]
         return self._function(self.param.get())

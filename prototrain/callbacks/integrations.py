@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,10 +103,8 @@ class SendMonitorData(Callback):
 
     def after_train(self) -> None:
         known = self.trainer.monitors.names()
-        for name in self.names:
-            if name not in known:
-                text = f"SendMonitorData never ran: there is no scalar {name!r}{did_you_mean(name, known)}"
-                self.trainer.log(f"WARNING: {text}")
+        for name in sorted(set(self.names) - set(known)):
+            self.trainer.log(f"WARNING: SendMonitorData never ran: no scalar {name!r}{did_you_mean(name, known)}")
 
     def trigger(self) -> None:
         monitors = self.trainer.monitors
@@ -146,8 +144,7 @@ class StartProcOrThread(Callback):
         stop: Callable[[], Any] | None = None,
         timeout: float = 5.0,
     ) -> None:
-        given: Any = startable
-        self._all: list[Startable] = list(given) if isinstance(given, Iterable) else [given]
+        self._all: list[Startable] = list(startable) if isinstance(startable, Sequence) else [startable]
         if not all(isinstance(one, Startable) for one in self._all):
             raise CallbackError(f"StartProcOrThread takes processes and threads, not {startable!r}")
         self._stop = stop

@@ -50,7 +50,13 @@ class Best:
 
     def is_better(self, value: float) -> bool:
         """Return whether `value` improves on the best value by more than `min_delta`."""
-        return improves(value, math.nan if self.value is None else self.value, self.mode, self.min_delta)
+        return self.improves(value, math.nan if self.value is None else self.value)
+
+    def improves(self, value: float, old: float) -> bool:
+        """Return whether `value` improves on `old` by more than `min_delta`. Any number improves on NaN."""
+        if math.isnan(value) or math.isnan(old):
+            return not math.isnan(value)
+        return (old - value if self.mode == "min" else value - old) > self.min_delta
 
     def update(self, value: float, step: int) -> bool:
         """Record a value and return whether it is the new best."""
@@ -67,13 +73,6 @@ class Best:
         """Restore what `state_dict` returned."""
         self.value = None if state["value"] is None else float(state["value"])
         self.step = None if state["step"] is None else int(state["step"])
-
-
-def improves(value: float, old: float, mode: Mode, min_delta: float) -> bool:
-    """Return whether `value` improves on `old` by more than `min_delta`. Any number improves on NaN."""
-    if math.isnan(value) or math.isnan(old):
-        return not math.isnan(value)
-    return (old - value if mode == "min" else value - old) > min_delta
 
 
 class Monitor(Callback):

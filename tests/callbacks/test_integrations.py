@@ -78,6 +78,6 @@ def test_send_monitor_data(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     assert said.count("WARNING: SendMonitorData failed") == 2
     assert "exit status 3. no; this" in said and "timed out" in said
     CountingTrainer().train([Puts(_2={"vld/f1": 1.0}), SendMonitorData("true", "vld/f2")], max_steps=3)
-    assert "never ran: there is no scalar 'vld/f2'; did you mean 'vld/f1'?" in capsys.readouterr().out
+    assert "never ran: no scalar 'vld/f2'; did you mean 'vld/f1'?" in capsys.readouterr().out
     with pytest.raises(CallbackError, match="'vld/los'"):
         SendMonitorData("echo {vld/los}", "vld/loss")

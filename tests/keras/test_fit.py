@@ -144,8 +144,10 @@ def test_fit_again_and_after_compile() -> None:
     trainer = held()
     with pytest.raises(ConfigError, match="steps_per_epoch must be at least 1"):
         trainer.fit(epochs=3, steps_per_epoch=0)
-    trainer.fit(epochs=2, verbose=0)
-    trainer.fit(verbose=0)
+    first, second = (keras.callbacks.EarlyStopping("loss", mode="max", patience=1) for _ in range(2))
+    trainer.fit(epochs=2, verbose=0, callbacks=[first])
+    history = trainer.fit(verbose=0, callbacks=[second])
+    assert first.stopped_epoch == 1 and len(history.history["loss"]) == 1
     assert trainer.global_step == 6  # a failed call does not count
     trainer.keras_model.compile(trainer.keras_model.optimizer, "mae", metrics=["mae"])
     with pytest.raises(ModelError, match="classifier was compiled again"):
