@@ -92,9 +92,7 @@ class _ByName:
         try:
             self._patterns = [re.compile(pattern) for pattern in patterns]
         except re.error as error:
-            raise ConfigError(
-                f"{type(self).__name__}: {error.pattern!r} is not a regular expression: {error}"
-            ) from error
+            raise ConfigError(f"{type(self).__name__}: not a regular expression: {error.pattern!r}, {error}") from error
         self.unmatched = [pattern.pattern for pattern in self._patterns]
 
     def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:

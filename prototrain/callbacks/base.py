@@ -268,9 +268,7 @@ class PeriodicTrigger(ProxyCallback):
         if not before_train and not self.intervals:
             raise CallbackError(f"{callback.name}: say how often, for example .every(steps=100)")
         if before_train and hasattr(innermost(callback), "at_start"):
-            raise CallbackError(
-                f"{callback.name}: leave out before_train=True; it has its own switch, at_start or run_before"
-            )
+            raise CallbackError(f"{callback.name}: leave out before_train=True; it has at_start, or run_before")
         self.is_due_at_start = before_train
 
     def __repr__(self) -> str:

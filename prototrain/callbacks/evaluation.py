@@ -93,9 +93,7 @@ class Validation(Callback):
         if scalars is None:
             self.trainer.stop.check()
         if not isinstance(scalars, Mapping):
-            raise CallbackError(
-                f"Validation: evaluate({self.dataset!r}, ...) returned {scalars!r}, not scalars by name"
-            )
+            raise CallbackError(f"Validation: evaluate({self.dataset!r}) returned {scalars!r}, not scalars by name")
         self.trainer.monitors.put_scalars(scalars, self.prefix)
 
 

@@ -225,9 +225,7 @@ class TowerTrainer(Trainer):
         """Time XLA for ``model.jit_compile = "auto"``, unless an earlier part of the run did so."""
         self._check_untrained()
         if self.loss_scale is not None and any(isinstance(one, CheckGradient) for one in self.gradient_processors):
-            raise ConfigError(
-                "CheckGradient would fail when the loss scale overflows, as it must; use StopOnNaN instead"
-            )
+            raise ConfigError("CheckGradient would fail whenever the loss scale overflows; use StopOnNaN")
         if not self.is_compiled or self.has_own_train_step:
             self._xla.turn_off(f"{type(self).__name__} has its own step")
         if self._xla.is_measured or self._xla.chosen == "loop":
@@ -499,8 +497,7 @@ class TowerTrainer(Trainer):
         if not self.local_step:
             self._check_trainable()
         if self.counter.step == self.run.began_at:
-            initial = self._optimizers.initial_rate(self.optimizer)
-            is_used = not self.has_own_train_step
+            initial, is_used = self._optimizers.initial_rate(self.optimizer), not self.has_own_train_step
             unused = check_rate(self.config, self.optimizer, self.callbacks, initial, is_used=is_used)
             if unused is not None and self.is_chief:
                 self.run.log_once(unused)

@@ -111,7 +111,7 @@ class ScalarPrinter(Monitor):
             text = format_number(value) + ("*" if best.get(name) == (at_step, value) else " ")
             cells.setdefault((at_step, prefix != "trn", prefix), {})[column] = text
         if scalars and not cells:
-            trainer.run.log_once(f"WARNING: ScalarPrinter: no pattern matches; there are: {', '.join(sorted(scalars))}")
+            trainer.run.log_once(f"WARNING: ScalarPrinter: no pattern matches any of {shorten_list(sorted(scalars))}")
         before, self._since = self._since, (step, trainer.times.steps)
         steps, seconds = (now - then for now, then in zip(self._since, before, strict=True))
         speed = steps / seconds if seconds > 0 else 0.0

@@ -88,25 +88,21 @@ class MovingAverageSummary(_StepSums):
 
         MovingAverageSummary("loss", decay=0.99).every(steps=100)
 
-    An average over few steps is not biased toward 0: it is divided by the sum of its weights. Steps with NaN are left
-    out. The averages are saved in every checkpoint.
+    The averages are corrected for their start at 0, leave out steps with NaN, and are saved in every checkpoint.
 
     Args:
         names: names of the step's scalars, or regular expressions for full names; ``.*`` for all scalars.
         decay: the decay of the averages, between 0 and 1.
 
     Raises:
-        CallbackError: `decay` is out of range, or there are no valid `names`; while training, if there is no such
-            scalar.
+        CallbackError: `decay` is out of range, or `names` are not valid; while training, if there is no such scalar.
     """
 
     def __init__(self, *names: str, decay: float = 0.95) -> None:
         try:
             self._patterns = [re.compile(name) for name in names]
         except (re.error, TypeError) as error:
-            raise CallbackError(
-                f"MovingAverageSummary: {names} are not names or regular expressions: {error}"
-            ) from error
+            raise CallbackError(f"MovingAverageSummary: not names or regular expressions: {names}, {error}") from error
         if not names:
             raise CallbackError("MovingAverageSummary: name the scalars, such as 'loss', or '.*' for all")
         if not 0 < decay < 1:

@@ -92,4 +92,4 @@ def test_white_and_blacklist(capsys: pytest.CaptureFixture[str]) -> None:
         lines = printed(capsys, outputs, ScalarPrinter(**keywords).every(steps=1))
         assert lines[0].split()[5:] == expected
     Many(outputs).train([ScalarPrinter(whitelist=["^loss"]).every(steps=1)], max_steps=2)
-    assert capsys.readouterr().out.count("no pattern matches; there are: trn/accuracy") == 1
+    assert capsys.readouterr().out.count("no pattern matches any of trn/accuracy") == 1
