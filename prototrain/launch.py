@@ -29,7 +29,7 @@ from prototrain.errors import CallbackError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol
 from prototrain.model.loading import check_model
-from prototrain.schedules import from_config, is_constant
+from prototrain.schedules import from_config
 from prototrain.system.signals import ignore_save_signals
 from prototrain.towers import choose_devices
 from prototrain.trainers.replicated import SyncReplicatedTrainer
@@ -57,7 +57,7 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         saves = saver.every(**intervals(saving))
     schedule = from_config(config)
     found: list[Callback] = [
-        *([] if schedule is None or is_constant(config) else [LearningRate(schedule)]),
+        *([] if schedule is None else [LearningRate(schedule)]),
         validation.every(**validating),
         Summaries().every(**intervals(config["trainer.summary_save_interval"])),
         TensorBoardWriter(),

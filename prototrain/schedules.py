@@ -145,11 +145,6 @@ def from_config(config: Config) -> Schedule | None:
     return warmup(schedule, steps, config["model.lr_schedule.warmup_start"]) if steps else schedule
 
 
-def is_constant(config: Config) -> bool:
-    """Return whether `from_config` is a constant without a warmup: the optimizer's rate from the start."""
-    return config.get("model.lr_schedule.method") == "constant" and not config["model.lr_schedule.warmup_steps"]
-
-
 def _of_method(config: Config, method: str) -> Schedule:
     prefix = f"model.lr_schedule.{method}"
 

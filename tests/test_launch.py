@@ -5,16 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
 
-from prototrain import Callback, SimpleTrainer, default_callbacks
-from prototrain.callbacks import KerasCallback, LearningRate, SaveOnExit, Validation
+from prototrain import SimpleTrainer, default_callbacks
+from prototrain.callbacks import LearningRate, SaveOnExit, Validation
 from prototrain.callbacks.base import PeriodicTrigger
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.launch import launch
-from tests.tiny import Losses, tiny_build, tiny_datasets, tiny_model
+from tests.tiny import tiny_build, tiny_datasets, tiny_model
 
 
 @pytest.fixture
@@ -43,9 +42,9 @@ def test_default_callbacks_follow_the_config(model: Callable[..., Any]) -> None:
     callbacks = default_callbacks(
         model(trainer__validation_step_interval=7, trainer__validation_batches=2, trainer__print_interval=3)
     )
-    names = "Validation Summaries TensorBoardWriter JSONWriter ScalarPrinter ProgressBar ModelSaver"
+    names = "LearningRate Validation Summaries TensorBoardWriter JSONWriter ScalarPrinter ProgressBar ModelSaver"
     assert [callback.name for callback in callbacks] == [*names.split(), "SaveOnExit", "StopOnNaN"]
-    validation = callbacks[0]
+    validation = callbacks[1]
     assert isinstance(validation, PeriodicTrigger) and validation.intervals == {"steps": 7}
     assert isinstance(validation.callback, Validation) and validation.callback.batches == 2
     more = default_callbacks(model(trainer__keep_best="vld/accuracy", trainer__early_stopping="vld/loss"))
@@ -53,29 +52,6 @@ def test_default_callbacks_follow_the_config(model: Callable[..., Any]) -> None:
     bare = model()
     del bare.config["model.lr_schedule.method"]
     assert not any(isinstance(callback, LearningRate) for callback in default_callbacks(bare))
-
-
-def test_a_constant_rate_is_that_of_the_optimizer(
-    model: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Own(SimpleTrainer):
-        def create_optimizers(self) -> None:
-            self.optimizer = keras.optimizers.Adam(0.125)
-            self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
-
-    def rates(steps: int, value: float, *more: Callback, trainer: Any = None, **options: Any) -> list[float]:
-        keys = {"model__lr_schedule__constant__value": value, "trainer__steps_per_epoch": 2}
-        made, noted = model(model__num_steps=steps, **keys), Losses("learning_rate")
-        launch(made, callbacks=[*default_callbacks(made), noted, *more], trainer=trainer, **options)
-        return [pytest.approx(rate) for rate in noted.by_step.values()]
-
-    halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate)
-    assert rates(4, 0.01, KerasCallback(halves)) == [0.01, 0.01, 0.005, 0.005]
-    assert rates(5, 0.01) == [0.005]  # of the checkpoint
-    assert rates(6, 0.5) == [0.5] and rates(7, 0.0) == [0.0]
-    assert "is not followed" not in capsys.readouterr().out
-    assert rates(1, 0.5, trainer=Own, fresh=True, confirm=lambda _: True) == [0.125]
-    assert "model.lr_schedule (constant) is not followed" in capsys.readouterr().out
 
 
 def test_length_and_intervals_in_epochs(

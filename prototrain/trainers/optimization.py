@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,6 @@ from prototrain.callbacks.hyperparameters import HyperParamSetter, LearningRate
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.optimizers import named_slots
-from prototrain.schedules import is_constant
 from prototrain.system.terminal import FRESH
 from prototrain.system.tracebacks import cause
 from prototrain.tf_private import copy_decay_exclusions, learning_rate_source
@@ -33,13 +31,10 @@ def describe_optimizer(config: Config, optimizer: Any) -> str:
     return f"{type(optimizer).__name__}, learning rate {words}{follows}"
 
 
-def check_rate(
-    config: Config, optimizer: Any, callbacks: CallbackGroup, initial: float | None, *, is_used: bool
-) -> str | None:
+def check_rate(config: Config, optimizer: Any, callbacks: CallbackGroup, *, is_used: bool) -> str | None:
     """Return a warning if the config has a schedule that no callback follows, after the callbacks' setup.
 
-    `initial` is the optimizer's learning rate when it was registered, or None. `is_used` says whether the step is known
-    to update with the optimizer.
+    `is_used` says whether the step is known to update with the optimizer.
 
     Raises:
         ConfigError: neither the config nor a callback sets a learning rate, or it would be 0 in all steps.
@@ -54,11 +49,9 @@ def check_rate(
                 "or from a callback such as LearningRate or ScheduledHyperParamSetter"
             )
         return None
-    has_it = is_constant(config) and (
-        initial is None or math.isclose(initial, config["model.lr_schedule.constant.value"], rel_tol=1e-6)
-    )
+    is_constant = schedule == "constant" and not config["model.lr_schedule.warmup_steps"]
     is_set = any(one.param.is_rate_of(optimizer) for one in callbacks.of_class(HyperParamSetter))
-    if has_it or is_set or learning_rate_source(optimizer) is not None:
+    if is_constant or is_set or learning_rate_source(optimizer) is not None:
         return None
     text = f"no LearningRate is among the callbacks, so model.lr_schedule ({schedule}) is not followed"
     cure = "add LearningRate(schedules.from_config(config))"
@@ -123,11 +116,6 @@ class RegisteredOptimizers:
         follows = bool(self._trainer.callbacks.of_class(LearningRate))
         return {name: {"class": one["class"]} if follows else dict(one) for name, one in self._facts.items()}
 
-    def initial_rate(self, optimizer: Any) -> float | None:
-        """Return the learning rate with which an optimizer was registered, if it is a number."""
-        found = [name for name, one in self._optimizers.items() if one is optimizer]
-        return self._facts[found[0]].get("learning_rate") if found else None
-
     def register(
         self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
     ) -> None:
@@ -167,7 +155,7 @@ class RegisteredOptimizers:
                     f"use {FRESH}, or another trainer.experiment_name with model.weights_load_path"
                 )
             was, rate = then.get("learning_rate"), now.get("learning_rate")
-            if isinstance(rate, float) and rate != was and (rate != UNSET_RATE or is_constant(self._trainer.config)):
+            if isinstance(rate, float) and rate not in (was, UNSET_RATE):
                 rates[optimizer] = rate
         yield
         for name, rate in rates.items():

@@ -497,8 +497,7 @@ class TowerTrainer(Trainer):
         if not self.local_step:
             self._check_trainable()
         if self.counter.step == self.run.began_at:
-            initial, is_used = self._optimizers.initial_rate(self.optimizer), not self.has_own_train_step
-            unused = check_rate(self.config, self.optimizer, self.callbacks, initial, is_used=is_used)
+            unused = check_rate(self.config, self.optimizer, self.callbacks, is_used=not self.has_own_train_step)
             if unused is not None and self.is_chief:
                 self.run.log_once(unused)
 
