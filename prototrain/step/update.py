@@ -17,12 +17,11 @@ from prototrain.gradient_processors import divide, drop_missing, global_norm, on
 from prototrain.optimizers import update_if, updates_all_rows
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace, tower_trace
+from prototrain.step.variables import SHARED_SCALARS
 from prototrain.system.terminal import shorten_list
 from prototrain.tf_private import expect_averages
 
 Pairs = Sequence[tuple[Any, Any]]
-SHARED_SCALARS = frozenset({"learning_rate", "loss_scale"})
-"""Scalars of a step that do not depend on the batch and are the same in all towers."""
 
 
 class BatchGradients(NamedTuple):

@@ -1,4 +1,4 @@
-"""Engine variables that checkpoints omit: the stop flag and the step counter."""
+"""Engine variables that checkpoints omit: the stop flag and the step counter; constants of all trainers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+SHARED_SCALARS = frozenset({"learning_rate", "loss_scale"})
+"""Scalars of a step that do not depend on the batch and are the same in all towers."""
 
 CALL_SECONDS = 0.2
 """Approximate maximum duration of a call of several steps; limits how long a stop and the progress bar wait."""

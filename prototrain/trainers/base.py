@@ -24,8 +24,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, file_digests, home_of, sources_of, versions
 from prototrain.experiment.record import Outcome
-from prototrain.step.update import SHARED_SCALARS
-from prototrain.step.variables import CALL_SECONDS, StepCounter
+from prototrain.step.variables import CALL_SECONDS, SHARED_SCALARS, StepCounter
 from prototrain.system.signals import StopRequest, end_child
 from prototrain.trainers.report import RunTimes, closing, opening
 from prototrain.trainers.run import Run
