@@ -214,6 +214,10 @@ class ProxyCallback(Callback):
         own = getattr(type(self), hook) is not getattr(ProxyCallback, hook)
         return own or self.callback.overrides(hook)
 
+    def setup(self) -> None:
+        self.callback.trainer = self.trainer
+        self.callback.setup()
+
 
 def _forwarding(hook: str) -> Callable[..., Any]:
     def forward(self: ProxyCallback, *arguments: Any) -> Any:
@@ -222,7 +226,7 @@ def _forwarding(hook: str) -> Callable[..., Any]:
     return forward
 
 
-for _hook in HOOKS:
+for _hook in set(HOOKS) - {"setup"}:
     setattr(ProxyCallback, _hook, _forwarding(_hook))
 
 
@@ -267,9 +271,10 @@ class PeriodicTrigger(ProxyCallback):
                 raise CallbackError(f"{callback.name}: an interval in {unit} must be positive, got {interval!r}")
         if not before_train and not self.intervals:
             raise CallbackError(f"{callback.name}: say how often, for example .every(steps=100)")
-        if before_train and hasattr(innermost(callback), "at_start"):
-            raise CallbackError(f"{callback.name}: leave out before_train=True; it has at_start, or run_before")
+        if before_train and getattr(innermost(callback), "at_start", False):
+            raise CallbackError(f"{callback.name} already runs before the first step: leave out before_train=True")
         self.is_due_at_start = before_train
+        self._last_time = self.clock()
 
     def __repr__(self) -> str:
         words = [f"{unit}={interval}" for unit, interval in self.intervals.items()]

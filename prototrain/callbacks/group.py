@@ -86,9 +86,7 @@ class CallbackGroup:
             earlier = vars(innermost(callback)).get("trainer", self._trainer)
             if earlier is not self._trainer and earlier.global_step and callback.overrides("state_dict"):
                 self._used.add(callback)
-            for one in chain(callback):
-                one.trainer = self._trainer
-        for callback in self.callbacks:
+            callback.trainer = self._trainer
             self._call(callback, "setup", at_start=True)
             self._set_up.append(callback)
             self._trainer.stop.check()
@@ -342,7 +340,7 @@ def _runs_each_step(callback: Callback) -> bool:
 
 
 def as_list(callbacks: Iterable[Callback], error: str = "the callbacks must be a list") -> list[Callback]:
-    """Return callbacks as a list; raise a CallbackError, which begins with `error`, if they are none."""
+    """Return callbacks as a list; raise a CallbackError, which begins with `error`, if one is not a callback."""
     if not isinstance(callbacks, Iterable):
         raise CallbackError(f"{error}, not {callbacks!r}; use [] for none")
     found = list(callbacks)

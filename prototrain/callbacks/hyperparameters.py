@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise, takewhile
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority, require_same_steps
+from prototrain.callbacks.base import Callback, Priority, innermost, require_same_steps
 from prototrain.callbacks.monitor import Best, Mode
 from prototrain.errors import CallbackError
 from prototrain.schedules import value_at
@@ -20,6 +20,8 @@ from prototrain.tf_private import KerasVariable
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
+
+T = TypeVar("T", bound=Callback)
 
 
 class HyperParam:
@@ -42,6 +44,7 @@ class HyperParam:
             raise CallbackError(f"HyperParam takes a name, a variable, or an object and an attribute, not {target!r}")
         self.name: str = name or attribute or (target if isinstance(target, str) else target.name.split(":")[0])
         self._target = target
+        self._trainer: Any = None
         self._attribute = attribute
 
     def connect(self, trainer: Trainer) -> None:
@@ -68,6 +71,11 @@ class HyperParam:
             raise CallbackError(f"HyperParam: there is no variable {name!r}, only {', '.join(known) or 'none'}")
         return known[name]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is a variable of integers."""
+        return self._attribute is None and tf.as_dtype(self.target.dtype).is_integer
+
     def is_rate_of(self, optimizer: Any) -> bool:
         """Return whether this is the learning rate of an optimizer."""
         return self._attribute is None and self.target is getattr(optimizer, "learning_rate", None)
@@ -80,9 +88,9 @@ class HyperParam:
         """Raise a CallbackError if `value` cannot be set."""
         if self._attribute is not None:
             return
-        if tf.as_dtype(self.target.dtype).is_integer and not float(value).is_integer():
+        if self.is_whole and not float(value).is_integer():
             raise CallbackError(f"{self.name} takes whole numbers only, and cannot become {value}")
-        if value < 0 and self.is_rate_of(self._trainer.optimizer):
+        if value < 0 and self._trainer is not None and self.is_rate_of(self._trainer.optimizer):
             raise CallbackError(f"{self.name} cannot become {value}, since a learning rate is not negative")
 
     def get(self) -> float:
@@ -100,6 +108,12 @@ class HyperParam:
         else:
             # An array, since TensorFlow caches every Python number that it converts.
             self.target.assign(np.asarray(value, tf.as_dtype(self.target.dtype).as_numpy_dtype))
+
+
+def _earlier(callback: Callback, kind: type[T]) -> list[T]:
+    """Return the callbacks of a class that come before a callback, and are set up."""
+    before = takewhile(lambda one: one is not callback, map(innermost, callback.trainer.callbacks))
+    return [one for one in before if isinstance(one, kind)]
 
 
 class HyperParamSetter(Callback):
@@ -134,10 +148,9 @@ class HyperParamSetter(Callback):
         require_same_steps(self)
         self.param.connect(self.trainer)
         self._restored: float | None = None
-        callbacks = self.trainer.callbacks
-        if any(self.param.is_rate_of(one.optimizer) for one in callbacks.of_class(LearningRate)):
+        if any(self.param.is_rate_of(one.optimizer) for one in _earlier(self, LearningRate)):
             raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
-        for other in takewhile(lambda one: one is not self, callbacks.of_class(HyperParamSetter)):
+        for other in _earlier(self, HyperParamSetter):
             both = f"{other.name} and {self.name} both"
             if other.param.is_same(self.param):
                 raise CallbackError(f"{both} set {self.param.name}; leave one of them out")
@@ -234,8 +247,10 @@ class ScheduledHyperParamSetter(HyperParamSetter):
 
     def setup(self) -> None:
         super().setup()
-        for value in [value for _, value in self.points] + [0.5] * self._is_linear:  # 0.5 lies between two points
+        for _, value in self.points:
             self.param.check(value)
+        if self._is_linear and self.param.is_whole:
+            raise CallbackError(f"{self.param.name} takes whole numbers only: leave out interp")
 
     def new_value(self) -> float | None:
         step = self.trainer.global_step
@@ -322,8 +337,8 @@ class StatMonitorParamSetter(HyperParamSetter):
 
         StatMonitorParamSetter("learning_rate", "vld/loss", lambda rate: rate / 2, mode="min", last_k=3)
 
-    The callback compares the last `last_k` measurements with the one before them, the first time since the start or the
-    last change. Trigger the callback at the steps of the measurement.
+    The callback compares the last `last_k` measurements with the one before them. After a change it waits for `last_k`
+    new measurements. Trigger the callback at the steps of the measurement.
 
     Args:
         param: a `HyperParam`, or its first argument.
@@ -413,8 +428,9 @@ class LearningRate(Callback):
             raise CallbackError(f"LearningRate needs a trainer with an optimizer; {kind} has none")
         if not isinstance(self.optimizer.learning_rate, KerasVariable):
             raise CallbackError("LearningRate: the optimizer was made with a schedule; make it with a number")
-        earlier = takewhile(lambda one: one is not self, self.trainer.callbacks.of_class(LearningRate))
-        if any(one.optimizer is self.optimizer for one in earlier):
+        if setter := next((s for s in _earlier(self, HyperParamSetter) if s.param.is_rate_of(self.optimizer)), None):
+            raise CallbackError(f"{setter.name} and LearningRate both set the learning rate; leave one of them out")
+        if any(one.optimizer is self.optimizer for one in _earlier(self, LearningRate)):
             text = "two LearningRate callbacks set the same learning rate; leave one of them out"
             raise CallbackError(f"{text} (default_callbacks() has one if the config has a schedule)")
 
@@ -431,6 +447,6 @@ class LearningRate(Callback):
         try:
             rate = value_at(self.schedule, tf.convert_to_tensor(number, tf.int64), "LearningRate: the schedule")
         except (TypeError, NotImplementedError) as error:
-            text = f"LearningRate: the schedule cannot be compiled: {cause(error)}"
-            raise CallbackError(f"{text}; use functions of TensorFlow, and tf.where instead of if") from error
+            text = f"LearningRate: the schedule failed: {cause(error)}"
+            raise CallbackError(f"{text}; it is compiled: use TensorFlow's functions, and tf.where, not if") from error
         self.optimizer.learning_rate.assign(tf.where(rate < 0.0, math.nan, rate))

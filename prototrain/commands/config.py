@@ -60,8 +60,9 @@ def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
     kind = spec.type if spec is not None else type(value if default is UNSET else default).__name__
     facts = {"value": value, "default": default}
     plain = {name: encode(fact) for name, fact in facts.items() if fact is not UNSET}
-    choices = {"choices": list(spec.choices)} if spec is not None and spec.choices else {}
-    return {**plain, "type": kind, **choices, "required": spec is not None and spec.required}
+    if spec is not None and spec.choices:
+        plain["choices" if kind in ("str", "optimizer") else "also"] = list(spec.choices)
+    return {**plain, "type": kind, "required": spec is not None and spec.required}
 
 
 def _text(value: Any) -> str:

@@ -75,8 +75,7 @@ class KerasCallback(Callback):
         self._model = trainer.keras_model
         if self._model is None:
             self._model = TrainerWithoutKerasModel(optimizer=trainer.optimizer, stop_training=False)
-        rates = [one.optimizer for one in trainer.callbacks.of_class(LearningRate)]
-        if isinstance(self.callback, _SETS_RATE) and any(one is self._model.optimizer for one in rates):
+        if isinstance(self.callback, _SETS_RATE) and trainer.callbacks.of_class(LearningRate):
             raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
         self.callback.set_model(self._model)

@@ -249,8 +249,6 @@ class KerasTrainer(SimpleTrainer):
         listed.append(KerasCallback(history, state_key="keras.History/fit"))
         options = {"max_steps": max_steps, "resume": resume, "fresh": fresh, "allow_changed_data": allow_changed_data}
         self._is_silent = not verbose
-        if self.experiment is None:
-            self.run.callback_states = None  # as in Keras, each call has new callbacks
         try:
             self.train(listed, steps_per_epoch=steps_per_epoch, max_epoch=self._fitted_epochs + epochs, **options)
         finally:

@@ -51,7 +51,9 @@ def describing_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
         where = f"build() ({line})" if line else "build()"
         raise ModelError(f"KeyError in {where}: {name!r}; a batch has: {', '.join(by_path(inputs))}") from error
     except Exception as error:
-        of = ", ".join(f"{path} {value.dtype.name}{value.shape}" for path, value in by_path(inputs).items())
+        kinds = {path: getattr(value, "dtype", type(value).__name__) for path, value in by_path(inputs).items()}
+        shapes = {path: getattr(value, "shape", "") for path, value in by_path(inputs).items()}
+        of = ", ".join(f"{path} {getattr(kind, 'name', kind)}{shapes[path]}" for path, kind in kinds.items())
         error.add_note(f"in build() with a batch of: {of}")
         raise
 

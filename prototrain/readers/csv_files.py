@@ -52,8 +52,10 @@ def csv(
         StorageError: a file at a URL cannot be downloaded.
     """
     made = columns_of(features)
-    if texts := [name for name, given in {**(columns or {}), "header": header}.items() if isinstance(given, str)]:
-        raise DataError(f"{texts[0]!r} needs a list of column names, not a text")
+    if texts := [f"columns: {name!r}" for name, given in (columns or {}).items() if isinstance(given, str)]:
+        raise DataError(f"{texts[0]} needs a list of column names, not a text")
+    if isinstance(header, str):
+        raise DataError("header needs a list of column names, not a text")
     if not isinstance(delimiter, str) or len(delimiter) != 1:
         raise DataError(f"delimiter must be one character, not {delimiter!r}")
     sources = {column.name: list((columns or {}).get(column.name, [column.name])) for column in made}

@@ -14,7 +14,7 @@ from prototrain.system.files import PathLike, joined, local_path, url_of
 from prototrain.system.storage import Storage, downloaded_all
 
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
-_FIRST_BYTES = [b"BM", b"GI", b"\xff\xd8", b"\x89P"]  # of such files
+_FIRST_BYTES = [b"BM", b"GI", b"\xff\xd8", b"\x89P", b"RI", b"\xff\n", b"\0\0"]  # of what TensorFlow decodes
 
 
 def class_names(path: PathLike) -> list[str]:

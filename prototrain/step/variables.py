@@ -1,4 +1,4 @@
-"""Engine variables that checkpoints omit: the stop flag and the step counter; constants of all trainers."""
+"""Engine variables that checkpoints omit: the stop flag and the step counter; names of shared scalars."""
 
 from __future__ import annotations
 

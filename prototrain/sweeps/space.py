@@ -91,8 +91,6 @@ def _choice(key: str, values: Iterable[Any]) -> Dimension:
         raise SweepError(f"{key}: {error}; a function is given as a text, 'module:name'") from error
     if not texts:
         raise SweepError(f"{key} has no values to try")
-    if twice := [text for text in texts if texts.count(text) > 1]:
-        raise SweepError(f"{key}: {twice[0]} is given twice")
     return choice
 
 

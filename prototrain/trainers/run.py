@@ -52,7 +52,7 @@ class Run:
         self._deletes_first = False  # whether `accept` deletes what is in the directory
         self.is_accepted = False  # whether the run has started to write into the directory
         self.is_active = False  # whether `train` is running
-        self.callback_states: dict[str, Any] | None = None  # at the end of the last accepted run
+        self._callback_states: dict[str, Any] | None = None  # at the end of the last accepted run
         self._callback_keys: set[str] = set()  # of the callbacks of the last run
         self._unwritten: list[str] = []  # lines for train.log before the run is accepted
         self._said: set[str] = set()
@@ -413,10 +413,10 @@ class Run:
     def keep_callback_states(self) -> None:
         """Keep the states of the callbacks at the end of an accepted run, for another call of `train`."""
         if self.is_accepted:
-            self.callback_states = None
+            self._callback_states = None
             with suppress(Exception):  # such as of a callback whose `before_train` has failed
                 held = self._trainer.callbacks.state_dict()
-                self.callback_states = decode(encode(held, "the callbacks' state", loose=True))
+                self._callback_states = decode(encode(held, "the callbacks' state", loose=True))
 
     def restore(self, resume: bool) -> None:
         """Restore the newest checkpoint. Without `resume`, checkpoints are moved away when the run is accepted.
@@ -430,8 +430,8 @@ class Run:
         self.checkpoint, self._broken = None, []
         self._sets_aside = experiment is not None and not resume and not self._deletes_first
         self._resumed = [f"continues from step {step}" if step else "fresh"]
+        entries = StateEntries(trainer.state)
         if experiment is not None:
-            entries = StateEntries(trainer.state)
             entries.values()  # raises an error for entries that cannot be saved
             self._registered = set(entries.variables)
         newest = self._find_newest(experiment) if experiment is not None and resume else None
@@ -442,9 +442,9 @@ class Run:
         if newest is None and step == 0:
             trainer._load_first_weights()
         if trainer.check_finite:
-            self._note_not_finite()
+            self._note_not_finite(entries.variables)
         # Of the callbacks of the run that this one continues.
-        states = self.callback_states if step and self.state_is_sound else None
+        states = self._callback_states if experiment is not None and step and self.state_is_sound else None
         is_older = newest is not None and (newest.step < step or (newest.step == step and states is not None))
         if newest is None or (is_older and self.state_is_sound):
             if states is not None and resume:
@@ -472,9 +472,8 @@ class Run:
             )
         return newest
 
-    def _note_not_finite(self) -> None:
+    def _note_not_finite(self, variables: Mapping[str, Any]) -> None:
         """Note which variables are not finite before training; they are not checked."""
-        variables = StateEntries(self._trainer.state).variables
         new = {name: value for name, value in variables.items() if name not in self._not_finite}
         found = not_finite(new)
         self._not_finite.update({name: name in found for name in new})

@@ -36,7 +36,7 @@ from prototrain.step.update import BatchGradients, Pairs, accumulate_micro_batch
 from prototrain.step.variables import StopVariable, is_scratch
 from prototrain.step.xla_loop import XlaLoop
 from prototrain.system.terminal import announcing, shorten_list
-from prototrain.towers import components, describe_devices, used_devices
+from prototrain.towers import choose_devices, components, describe_devices, used_devices
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import (
     UNSET_RATE,
@@ -662,11 +662,12 @@ class TowerTrainer(Trainer):
 
     def describe(self) -> dict[str, Any]:
         batch = self.global_batch
+        devices = self.devices or used_devices(self.trainable.values()) or choose_devices(None)[:1]
         return {
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
-            "devices": describe_devices(self.devices or used_devices(self.trainable.values())),
+            "devices": describe_devices(devices),
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data position": self.data.describe(),
             "data": ", ".join(f"{name} {describe_length(one)}" for name, one in self.datasets.items()),

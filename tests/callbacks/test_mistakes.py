@@ -122,7 +122,7 @@ def halves(step: Any) -> Any:
         (tiny_trainer, [HyperParamSetterWithFunc(HyperParam(np, "phi"), min)], "no attribute 'phi'"),
         (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1.5)])], "cannot become 1.5"),
         (tiny_trainer, [HyperParamSetterWithFunc(whole(), lambda *_: math.nan).every(steps=1)], "cannot become nan"),
-        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1), (2, 2)], interp="linear")], "cannot become 0.5"),
+        (tiny_trainer, [ScheduledHyperParamSetter(whole(), [(0, 1), (2, 2)], interp="linear")], "leave out interp"),
         (
             tiny_trainer,
             [HyperParamSetterWithFunc(whole(), lambda epoch, value: 0.5).every(steps=1)],
@@ -157,9 +157,9 @@ def halves(step: Any) -> Any:
         (ArrayTrainer, [StopOnNaN()], "must be a single number"),
         (tiny_trainer, [setter()], "a learning rate is not negative"),
         (CountingTrainer, [NoMonitor()], "NoMonitor must define put_scalar"),
-        (tiny_trainer, [LearningRate(lambda step: math.cos(step))], "cannot be compiled"),
-        (tiny_trainer, [LearningRate(lambda step: np.cos(step))], "cannot be compiled"),
-        (tiny_trainer, [LearningRate(lambda step: 0.1 if step < 5 else 0.01)], "tf.where instead of if"),
+        (tiny_trainer, [LearningRate(lambda step: math.cos(step))], "the schedule failed: .*functions"),
+        (tiny_trainer, [LearningRate(lambda step: np.cos(step))], "the schedule failed: .*functions"),
+        (tiny_trainer, [LearningRate(lambda step: 0.1 if step < 5 else 0.01)], "tf.where, not if"),
     ],
 )
 def test_callbacks_that_do_not_fit_the_trainer(trainer: Any, callbacks: list[Callback], message: str) -> None:

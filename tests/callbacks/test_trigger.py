@@ -80,6 +80,29 @@ def test_intervals_in_seconds() -> None:
     assert both.steps("trigger") == [1, 2, 3, 4, 5, 6]
 
 
+class Composite(Callback):
+    """A callback of one's own that forwards hooks to another one."""
+
+    def __init__(self, inner: Callback) -> None:
+        self.inner = inner
+
+    def setup(self) -> None:
+        self.inner.trainer = self.trainer
+        self.inner.setup()
+
+    def next_step(self, step: int) -> int | None:
+        return self.inner.next_step(step)
+
+    def trigger_step(self) -> None:
+        self.inner.trigger_step()
+
+
+def test_a_trigger_within_another_callback() -> None:
+    recorder = Recorder()
+    CountingTrainer().train([Composite(recorder.every(steps=2, seconds=100))], max_steps=4)
+    assert recorder.steps("trigger") == [2, 4]
+
+
 def test_replaces_the_schedule_and_forwards_other_hooks() -> None:
     recorder, twice = StepRecorder(), Recorder()
     CountingTrainer().train([recorder.every(steps=3), twice.every(steps=2).every(steps=3)], max_steps=3)

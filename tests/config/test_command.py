@@ -46,7 +46,9 @@ def test_json(capsys: pytest.CaptureFixture[str], scratch: Path) -> None:
     assert found["model.units"] == {"value": [8], "default": [64, 32], "type": "list", "required": False}
     assert found["trainer.print_interval"] == {"value": 7, "default": 100, "type": "interval", "required": False}
     assert found["model.batch_size"] == {"value": 16, "type": "int", "required": True}
-    assert found["model.optimizer.method"] == {"value": "sgd", "type": "optimizer", "required": False}
+    method = found["model.optimizer.method"]
+    assert "adam" in method.pop("choices") and method == {"value": "sgd", "type": "optimizer", "required": False}
+    assert found["model.jit_compile"]["also"] == ["loop", "auto"]
     assert found["trainer.keep_best"]["value"] is None
     assert "lambda" in found["model.weight_decay.filter_fn"]["value"]
     assert "model.optimizer.adam.beta1" not in found

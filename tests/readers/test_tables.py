@@ -181,7 +181,7 @@ def test_wrong_parquet(values: list[Any], feature: Any, said: str) -> None:
         (lambda: readers.tfrecords("a", features={"x": ("float32", 2)}), "'x' must be .dtype, shape."),
         (lambda: readers.tfrecords("a", features={}), "at least one name"),
         (lambda: readers.csv("a", features=["x"]), "features must be a dict"),
-        (lambda: readers.csv("a", features={"x": ("int32", [])}, header="x,y"), "'header' needs a list"),
+        (lambda: readers.csv("a", features={"x": ("int32", [])}, header="x,y"), "header needs a list"),
         (lambda: readers.csv("a", features={"x": ("int32", [])}, delimiter=";;"), "delimiter must be one character"),
         (lambda: readers.tfrecords([], features={"x": ("int64", [])}), "there are no files"),
         (lambda: readers.image_folder(".", size=(2, 2), classes=["class", "class"]), "has a name twice"),

@@ -262,7 +262,6 @@ def test_search(text: str, dimension: Dimension) -> None:
     ("parse", "texts", "message"),
     [
         (grid, ["k="], "k has no values to try"),
-        (grid, ["k=1,2,1"], "k: 1 is given twice"),
         (search, ["k=1,2"], "k=1,2: expected one of log:1e-5..1e-1"),
         (search, ["k=log:0..1"], "a logarithmic range must begin above 0"),
         (from_mapping, {"k": [len]}, "not JSON serializable; a function is given as a text, 'module:name'"),
