@@ -246,7 +246,7 @@ class PeriodicTrigger(ProxyCallback):
 
     Raises:
         CallbackError: an interval is not positive, no interval is given, or the callback has no `trigger`;
-            `before_train` is set for a callback that has its own attribute `at_start`.
+            `before_train` is set for a callback that runs before the first step anyway.
     """
 
     clock = staticmethod(time.monotonic)

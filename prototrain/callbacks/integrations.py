@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,8 @@ class SendMonitorData(Callback):
 
     def after_train(self) -> None:
         known = self.trainer.monitors.names()
+        if self.trainer.outcome.state != "finished":  # it may not have come to the first measurement
+            return
         for name in sorted(set(self.names) - set(known)):
             self.trainer.log(f"WARNING: SendMonitorData never ran: no scalar {name!r}{did_you_mean(name, known)}")
 
@@ -139,12 +141,12 @@ class StartProcOrThread(Callback):
 
     def __init__(
         self,
-        startable: Startable | Sequence[Startable],
+        startable: Startable | Iterable[Startable],
         *,
         stop: Callable[[], Any] | None = None,
         timeout: float = 5.0,
     ) -> None:
-        self._all: list[Startable] = list(startable) if isinstance(startable, Sequence) else [startable]
+        self._all: list[Startable] = list(startable) if isinstance(startable, Iterable) else [startable]
         if not all(isinstance(one, Startable) for one in self._all):
             raise CallbackError(f"StartProcOrThread takes processes and threads, not {startable!r}")
         self._stop = stop

@@ -43,7 +43,7 @@ class ModelSaver(Callback):
 
     def __init__(self, *, max_to_keep: int = 5, asynchronous: bool = False) -> None:
         if max_to_keep < 1 or max_to_keep % 1:
-            raise CallbackError(f"ModelSaver: max_to_keep must be at least 1 and whole, got {max_to_keep!r}")
+            raise CallbackError(f"ModelSaver: max_to_keep must be a whole number of at least 1, got {max_to_keep!r}")
         self.max_to_keep = max_to_keep
         self.asynchronous = asynchronous
         self._under_way: Callable[[], Path] | None = None

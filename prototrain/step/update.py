@@ -81,9 +81,9 @@ def scale_for_towers(found: BatchGradients, placement: Any) -> tuple[dict[str, A
     """Scale scalars and gradients of a tower, to make their means over towers those of the whole batch; traced."""
     outputs, gradients = found.outputs, found.gradients
     if found.weight is not None:
-        share = _fraction(found.weight, placement)
-        outputs = {name: _weighted(value, share) for name, value in outputs.items()}
-        gradients = [_weighted(gradient, share) for gradient in gradients]
+        fraction = _fraction(found.weight, placement)
+        outputs = {name: _weighted(value, fraction) for name, value in outputs.items()}
+        gradients = [_weighted(gradient, fraction) for gradient in gradients]
         if found.added:
             gradients = list(map(_add, gradients, found.added_gradients))
         if (trace := tower_trace()) is not None:
@@ -99,8 +99,8 @@ def weighted_outputs(trace: TowerTrace, outputs: Mapping[str, Any], placement: A
     """Return the scalars of a `train_step` multiplied by the tower's share of the weight; traced."""
     if trace.weight is None:
         return dict(outputs)
-    share = _fraction(trace.weight, placement)
-    return {name: value if name in SHARED_SCALARS else _weighted(value, share) for name, value in outputs.items()}
+    fraction = _fraction(trace.weight, placement)
+    return {name: value if name in SHARED_SCALARS else _weighted(value, fraction) for name, value in outputs.items()}
 
 
 def without_weight(trace: TowerTrace, outputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,8 +226,8 @@ def apply_gradients(
         raise ModelError("apply_gradients: the loss does not depend on any trainable variable")
     values = [*(gradient for gradient, _ in pairs), loss]
     if trace is not None and trace.weight is not None:
-        share = _fraction(trace.weight, placement)
-        values = [_weighted(value, share) for value in values]
+        fraction = _fraction(trace.weight, placement)
+        values = [_weighted(value, fraction) for value in values]
     with tf.control_dependencies(checks):  # before the towers wait for each other's gradients
         *gradients, loss = placement.mean(values)
     # Sum duplicate rows, also those of different towers, before any nonlinear function of the gradient.

@@ -1,4 +1,4 @@
-"""Engine variables that checkpoints omit: the stop flag and the step counter; names of shared scalars."""
+"""Names of the scalars that towers share, and engine variables that checkpoints omit: the stop flag, the counter."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_threads_and_processes_end_with_the_run() -> None:
     thread = threading.Thread(target=ended.wait)
     process = multiprocessing.get_context("spawn").Process(target=_sleep, daemon=True)
     see = CallbackFactory(trigger=lambda self: alive.append((thread.is_alive(), process.is_alive())))
-    CountingTrainer().train([StartProcOrThread([process, thread], stop=ended.set), see], max_steps=2)
+    CountingTrainer().train([StartProcOrThread(iter([process, thread]), stop=ended.set), see], max_steps=2)
     assert alive == [(True, True)] and not thread.is_alive()
     assert not process.is_alive() and process.exitcode not in (None, 0)
 
